@@ -1,8 +1,7 @@
-"""What a job says of itself, as the lifecycle wants to know it: from rank 0's heartbeat and the newest durable
-checkpoint of a run folder (docs/run-folder.md), wherever they were read.
+"""Validates rank 0's heartbeat and the newest durable checkpoint of a run folder (docs/run-folder.md).
 
-Programs of users write both, on clocks of their own, and what they say goes into a status: here is decided, once for
-all who read them, which numbers and times can be true.
+User programs write both, with their own clocks, and the values go into a job's status. All readers use this module to
+decide which numbers and times are plausible.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
     "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at",
 )  # fmt: skip
-"""What a heartbeat tells in numbers."""
+"""Numeric fields of a heartbeat."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})
-"""What it may say that a rank does."""
+"""Valid values of the heartbeat field `phase`."""
 MAX_CLOCK_SKEW_S = 5.0
-"""Clocks may differ by so much before it matters: a time further ahead than this is not true."""
-_MAX_TIMESTAMP = 253_402_300_800.0  # the year 10000: no status can name a time from there on
-_MAX_COUNT = 2**53  # a count that any reader of JSON understands
+"""Tolerated difference between clocks; a time further in the future is invalid."""
+_MAX_TIMESTAMP = 253_402_300_800.0  # the year 10000, the first that a timestamp in a status cannot represent
+_MAX_COUNT = 2**53  # the largest integer that every JSON parser represents exactly
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """By what times are judged: `now` is ours, `offset_s` what to add to a time of whoever said it."""
+    """The local time (Unix seconds), and the seconds to add to a time of the writer's clock to get local time."""
 
     now: float
     offset_s: float = 0.0
@@ -41,12 +40,11 @@ def parse_heartbeat(
     clock: ClockReading,
     previous: Heartbeat | None = None,
 ) -> Heartbeat | None:
-    """From the heartbeat (`said`) and `checkpoints/latest`, times by our clock; the same object as `before` if it says
-    the same.
+    """A heartbeat from the reported fields and `checkpoints/latest`, times in the local clock.
 
-    `latest` is the durable checkpoint; the heartbeat's own word counts where that does not tell. None where neither
-    tells anything. What cannot be true is unknown, as `time_of` and `count_of` say; a checkpoint that is dated ahead
-    counts from when it was first seen.
+    `latest_checkpoint` takes precedence over the checkpoint fields of `reported`. None if there is neither a heartbeat
+    time nor a checkpoint time. Implausible values are unknown (see `parse_time`, `parse_count`); a checkpoint dated in
+    the future counts from when it was first seen. Returns the `previous` object itself if nothing changed.
     """
     at, step = parse_time(reported.get("at"), clock), parse_count(reported.get("step"))
     checkpoint_step = _first_known(
@@ -62,7 +60,7 @@ def parse_heartbeat(
         return None
     at = at if at is not None else checkpoint_at or 0.0
     step = step if step is not None else checkpoint_step or 0
-    beat = Heartbeat(
+    heartbeat = Heartbeat(
         at=at,
         step=step,
         step_changed_at=previous.step_changed_at if previous is not None and previous.step == step else at,
@@ -72,25 +70,27 @@ def parse_heartbeat(
         loss=finite_number(reported.get("loss")),
         tokens_per_s=finite_number(reported.get("tokens_per_s")),
     )
-    return previous if beat == previous else beat
+    return previous if heartbeat == previous else heartbeat
 
 
 def finite_number(value: object) -> float | None:
-    """A finite number; None for everything else."""
+    """The value as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def parse_count(value: object) -> int | None:
-    """A count that can be written down; None for everything else."""
+    """The value as an int if it is between 0 and 2**53, else None."""
     count = finite_number(value)
     return int(count) if count is not None and 0 <= count <= _MAX_COUNT else None
 
 
 def parse_time(value: object, clock: ClockReading) -> float | None:
-    """Unix seconds by our clock. Milliseconds, times before 1970 and what is no number are unknown (None); a time ahead
-    of now by more than `SKEW_S` is now, so that the true times after it are later."""
+    """Unix seconds in the local clock; None for milliseconds, times before 1970 and values that are not numbers.
+
+    A time more than `MAX_CLOCK_SKEW_S` in the future becomes now, so that later valid times compare as later.
+    """
     return _clamp_to_now(_to_local_clock(value, clock), clock)
 
 

@@ -1,11 +1,11 @@
 """How the operator and a collector authenticate each other: HMAC-SHA256 with the job's token, which is never sent.
 
-Another program may have the collector's port, above all on the network of the host. It gets a request that it can use
-nowhere else, and cannot make an answer that the operator believes.
+Another program may listen on the collector's port, in particular with hostNetwork. It cannot replay the request to
+another collector and cannot forge a response.
 
-- The request names its time and a random nonce. Its signature covers both, the job's uid, the pod and the path, so that
-  it is good for one collector alone, and for `SKEW_S`.
-- The signature of the answer covers the whole request header and the body, so that an answer is good for one request.
+- A request contains its time and a random nonce. The signature covers both, the job's uid, the pod and the path, so it
+  is valid for one collector and for `MAX_REQUEST_AGE_S`.
+- The signature of a response covers the complete request header and the body, so it is valid for one request.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from dataclasses import dataclass
 SCHEME = "Muster-HMAC-SHA256"
 SIGNATURE_HEADER = "Muster-Signature"
 MAX_REQUEST_AGE_S = 300.0
-"""A request may be so old, or by its clock so far ahead."""
+"""Maximum difference between the time of a request and the collector's clock, in either direction."""
 
 _AUTHORIZATION = re.compile(rf"{SCHEME} time=(\d{{1,12}}), nonce=([0-9a-f]{{32}}), signature=([0-9a-f]{{64}})")
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSigner:
-    """Whose collector is asked: the token of the job, its uid, and the name of the pod."""
+    """Signs and verifies for one collector: the token of the job, its uid, and the name of the pod."""
 
     token: str
     job_uid: str
     pod: str
 
     def authorization(self, path: str, now: float, nonce: str) -> str:
-        """The value of the header Authorization; `nonce` is 32 random hexadecimal digits."""
+        """The value of the Authorization header; `nonce` is 32 random hexadecimal digits."""
         return (
             f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._request_signature(path, str(int(now)), nonce)}"
         )
 
     def verify_request(self, path: str, header: str, now: float) -> bool:
-        """Whether this is the header of a request for this collector, made just now."""
+        """Whether the header is signed for this collector and path, within `MAX_REQUEST_AGE_S`."""
         match = _AUTHORIZATION.fullmatch(header)
         if match is None:
             return False
@@ -48,11 +48,11 @@ class HeartbeatSigner:
         )
 
     def sign_response(self, header: str, body: bytes) -> str:
-        """The signature of the answer to the request with this header."""
+        """The signature of the response to the request with this header."""
         return self._sign(b"answer", header.encode("latin-1", "replace"), body)
 
     def verify_response(self, header: str, body: bytes, signature: str) -> bool:
-        """Whether the collector itself gave this answer, and to this request."""
+        """Whether the collector signed this response to this request."""
         return hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign_response(header, body).encode())
 
     def _request_signature(self, path: str, at: str, nonce: str) -> str:

@@ -1,5 +1,4 @@
-"""How far a job is, by what its ranks said last (docs/run-folder.md): in a few words, and when they are worth another
-line (pure)."""
+"""Progress lines of a job, from the newest heartbeats of its ranks (docs/run-folder.md). No I/O."""
 
 from __future__ import annotations
 
@@ -12,33 +11,32 @@ from muster.spec import ProgressStatus
 from muster.text.humanize import format_count, format_duration
 
 STARTUP_REPEAT_S = 30.0
-"""What takes long before the first step is told again no sooner than this, with the time that it has taken."""
+"""Before the first step, the line of a phase is repeated after this time, with the time that the phase has taken."""
 _STARTUP_PHASES = {"setup": "setting up", "compile": "compiling"}
 
 
 def leading_heartbeat(heartbeats: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The beat of the lowest rank of the newest attempt: it speaks for the job."""
+    """The heartbeat of the lowest rank of the newest attempt, which represents the job."""
     if not heartbeats:
         return None
-    newest = max(beat.get("attempt") or 0 for beat in heartbeats)
-    return min(
-        (beat for beat in heartbeats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0
-    )
+    newest = max(heartbeat.get("attempt") or 0 for heartbeat in heartbeats)
+    of_attempt = (heartbeat for heartbeat in heartbeats if (heartbeat.get("attempt") or 0) == newest)
+    return min(of_attempt, key=lambda heartbeat: heartbeat.get("rank") or 0)
 
 
 def current_heartbeat(heartbeats: Sequence[dict[str, Any]], attempt: int) -> dict[str, Any] | None:
-    """The beat that speaks for the attempt at hand: what an earlier one said last is no progress of this one."""
-    beat = leading_heartbeat(heartbeats)
-    return beat if beat is None or (beat.get("attempt") or 0) >= attempt else None
+    """The leading heartbeat, unless it is of an attempt before `attempt`."""
+    leading = leading_heartbeat(heartbeats)
+    return leading if leading is None or (leading.get("attempt") or 0) >= attempt else None
 
 
 def final_heartbeat(heartbeat: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank said last, for a job that runs no more: how far it came, not what it was about to do."""
+    """The last heartbeat of a job that has ended: without phase and remaining time."""
     return {**heartbeat, "phase": "done", "eta_s": None}
 
 
 def startup_message(heartbeat: Mapping[str, Any], now: float) -> str:
-    """What a rank does before its first step, and for how long; empty once it has made one."""
+    """The phase before the first step and its duration; empty once a step is done."""
     if heartbeat.get("loss") is not None or heartbeat.get("phase") not in _STARTUP_PHASES:
         return ""
     at = heartbeat.get("at")
@@ -48,7 +46,7 @@ def startup_message(heartbeat: Mapping[str, Any], now: float) -> str:
 
 
 def heartbeat_from_status(progress: ProgressStatus) -> dict[str, Any]:
-    """What a status tells of how far a job is, as the beat of rank 0."""
+    """The progress in a job's status as a heartbeat of rank 0."""
     return {
         "rank": 0,
         "attempt": progress.attempt,
@@ -61,7 +59,7 @@ def heartbeat_from_status(progress: ProgressStatus) -> dict[str, Any]:
 
 
 def progress_line(heartbeat: Mapping[str, Any]) -> str:
-    """`step 40/60  loss 2.31  12.3k tokens/s  MFU 41.2%  ETA 1m10s`; what is unknown is left out."""
+    """`step 40/60  loss 2.31  12.3k tokens/s  MFU 41.2%  ETA 1m10s`, without unknown parts."""
     parts = []
     if heartbeat.get("step") is not None:
         parts.append(f"step {heartbeat['step']}" + (f"/{heartbeat['steps']}" if heartbeat.get("steps") else ""))
@@ -73,14 +71,14 @@ def progress_line(heartbeat: Mapping[str, Any]) -> str:
         parts.append(f"{format_count(heartbeat['tokens_per_s'])} tokens/s")
     if heartbeat.get("mfu"):
         parts.append(f"MFU {heartbeat['mfu'] * 100:.1f}%")
-    left = eta_s(heartbeat)
-    if left is not None:
-        parts.append(f"ETA {format_duration(left)}")
+    remaining_s = eta_s(heartbeat)
+    if remaining_s is not None:
+        parts.append(f"ETA {format_duration(remaining_s)}")
     return "  ".join(parts)
 
 
 def eta_s(heartbeat: Mapping[str, Any]) -> float | None:
-    """Seconds to the last step, as the job says or by its step time; None when it is done or cannot be known."""
+    """Seconds to the last step, as reported or computed from the step time; None if done or unknown."""
     step, steps = heartbeat.get("step") or 0, heartbeat.get("steps")
     if heartbeat.get("phase") == "done" or (steps and step >= steps):
         return None
@@ -93,7 +91,7 @@ def eta_s(heartbeat: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _LineKey:
-    """What a line is about: only a new one is worth a new line."""
+    """Identifies what a line reports: a line is printed when this changes."""
 
     attempt: int
     startup_phase: str  # the phase, before the first step
@@ -102,31 +100,31 @@ class _LineKey:
 
 @dataclass(slots=True)
 class ProgressLines:
-    """Lines about one job, one after the other. Another phase is told at once, another step `every_s` seconds after the
-    last line or later, and what goes on and on before the first step every `STILL_EVERY_S`."""
+    """Decides when the progress of one job is printed: a new phase at once, a new step at least `every_s` seconds after
+    the last line, an unchanged phase before the first step every `STARTUP_REPEAT_S`."""
 
     every_s: float
     _last_key: _LineKey | None = None
     _last_printed_at: float = -math.inf
 
     def next_line(self, heartbeat: Mapping[str, Any] | None, now: float, *, finished: bool = False) -> str | None:
-        """The line that is worth printing now, if any. Once the job is `over`, its last step need not wait."""
-        said = "" if heartbeat is None else startup_message(heartbeat, now)
-        doing = _line_key(heartbeat, said)
-        if heartbeat is None or doing is None:
+        """The line to print now, or None. With `finished`, a new step is printed without waiting."""
+        startup = "" if heartbeat is None else startup_message(heartbeat, now)
+        key = _line_key(heartbeat, startup)
+        if heartbeat is None or key is None:
             return None
         waited_s = now - self._last_printed_at
-        if doing == self._last_key:
-            if not (doing.startup_phase and waited_s >= STARTUP_REPEAT_S):
+        if key == self._last_key:
+            if not (key.startup_phase and waited_s >= STARTUP_REPEAT_S):
                 return None
-        elif not (finished or doing.startup_phase or waited_s >= self.every_s):
+        elif not (finished or key.startup_phase or waited_s >= self.every_s):
             return None
-        self._last_key, self._last_printed_at = doing, now
-        return said or progress_line(heartbeat)
+        self._last_key, self._last_printed_at = key, now
+        return startup or progress_line(heartbeat)
 
 
 def _line_key(heartbeat: Mapping[str, Any] | None, message: str) -> _LineKey | None:
-    """None as long as the job says nothing."""
+    """None while there is neither a startup phase nor a step."""
     if heartbeat is None:
         return None
     phase = str(heartbeat["phase"]) if message else ""

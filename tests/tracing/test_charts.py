@@ -9,7 +9,7 @@ from muster.tracing.charts import LinePlot, LineSeries, Outlier, line_chart
 FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
 
 
-def test_a_point_above_the_cut_stands_at_its_place_where_the_axis_reaches_it() -> None:
+def test_an_outlier_within_the_axis_is_drawn_at_its_value() -> None:
     """The cut at 42 ms is rounded up to 60 ms: a step of 50 ms can be shown as it is, one of 80 ms cannot."""
     inside, outside = Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(40, 0.08, "c0", "step 40: 80.0 ms")
     curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
@@ -28,7 +28,7 @@ def test_a_point_above_the_cut_stands_at_its_place_where_the_axis_reaches_it() -
     assert f">{inside.label}</text>" not in chart
 
 
-def test_the_highest_point_is_named_where_it_stands() -> None:
+def test_only_the_highest_outlier_is_labelled() -> None:
     slow = (Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(31, 0.055, "c0", "step 31: 55.0 ms"))
     curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
     chart = line_chart([curve], LinePlot(title="t", y_from_zero=True, y_is_time=True, y_limit=0.042, outliers=slow))

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_second_collector_for_the_same_pod_steps_back(tmp_path: Path) -> None:
+def test_a_second_collector_of_the_same_pod_exits_with_1(tmp_path: Path) -> None:
     spooled(tmp_path)
     with collector(tmp_path):
         eventually(collected(tmp_path).exists)
@@ -42,7 +42,7 @@ def test_a_second_collector_for_the_same_pod_steps_back(tmp_path: Path) -> None:
     assert "another collector" in second.stderr
 
 
-def test_told_to_stop_it_takes_what_is_in_the_spool_and_ends_with_0(tmp_path: Path) -> None:
+def test_on_sigterm_the_collector_empties_the_spool_and_exits_with_0(tmp_path: Path) -> None:
     with collector(tmp_path) as process:
         spooled(tmp_path, 0)
         eventually(collected(tmp_path, 0).exists)
@@ -67,7 +67,7 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_killed_at_any_line_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_kill_at_any_line_loses_and_duplicates_no_trace(tmp_path: Path) -> None:
     """SIGKILL after every single line it executes, restart, and look (see killed_at_every_line.py)."""
     with in_memory(tmp_path) as folder:
         script = [sys.executable, "-m", "tests.tracing.killed_at_every_line", str(folder)]
@@ -76,7 +76,7 @@ def test_killed_at_any_line_it_loses_and_doubles_nothing(tmp_path: Path) -> None
     assert int(done.stdout.split()[-1]) > 100
 
 
-def test_killed_at_random_moments_while_ranks_go_on_writing_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_random_kills_while_ranks_write_lose_and_duplicate_no_trace(tmp_path: Path) -> None:
     contents = {rank: trace_text(training_steps(400 + rank), rank=rank) for rank in range(12)}
     pending = dict(contents)
     for round_ in range(26):
@@ -108,7 +108,7 @@ def files_up_to(limit_bytes: int) -> Callable[[], None]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process can be lifted on Linux only")
-def test_without_room_for_a_trace_the_original_stays_until_there_is_room(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_original_is_kept_until_space_is_free(tmp_path: Path) -> None:
     content = trace_text(training_steps(3000))
     source = spooled(tmp_path, content=content)
     with collector(tmp_path, preexec_fn=files_up_to(8192)) as process:
@@ -137,7 +137,7 @@ def fill(path: Path) -> None:
             out.write(b"0" * 4096)
 
 
-def test_a_disk_without_a_free_byte_is_waited_out(tmp_path: Path) -> None:
+def test_the_collector_starts_once_a_full_disk_has_space(tmp_path: Path) -> None:
     """A real full file system, where this machine lets us mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()

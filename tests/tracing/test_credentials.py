@@ -24,7 +24,7 @@ def secret(folder: Path) -> Path:
     return folder
 
 
-def test_each_key_of_a_mounted_secret_that_may_be_a_variable_becomes_one(
+def test_each_key_of_a_mounted_secret_with_a_valid_name_becomes_a_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MUSTER_TEST_KEY", "MUSTER_TEST_SECRET"):
@@ -34,13 +34,13 @@ def test_each_key_of_a_mounted_secret_that_may_be_a_variable_becomes_one(
     assert load_store_credentials(tmp_path / "none") == ()
 
 
-def test_a_token_is_a_files_text_without_the_line_end(tmp_path: Path) -> None:
+def test_a_token_is_read_without_its_newline(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
     assert read_token(tmp_path / "token") == "abc"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has /proc and prctl")
-def test_other_processes_may_not_inspect_the_process_and_its_variables_are_not_in_proc(tmp_path: Path) -> None:
+def test_other_processes_cannot_inspect_the_process_and_secrets_are_not_in_proc(tmp_path: Path) -> None:
     program = (
         "import ctypes, sys, pathlib; from muster.tracing.credentials import *;"
         "load_store_credentials(pathlib.Path(sys.argv[1]));"

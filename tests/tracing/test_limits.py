@@ -50,37 +50,37 @@ def of_events(count: int, **fields: Any) -> Iterator[bytes]:
     yield EVENT + b"]}"
 
 
-def test_a_trace_of_more_text_than_the_limit_is_refused_and_no_further_read(tmp_path: Path) -> None:
+def test_a_trace_above_the_size_limit_is_rejected_without_reading_the_rest(tmp_path: Path) -> None:
     path = packed(tmp_path / "x.json.gz", of_skipped_events(40))
     assert path.stat().st_size < 2 << 20
-    with pytest.raises(InvalidTrace, match="unpacks to more than 10485760 bytes, the limit of --max-trace-bytes"):
+    with pytest.raises(InvalidTrace, match="must have at most 10485760 bytes uncompressed \\(--max-trace-bytes\\)"):
         read_trace(path, SMALL)
     assert read_trace(path, TraceLimits(text_bytes=64 << 20)).decoded_events > 1000
 
 
 @pytest.mark.parametrize("fields", [{}, {"ph": "M", "name": "thread_name", "tid": "{}", "args": "{}"}])
-def test_a_trace_of_more_events_than_the_limit_is_refused(tmp_path: Path, fields: dict[str, str]) -> None:
+def test_a_trace_above_the_event_limit_is_rejected(tmp_path: Path, fields: dict[str, str]) -> None:
     if fields:  # names of threads are kept too
         events = [{"ph": "M", "name": "thread_name", "tid": number, "args": {"name": "x"}} for number in range(1500)]
         text = json.dumps({"traceEvents": [*events, json.loads(EVENT)]}).encode()
         path = packed(tmp_path / "x.json.gz", iter([text]))
     else:
         path = packed(tmp_path / "x.json.gz", of_events(1500))
-    with pytest.raises(InvalidTrace, match="keeps more than 1000 events, the limit of --max-trace-events"):
+    with pytest.raises(InvalidTrace, match="must have at most 1000 events \\(--max-trace-events\\)"):
         read_trace(path, SMALL)
     assert read_trace(path, TraceLimits(events=2000)).decoded_events == 1501
 
 
-def test_names_take_no_more_memory_than_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_names_above_the_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path / "x.json.gz", of_events(100, name="name-{}" + "x" * 1000))
     monkeypatch.setattr(reader, "MAX_NAME_CHARACTERS", 50_000)
-    with pytest.raises(InvalidTrace, match="more than 50000 characters of names"):
+    with pytest.raises(InvalidTrace, match="at most 50000 characters"):
         read_trace(path)
     same = packed(tmp_path / "same.json.gz", of_events(100, name="x" * 1000))
     assert read_trace(same).decoded_events == 101
 
 
-def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, muster: Muster) -> None:
+def test_the_report_lists_skipped_traces_and_shows_the_others(tmp_path: Path, muster: Muster) -> None:
     folder = tmp_path / "logs"
     packed(folder / "large.json.gz", of_skipped_events(3))
     (folder / "good.json").write_bytes(trace_text(training_steps(3)))
@@ -99,13 +99,13 @@ def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, mu
         assert "memory" not in ended.err, "the option is named, not a resource"
 
 
-def test_the_help_of_report_shows_the_limits_that_apply_without_options(muster: Muster) -> None:
+def test_the_help_of_report_shows_the_default_limits(muster: Muster) -> None:
     shown = muster("report", "--help").out
     for limit in ("4Gi", "5000000", "16Gi"):
         assert limit in shown
 
 
-def test_the_collector_sets_a_trace_of_more_text_than_its_limit_aside(tmp_path: Path, undisturbed: None) -> None:
+def test_the_collector_quarantines_a_trace_above_its_size_limit(tmp_path: Path, undisturbed: None) -> None:
     content = gzip.compress(b"".join(of_skipped_events(3)))
     spooled(tmp_path, 0, content=content)
     spooled(tmp_path, 1)
@@ -119,7 +119,7 @@ def test_the_collector_sets_a_trace_of_more_text_than_its_limit_aside(tmp_path: 
     assert not collected(tmp_path, 0).exists()
 
 
-def test_metrics_and_beats_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_and_heartbeats_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("metrics", "heartbeats"):
         (tmp_path / name).mkdir()
     line = '{"step": 1, "step_time_s": 0.1, "loss": 1.0}\n'
@@ -128,10 +128,10 @@ def test_metrics_and_beats_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(run_folder, "MAX_LINES_BYTES", 5 * len(line))
     left_out = {one.file: one.reason for one in run_folder.read_run_folder(tmp_path).skipped}
     assert "only the first 225 bytes are read" in left_out["metrics/rank-0.jsonl"]
-    assert "has more than 65536 bytes" in left_out["heartbeats/rank-0.json"]
+    assert "must have at most 65536 bytes" in left_out["heartbeats/rank-0.json"]
 
 
-def test_a_run_that_is_too_large_to_be_fetched_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_run_above_the_fetch_limit_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     store = tmp_path / "store"
     packed(store / "traces/rank-0.attempt-0.steps-1-2.json.gz", of_events(1000))
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())

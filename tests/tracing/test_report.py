@@ -1,4 +1,4 @@
-"""A run folder, whole or damaged, becomes a report: values, page, terminal."""
+"""Reports of run folders, also damaged ones: values, page, terminal."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from muster.tracing.report import build, load
 DEEP = "[" * 20_000 + "]" * 20_000
 
 
-def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> None:
+def test_a_run_folder_gives_summary_findings_page_and_json(tmp_path: Path) -> None:
     report = build(run_folder(tmp_path / "llama-8b", slow_rank=1))
     facts = report.summary
     assert (facts.name, facts.world_size, facts.steps, facts.attempts, facts.device) == ("llama-8b", 2, 40, 1, "CPU")
     assert (facts.first_loss, facts.last_loss) == (5.0, 2.5625)
     assert (facts.step_time_s, facts.tokens_per_s, facts.mfu, facts.peak_memory_bytes) == (0.1, 1000.0, None, 2**31)
-    where = "55.0% computing, 25.0% waiting for communication, 12.0% outside of any operator (Python, or waiting)"
+    breakdown = "55.0% computing, 25.0% waiting for communication, 12.0% outside of any operator (Python, or waiting)"
     least = "Rank 1 waits least for communication, 10.0% of the time"
     assert report.findings == (
         "The loss fell from 5.00 to 2.56 over 40 steps.",
-        "Step 0 took 2.00 s, the median is 100 ms.",
-        f"Of the traced time, averaged over ranks: {where} and 8.0% in the optimizer.",
-        "Communication runs 30.0% of the time; computation hides 16.7% of it.",
+        "Step 0 took 2.00 s; the median is 100 ms.",
+        f"Of the traced time, averaged over ranks: {breakdown} and 8.0% in the optimizer.",
+        "Communication runs 30.0% of the time; 16.7% of it is overlapped.",
         "Rank 0 waits 40.0% of the time for communication, 100% of that in gloo:all_reduce.",
-        f"{least}: all else takes it 50.0% longer than it takes rank 0, so the other waits for it.",
-        "Most operator time goes to aten::mm: 90.2%, in 6 calls of 550 µs.",
+        f"{least}: its other work takes 50.0% longer than that of rank 0, so the other rank waits for it.",
+        "Most operator time is spent in aten::mm: 90.2%, in 6 calls of 550 µs.",
     )
     saved = json.loads((tmp_path / "llama-8b/report/report.json").read_text())
     assert saved["summary"]["last_loss"] == 2.5625
@@ -43,23 +43,21 @@ def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> Non
         assert wanted in page_of(report)
 
 
-@pytest.mark.parametrize(("step", "why"), [(-1, " (it compiles)"), (0, ""), (None, "")])
-def test_that_a_slow_step_compiles_is_said_where_the_trainer_said_so(
-    tmp_path: Path, step: int | None, why: str
-) -> None:
+@pytest.mark.parametrize(("step", "cause"), [(-1, " (compilation)"), (0, ""), (None, "")])
+def test_a_slow_step_is_explained_by_the_trainers_compiling_event(tmp_path: Path, step: int | None, cause: str) -> None:
     folder = run_folder(tmp_path / "llama-8b")
-    happening = {"kind": "compiling", "message": "", "at": 1.0, "attempt": 0, "step": step}
-    (folder / "events.jsonl").write_text(json.dumps(happening) + "\n")
-    assert f"Step 0 took 2.00 s{why}, the median is 100 ms." in build(folder).findings
+    event = {"kind": "compiling", "message": "", "at": 1.0, "attempt": 0, "step": step}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert f"Step 0 took 2.00 s{cause}; the median is 100 ms." in build(folder).findings
 
 
-def test_a_step_beside_which_the_trace_was_written_is_explained_and_counts_in_no_median(tmp_path: Path) -> None:
+def test_a_step_after_writing_the_trace_is_explained_and_excluded_from_medians(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     for rank, write_s in ((0, 0.5), (1, 3.5)):
-        aside = {19: {"trace_start_s": 0.2}, 23: {"trace_write_s": write_s}}
+        overhead = {19: {"trace_start_s": 0.2}, 23: {"trace_write_s": write_s}}
         times = {**dict.fromkeys(range(16, 30), 0.1), 19: 0.2, 23: 3.1 if rank == 0 else 0.1}
         lines = [
-            metrics_line(i, step_time_s=time_s, tokens_per_s=100 / time_s, **aside.get(i, {}))
+            metrics_line(i, step_time_s=time_s, tokens_per_s=100 / time_s, **overhead.get(i, {}))
             for i, time_s in times.items()
         ]
         (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
@@ -70,35 +68,37 @@ def test_a_step_beside_which_the_trace_was_written_is_explained_and_counts_in_no
     ]
     explained = (
         "Before step 19 the profiler was started (200 ms) and before step 23 the trace was written (3.50 s on rank 1, "
-        "3.00 s more than on the fastest). No step time counts that, and medians leave these steps out; in them ranks "
-        "that were done sooner wait for the others."
+        "3.00 s more than on the fastest). Step times do not include this; medians exclude these steps; in them, "
+        "faster ranks wait for the others."
     )
-    assert report.findings[1:3] == ("Step 23 took 3.10 s, the median is 100 ms.", explained)
+    assert report.findings[1:3] == ("Step 23 took 3.10 s; the median is 100 ms.", explained)
     shown = page_of(report)
     assert "step 23: 3.10 s, trace written" in shown
     assert "traced; written before step 23 in 3.50 s" in shown
     assert "median 100 ms" in text_of(report)
 
 
-def test_steps_beside_which_a_trace_was_started_or_written_are_in_no_median(tmp_path: Path) -> None:
+def test_medians_exclude_steps_after_starting_the_profiler_or_writing_the_trace(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ranks=1)
     steps = [(0.1, {}), (0.1, {}), (0.9, {"trace_start_s": 0.4}), (0.9, {"trace_write_s": 0.7}), (0.9, {})]
-    lines = [metrics_line(i, step_time_s=s, tokens_per_s=1 / s, mfu=s, **aside) for i, (s, aside) in enumerate(steps)]
+    lines = [
+        metrics_line(i, step_time_s=s, tokens_per_s=1 / s, mfu=s, **overhead) for i, (s, overhead) in enumerate(steps)
+    ]
     (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
     facts = build(folder).summary
     assert (facts.step_time_s, facts.tokens_per_s, facts.mfu) == (0.1, 10.0, 0.1)
 
 
-def test_what_tracing_took_is_no_news_where_it_is_a_small_part_of_a_step(tmp_path: Path) -> None:
+def test_small_profiler_overhead_is_not_a_finding(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ranks=1)
     lines = [metrics_line(i, step_time_s=1.0, trace_write_s=0.04 if i == 23 else None) for i in range(40)]
     (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
     report = build(folder)
-    assert [pause.step for pause in report.profiler_overheads] == [23]
+    assert [overhead.step for overhead in report.profiler_overheads] == [23]
     assert not any("trace was written" in sentence for sentence in report.findings)
 
 
-def test_the_page_loads_nothing_runs_nothing_and_is_well_formed(tmp_path: Path) -> None:
+def test_the_page_has_no_scripts_or_external_resources_and_is_well_formed(tmp_path: Path) -> None:
     text = page_of(build(run_folder(tmp_path / "run")))
     page = Page(text)
     assert page.open == []
@@ -108,8 +108,8 @@ def test_the_page_loads_nothing_runs_nothing_and_is_well_formed(tmp_path: Path) 
     assert "prefers-color-scheme: dark" in text
 
 
-def test_names_from_outside_are_text_and_nothing_else(tmp_path: Path) -> None:
-    """The job, its operators, kernels, collectives, files and reasons may hold anything."""
+def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
+    """Names of jobs, operators, kernels, collectives and files, and reasons, may be any text."""
     folder = run_folder(tmp_path / "run")
     events = [
         step(20, 0, 1000),
@@ -132,29 +132,29 @@ def test_names_from_outside_are_text_and_nothing_else(tmp_path: Path) -> None:
     assert "[bold]" in text_of(report)
 
 
-def test_without_colour_no_escape_code_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_no_color_no_escape_code_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = build(run_folder(tmp_path / "run"))
     assert "\x1b[3" in text_of(report, force_terminal=True, color_system="standard")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" not in text_of(report, force_terminal=True)
 
 
-def test_the_terminal_tells_the_same(tmp_path: Path) -> None:
+def test_the_terminal_shows_the_same_findings(tmp_path: Path) -> None:
     report = build(run_folder(tmp_path / "run", slow_rank=1))
     shown = " ".join(text_of(report).split())
     for sentence in report.findings:
         assert sentence in shown
-    for wanted in ("40 steps", "loss 5.00 → 2.56", "rank 0", "11.1% hidden", "aten::mm", "▁"):
+    for wanted in ("40 steps", "loss 5.00 → 2.56", "rank 0", "11.1% overlapped", "aten::mm", "▁"):
         assert wanted in shown
 
 
-def test_a_sentence_that_needs_a_second_line_goes_on_below_itself(tmp_path: Path) -> None:
+def test_wrapped_findings_have_a_hanging_indentation(tmp_path: Path) -> None:
     lines = text_of(build(run_folder(tmp_path / "run", slow_rank=1))).splitlines()
     (first,) = [i for i, line in enumerate(lines) if line.startswith(" • Of the traced time")]
     assert re.match(r"   \S", lines[first + 1])
 
 
-def test_collected_traces_and_those_still_in_the_spool_count_alike(tmp_path: Path) -> None:
+def test_collected_and_spooled_traces_give_the_same_report(tmp_path: Path) -> None:
     spooled = build(run_folder(tmp_path / "a"), tmp_path / "out-a")
     folder = run_folder(tmp_path / "b")
     collect(["--run-dir", str(folder), "--role", "trainer", "--index", "0", "--until-idle", "--ranks", "1"])
@@ -165,13 +165,13 @@ def test_collected_traces_and_those_still_in_the_spool_count_alike(tmp_path: Pat
     assert collected.traces[1].trace.source.endswith(".json.gz")
 
 
-def test_damaged_traces_are_named_with_the_reason_and_the_rest_is_reported(tmp_path: Path) -> None:
+def test_damaged_traces_are_listed_with_the_reason_and_the_others_reported(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ranks=4)
     spool = folder / "traces/spool"
     for rank, keep in ((1, 700), (2, 0)):
         path = spool / f"rank-{rank}.attempt-0.steps-20-23.json"
         path.write_bytes(path.read_bytes()[:keep])
-    # Rank 1's is found by the collector, rank 2's by the report itself; rank 3's was never finished.
+    # The collector finds rank 1's, the report rank 2's; rank 3's is unfinished.
     collect(["--run-dir", str(folder), "--role", "trainer", "--index", "0", "--until-idle", "--ranks", "1"])
     (spool / "rank-3.attempt-0.steps-20-23.json").rename(spool / "rank-3.attempt-0.steps-20-23.json.tmp")
     report = build(folder)
@@ -181,7 +181,7 @@ def test_damaged_traces_are_named_with_the_reason_and_the_rest_is_reported(tmp_p
     assert "is empty" in reasons["rank-2.attempt-0.steps-20-23.json"]
     assert "not finished" in reasons["rank-3.attempt-0.steps-20-23.json"]
     assert [row.label for row in report.traces] == ["rank 0"]
-    assert "There are traces of 1 of 4 ranks; what is said of ranks is said of those." in report.findings
+    assert "There are traces of 1 of 4 ranks; findings about ranks cover only those." in report.findings
     assert all(file in page_of(report) for file in reasons)
 
 
@@ -195,7 +195,7 @@ def test_the_newest_attempt_and_window_is_analysed(tmp_path: Path) -> None:
     assert [number for number, _ in report.traces[0].trace.steps] == [30, 31, 32]
 
 
-def test_after_a_resume_the_line_of_the_highest_attempt_counts(tmp_path: Path) -> None:
+def test_after_a_resume_the_metrics_of_the_highest_attempt_are_used(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     with (folder / "metrics/rank-0.jsonl").open("a") as lines:
         lines.write(metrics_line(38, attempt=1, loss=1.0) + metrics_line(39, attempt=1, loss=1.0))
@@ -206,7 +206,7 @@ def test_after_a_resume_the_line_of_the_highest_attempt_counts(tmp_path: Path) -
     assert [(s.file, s.reason) for s in report.skipped] == [("metrics/rank-0.jsonl", "cannot be read: line 44")]
 
 
-def test_a_run_without_traces_is_reported_by_its_metrics(tmp_path: Path) -> None:
+def test_a_run_without_traces_is_reported_from_its_metrics(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     for path in (folder / "traces/spool").iterdir():
         path.unlink()
@@ -222,7 +222,7 @@ FAILED = {"kind": "trace_failed", "step": 22, "message": "no trace of steps 20:2
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("events", "expected"),
     [
         ([PLANNED, MISSED], "No trace of steps 200:205: the run ends with step 39."),
         ([{**PLANNED, "attempt": 1}, {**MISSED, "attempt": 0}], "No trace yet: steps 200:205 are to be traced, and"),
@@ -230,49 +230,49 @@ FAILED = {"kind": "trace_failed", "step": 22, "message": "no trace of steps 20:2
         ([PLANNED, FAILED], "No trace of steps 20:23: No space left on device."),
     ],
 )
-def test_that_steps_were_not_traced_is_said_on_the_page_and_in_the_terminal(
-    tmp_path: Path, told: list[dict[str, object]], expected: str
+def test_the_reason_for_a_missing_trace_is_on_the_page_and_in_the_terminal(
+    tmp_path: Path, events: list[dict[str, object]], expected: str
 ) -> None:
     folder = run_folder(tmp_path / "run")
     for path in (folder / "traces/spool").iterdir():
         path.unlink()
-    (folder / "events.jsonl").write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in told))
+    (folder / "events.jsonl").write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in events))
     report = build(folder)
     assert [sentence for sentence in report.findings if sentence.startswith(expected)]
     assert expected in "".join(Page(page_of(report)).texts)
     assert expected in " ".join(text_of(report).replace("•", "").split())
 
 
-def test_where_there_are_traces_only_those_that_could_not_be_written_are_told(tmp_path: Path) -> None:
+def test_with_other_traces_only_failed_ones_are_findings(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (PLANNED, MISSED, FAILED)))
-    told = [sentence for sentence in build(folder).findings if sentence.startswith("No trace")]
-    assert told == ["No trace of steps 20:23: No space left on device."]
+    sentences = [sentence for sentence in build(folder).findings if sentence.startswith("No trace")]
+    assert sentences == ["No trace of steps 20:23: No space left on device."]
 
 
-def test_where_nothing_else_is_known_the_reason_why_steps_were_not_traced_is_told(tmp_path: Path) -> None:
+def test_an_empty_run_is_rejected_with_the_reason_for_the_missing_trace(tmp_path: Path) -> None:
     (tmp_path / "heartbeats").mkdir()
     (tmp_path / "events.jsonl").write_text(json.dumps({**MISSED, "message": "no trace of steps 2:3: no step was seen"}))
     with pytest.raises(InvalidTrace, match="no trace of steps 2:3: no step was seen"):
         build(tmp_path)
 
 
-@pytest.mark.parametrize("left", [[], ["metrics/rank-0.jsonl"]])
-def test_a_folder_with_nothing_to_report_on_is_refused_by_name(tmp_path: Path, left: Sequence[str]) -> None:
-    for name in left:
+@pytest.mark.parametrize("files", [[], ["metrics/rank-0.jsonl"]])
+def test_a_folder_without_metrics_and_traces_is_rejected(tmp_path: Path, files: Sequence[str]) -> None:
+    for name in files:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("")
-    with pytest.raises(InvalidTrace, match="nothing to report on"):
+    with pytest.raises(InvalidTrace, match="nothing to report"):
         build(tmp_path)
     assert not (tmp_path / "report").exists()
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidTrace, match="no such folder"):
         build(tmp_path / "nowhere")
 
 
-def test_what_is_claimed_but_not_collected_counts_as_well(tmp_path: Path) -> None:
+def test_claimed_traces_are_reported(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     claimed = folder / "traces/claimed/trainer-1"
     claimed.mkdir(parents=True)
@@ -280,24 +280,24 @@ def test_what_is_claimed_but_not_collected_counts_as_well(tmp_path: Path) -> Non
     assert [row.label for row in build(folder).traces] == ["rank 0", "rank 1"]
 
 
-def test_a_report_is_read_back_as_it_was_built(tmp_path: Path) -> None:
+def test_a_report_is_loaded_as_it_was_built(tmp_path: Path) -> None:
     built = build(run_folder(tmp_path))
     assert built.page is not None
     assert load(built.page) == built
     Path(built.page).with_name("report.json").write_text('{"facts": 1}')
-    with pytest.raises(InvalidTrace, match="is no report of this version"):
+    with pytest.raises(InvalidTrace, match="not a report of this version"):
         load(built.page)
-    Path(built.page).with_name("report.json").write_text('{"odd": ' + DEEP + "}")
-    with pytest.raises(InvalidTrace, match="is no report of this version"):
+    Path(built.page).with_name("report.json").write_text('{"unknown": ' + DEEP + "}")
+    with pytest.raises(InvalidTrace, match="not a report of this version"):
         load(built.page)
 
 
-def test_what_is_nested_deeper_than_any_program_follows_is_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+def test_files_nested_too_deeply_are_skipped_and_the_others_reported(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     metrics = sorted((folder / "metrics").iterdir())[0]
-    metrics.write_text(metrics.read_text() + '{"step": 41, "odd": ' + DEEP + "}\n")
+    metrics.write_text(metrics.read_text() + '{"step": 41, "unknown": ' + DEEP + "}\n")
     (folder / "heartbeats").mkdir(exist_ok=True)
-    (folder / "heartbeats" / "rank-0.json").write_text('{"rank": 0, "odd": ' + DEEP + "}")
+    (folder / "heartbeats" / "rank-0.json").write_text('{"rank": 0, "unknown": ' + DEEP + "}")
     trace = sorted((folder / "traces/spool").glob("rank-1.*"))[0]
     trace.write_text('{"traceEvents": [{"ph": "X", "args": ' + DEEP + "}]}")
     report = build(folder)
@@ -305,7 +305,7 @@ def test_what_is_nested_deeper_than_any_program_follows_is_named_and_the_rest_is
     assert [row.label for row in report.traces] == ["rank 0"]
 
 
-def test_ranks_are_apart_by_what_their_devices_took_for_a_step_and_not_by_how_far_their_cpus_ran_ahead(
+def test_the_skew_of_ranks_uses_device_times_not_cpu_times(
     tmp_path: Path,
 ) -> None:
     run_folder(tmp_path)
@@ -318,12 +318,12 @@ def test_ranks_are_apart_by_what_their_devices_took_for_a_step_and_not_by_how_fa
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_in_a_narrow_terminal_no_line_is_too_long_and_nothing_is_broken_in_two(tmp_path: Path, columns: int) -> None:
+def test_in_a_narrow_terminal_lines_wrap_between_parts(tmp_path: Path, columns: int) -> None:
     lines = [line.rstrip() for line in text_of(build(run_folder(tmp_path, ranks=4)), width=columns).splitlines()]
     assert max(map(len, lines)) <= columns
-    told = [part for line in lines if " · " in line for part in line.split(" · ")]
-    assert {"4 ranks", "CPU"} <= set(told)
-    assert any(part.startswith("peak memory ") and part.endswith("GiB") for part in told)
+    parts = [part for line in lines if " · " in line for part in line.split(" · ")]
+    assert {"4 ranks", "CPU"} <= set(parts)
+    assert any(part.startswith("peak memory ") and part.endswith("GiB") for part in parts)
     assert not any("…" in line for line in lines)
     legend = lines[lines.index("Time per kind of work") + 5 : lines.index("Top operators") - 1]
     assert legend

@@ -1,4 +1,4 @@
-"""Whatever a run folder or a trace holds, `build` gives a report or refuses with InvalidTrace or OSError."""
+"""For any content of a run folder or a trace, `build` gives a report or raises InvalidTrace or OSError."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SPOOLED = "traces/spool/rank-0.attempt-0.steps-20-23.json"
 
 def lines(**values: Any) -> str:
     """Metrics of 30 steps, all with these values."""
-    usual = {"attempt": 0, "step_time_s": 0.1, "loss": 1.0}
-    return "".join(json.dumps({"step": step, **usual, **values}) + "\n" for step in range(1, 31))
+    defaults = {"attempt": 0, "step_time_s": 0.1, "loss": 1.0}
+    return "".join(json.dumps({"step": step, **defaults, **values}) + "\n" for step in range(1, 31))
 
 
 def written(folder: Path, files: dict[str, str | bytes]) -> Path:
@@ -35,7 +35,7 @@ def written(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def shown(report: Report) -> str:
-    """What the terminal shows of the report that was written."""
+    """The terminal output of the written report."""
     assert report.page is not None
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     render_terminal(load(report.page), Console(file=out, width=100))
@@ -57,19 +57,17 @@ def shown(report: Report) -> str:
         {"step_time_s": None},
     ],
 )
-def test_lines_of_metrics_that_make_no_sense_are_named_and_the_others_count(
-    tmp_path: Path, values: dict[str, Any]
-) -> None:
-    odd = {"step": 99, **values}
-    report = build(written(tmp_path, {"metrics/rank-0.jsonl": lines() + json.dumps(odd) + "\n"}))
+def test_invalid_lines_of_metrics_are_listed_and_the_others_used(tmp_path: Path, values: dict[str, Any]) -> None:
+    record = {"step": 99, **values}
+    report = build(written(tmp_path, {"metrics/rank-0.jsonl": lines() + json.dumps(record) + "\n"}))
     assert report.summary.last_loss == 1.0
     assert [s.file for s in report.skipped] == ([] if values == {"step_time_s": None} else ["metrics/rank-0.jsonl"])
 
 
 @pytest.mark.parametrize("value", [1.7e308, 5e-324, -3.0, 0.0, 1e300])
-def test_any_number_gives_a_page(tmp_path: Path, value: float) -> None:
-    odd = {"loss": value, "step_time_s": value, "tokens_per_s": value, "mfu": value, "trace_write_s": value}
-    text = lines(**odd) + lines(loss=-value, attempt=1).splitlines()[0]
+def test_any_metric_value_gives_a_page(tmp_path: Path, value: float) -> None:
+    record = {"loss": value, "step_time_s": value, "tokens_per_s": value, "mfu": value, "trace_write_s": value}
+    text = lines(**record) + lines(loss=-value, attempt=1).splitlines()[0]
     assert "30 steps" in shown(build(written(tmp_path, {"metrics/rank-0.jsonl": text})))
 
 
@@ -78,42 +76,40 @@ def traced(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 30, "a\ud800b", "\udcff"])
-def test_any_name_of_an_event_gives_a_page(tmp_path: Path, name: str) -> None:
+def test_any_event_name_gives_a_page(tmp_path: Path, name: str) -> None:
     report = build(written(tmp_path, {SPOOLED: traced(name)}))
     assert [number for number, _ in report.traces[0].trace.steps] == [20, 21, 22]
     assert "rank 0" in shown(report)
 
 
-def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
+def test_a_folder_with_a_name_that_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     report = build(written(folder, {"metrics/rank-0.jsonl": lines()}))
     assert report.page == str(folder / "report" / "report.html")
     assert "30 steps" in shown(report)
 
 
-NOTHING: dict[str, dict[str, str | bytes]] = {
+UNREPORTABLE: dict[str, dict[str, str | bytes]] = {
     "an empty folder": {},
     "metrics without a line": {"metrics/rank-0.jsonl": ""},
-    "metrics that are no JSON": {"metrics/rank-0.jsonl": b"garbage\n\xff\n"},
+    "metrics that are not JSON": {"metrics/rank-0.jsonl": b"garbage\n\xff\n"},
     "no ranks": {"metrics/readme.txt": "", "events.jsonl": ""},
-    "beats alone": {"heartbeats/rank-0.json": '{"rank": 0, "step": 3}'},
+    "only heartbeats": {"heartbeats/rank-0.json": '{"rank": 0, "step": 3}'},
     "a trace without events": {SPOOLED: '{"traceEvents": []}'},
-    "a trace that is cut off": {SPOOLED: traced("aten::mm")[:600]},
-    "a manifest that is no JSON": {"traces/manifest-trainer-0.json": "{"},
+    "a truncated trace": {SPOOLED: traced("aten::mm")[:600]},
+    "a manifest that is not JSON": {"traces/manifest-trainer-0.json": "{"},
 }
 
 
-@pytest.mark.parametrize("files", NOTHING.values(), ids=NOTHING.keys())
-def test_with_nothing_to_report_on_one_line_says_so(tmp_path: Path, files: dict[str, str | bytes]) -> None:
-    with pytest.raises(InvalidTrace, match="nothing to report on") as refused:
+@pytest.mark.parametrize("files", UNREPORTABLE.values(), ids=UNREPORTABLE.keys())
+def test_without_metrics_and_traces_the_error_is_one_line(tmp_path: Path, files: dict[str, str | bytes]) -> None:
+    with pytest.raises(InvalidTrace, match="nothing to report") as raised:
         build(written(tmp_path, files))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "report").exists()
 
 
-def test_a_process_that_is_killed_while_it_reads_traces_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_reader_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: dict[str, str | bytes] = {SPOOLED.replace("rank-0", f"rank-{rank}"): traced("aten::mm") for rank in (0, 1)}
     monkeypatch.setattr(analysis, "summarise_trace_file", killed)
     with pytest.raises(InvalidTrace, match="killed"):
@@ -128,7 +124,7 @@ def killed(path: Path, limits: object) -> None:
 @pytest.mark.parametrize(
     "name", ["metrics/rank-1.jsonl", "heartbeats/rank-1.json", "events.jsonl", "traces/manifest-worker-0.json"]
 )
-def test_a_fifo_in_a_run_folder_is_named_and_the_rest_is_read(tmp_path: Path, name: str) -> None:
+def test_a_fifo_in_a_run_folder_is_skipped(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     for folder in ("metrics", "heartbeats", "traces"):
         (run / folder).mkdir(parents=True)

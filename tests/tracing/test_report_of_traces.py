@@ -46,22 +46,20 @@ def test_any_folder_of_profiler_traces_is_reported(tmp_path: Path) -> None:
         ("team-a-llama-8b-0a1b2c3d", "team-a-llama-8b-0a1b2c3d"),
     ],
 )
-def test_a_folder_that_does_not_tell_its_job_gives_the_report_its_title(
-    tmp_path: Path, folder: str, title: str
-) -> None:
+def test_without_a_job_name_the_folders_name_is_the_title(tmp_path: Path, folder: str, title: str) -> None:
     where = tmp_path / folder
     where.mkdir(parents=True)
     write_trace(where / "some.json", training_steps())
     assert build(where, tmp_path / "out").summary.name == title
 
 
-def test_traces_of_the_same_rank_are_told_apart_by_file(tmp_path: Path) -> None:
+def test_traces_of_the_same_rank_are_labelled_with_their_files(tmp_path: Path) -> None:
     for name in ("before", "after"):
         write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)
     assert [row.label for row in build(tmp_path).traces] == ["rank 0 · after", "rank 0 · before"]
 
 
-def test_a_single_trace_file_is_reported_on_a_page_of_its_own(tmp_path: Path) -> None:
+def test_a_single_trace_has_its_own_page(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "one.json", training_steps(), rank=None)
     of_folder, report = build(tmp_path), build(path)
     assert [row.label for row in report.traces] == ["one"]
@@ -71,7 +69,7 @@ def test_a_single_trace_file_is_reported_on_a_page_of_its_own(tmp_path: Path) ->
     assert load(of_folder.page) == of_folder
 
 
-def test_some_traces_are_reported_on_a_page_of_their_own_that_other_traces_leave_alone(tmp_path: Path) -> None:
+def test_each_set_of_traces_has_its_own_page(tmp_path: Path) -> None:
     traces = [write_trace(tmp_path / f"{rank}.json", training_steps(), rank=rank, world_size=3) for rank in range(3)]
     pages = [build(some).page for some in (traces[:2], traces[1:], traces[:2], traces[1::-1], tmp_path)]
     assert pages[0] == pages[2] == pages[3]
@@ -80,25 +78,25 @@ def test_some_traces_are_reported_on_a_page_of_their_own_that_other_traces_leave
     assert re.fullmatch(r"report-of-2-traces-[0-9a-f]{8}\.html", Path(str(pages[0])).name)
 
 
-def test_a_trace_with_the_longest_name_there_can_be_has_a_page_too(tmp_path: Path) -> None:
+def test_a_trace_with_the_longest_possible_name_has_a_page(tmp_path: Path) -> None:
     path = write_trace(tmp_path / f"{'ä' * 125}.json", training_steps())
     assert Path(str(build(path).page)).is_file()
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("folder", "is a folder: name one folder alone, or traces"), ("gone.json", "no such file")]
+    ("name", "problem"), [("folder", "must be a trace; got a folder"), ("gone.json", "no such file")]
 )
-def test_what_is_no_trace_among_several_is_refused_before_anything_is_written(
-    tmp_path: Path, name: str, told: str
+def test_an_invalid_path_among_traces_is_rejected_before_anything_is_written(
+    tmp_path: Path, name: str, problem: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InvalidTrace, match=f"{name}: {told}"):
+    with pytest.raises(InvalidTrace, match=f"{name}: {problem}"):
         build([write_trace(tmp_path / "one.json", training_steps()), tmp_path / name])
     assert not (tmp_path / "report").exists()
 
 
 @pytest.mark.slow
-def test_eight_ranks_of_a_large_trace_give_a_page_under_3_mb(tmp_path: Path) -> None:
+def test_the_page_of_eight_large_traces_is_below_3_mb(tmp_path: Path) -> None:
     text = gzip.decompress((DATA / "control.json.gz").read_bytes())
     for rank in range(8):
         mine = text.replace(b'"rank": 3', b'"rank": %d' % rank, 1)
@@ -110,7 +108,7 @@ def test_eight_ranks_of_a_large_trace_give_a_page_under_3_mb(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_several_processes_find_the_same_as_one(tmp_path: Path) -> None:
+def test_several_processes_give_the_same_report_as_one(tmp_path: Path) -> None:
     for name in ("simple_add.json.gz", "ns_resolution.pt.trace.json.gz"):
         (tmp_path / name).symlink_to(DATA / name)
     one, two = (build(tmp_path, tmp_path / f"report-{n}", workers=n) for n in (1, 2))
@@ -135,7 +133,7 @@ any_event = st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(any_event, min_size=1, max_size=12))
-def test_any_events_at_all_give_a_report_whose_parts_sum_up(tmp_path: Path, events: list[Event]) -> None:
+def test_any_events_give_a_report_whose_parts_sum_to_the_window(tmp_path: Path, events: list[Event]) -> None:
     report = build(write_trace(tmp_path / "any.json", events))
     trace = report.traces[0].trace
     assert sum(trace.time_by_category_s.values()) == pytest.approx(trace.window_s)
@@ -161,7 +159,7 @@ def opened_for_reading(pipe: Path, until: float) -> int:
 
 
 @pytest.mark.slow
-def test_processes_that_read_traces_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
+def test_reader_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """They read from pipes into which nobody writes, so that they are in the middle of it."""
     pipes = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
     for pipe in pipes:

@@ -50,7 +50,7 @@ def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TraceStore
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()  # else it is that of an address of before
     one = TraceStore(LOCATION, skip_instance_cache=True)
-    for name in one.list():
+    for name in one.sizes():
         one._fs.rm(one._path(name))
     return one
 
@@ -107,13 +107,13 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
     return words
 
 
-def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
+def test_muster_report_fetches_the_traces_of_both_ranks_from_s3(
     tmp_path: Path, store: TraceStore, cluster: MemoryClient, muster: Muster
 ) -> None:
     for rank in (0, 1):
         assert collect(pod(tmp_path / f"pod-{rank}", rank), rank) == {"traces": 1, "checkpoint": None}
     traces = [f"rank-{rank}.attempt-0.steps-20-25.json.gz" for rank in (0, 1)]
-    assert store.list() == (
+    assert tuple(store.sizes()) == (
         "heartbeats/rank-0.json",
         "heartbeats/rank-1.json",
         "events.jsonl",
@@ -135,30 +135,28 @@ def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
     assert again.out.splitlines()[-1] == str(tmp_path / "there" / "report.html")
 
 
-def test_a_pod_whose_folder_went_with_the_attempt_before_lists_what_that_had_collected(
-    tmp_path: Path, store: TraceStore
-) -> None:
+def test_a_new_attempt_without_its_old_folder_keeps_the_entries_in_the_store(tmp_path: Path, store: TraceStore) -> None:
     collect(pod(tmp_path / "first", 0), 0)
     assert collect(pod(tmp_path / "second", 0, attempt=1), 0)["traces"] == 2
     with store.open("traces/manifest-trainer-0.json") as file:
         assert [entry["attempt"] for entry in json.load(file)["traces"]] == [0, 1]
 
 
-def test_where_nothing_has_been_collected_yet_the_report_says_so(
+def test_a_report_before_anything_is_collected_is_refused(
     store: TraceStore, cluster: MemoryClient, muster: Muster
 ) -> None:
     ended = muster("report", "llama", "-n", "team")
     assert (ended.code, ended.out) == (3, "")
-    assert f"nothing has been collected yet: {LOCATION} holds no trace and no metrics" in ended.err
+    assert f"nothing has been collected yet: {LOCATION} has no traces and no metrics" in ended.err
     assert "NothingCollected" in ended.err
 
 
-def test_a_store_out_of_reach_is_told_with_what_would_help(
+def test_an_unreachable_store_is_reported_with_a_hint(
     store: TraceStore, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     ended = muster("report", "llama", "-n", "team")
     assert (ended.code, ended.out) == (4, "")
-    assert f"the store {LOCATION} cannot be read: " in ended.err
+    assert f"cannot read the store {LOCATION}: " in ended.err
     assert "AWS_ENDPOINT_URL_S3" in ended.err
     assert "StoreUnreachable" in ended.err

@@ -38,7 +38,7 @@ def key(endpoint: str, *allowed: tuple[tuple[str, ...], str]) -> dict[str, Any]:
     return {"key": made["AccessKeyId"], "secret": made["SecretAccessKey"], "client_kwargs": where}
 
 
-def test_a_namespaces_own_key_writes_and_reads_below_its_prefix_and_nowhere_else() -> None:
+def test_credentials_of_a_namespace_are_limited_to_its_prefix() -> None:
     with s3.serving() as environment:
         endpoint = environment["AWS_ENDPOINT_URL_S3"]
         objects = (("s3:PutObject", "s3:GetObject"), f"{s3.BUCKET}/muster/team-a/*")

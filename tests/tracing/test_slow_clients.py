@@ -50,7 +50,7 @@ def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("sockets", "peers"), [(24, 0), (24, 24), (100, 3), (300, 20)])
-def test_sockets_that_send_no_request_and_come_back_keep_nobody_from_an_answer(
+def test_idle_connections_do_not_block_other_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: int, peers: int
 ) -> None:
     monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 600.0)  # so that the bounds on connections have to do

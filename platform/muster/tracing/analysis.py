@@ -1,4 +1,4 @@
-"""From one trace to what a report needs of it: a value of a few kilobytes, so that many ranks fit in memory at once."""
+"""Summarises each trace into a few kilobytes, so that the summaries of many ranks fit in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_OPERATORS = 30
 
 @dataclass(frozen=True, slots=True)
 class HtaMetrics:
-    """What HolisticTraceAnalysis prints for this trace with its defaults: whole microseconds, last step left out."""
+    """The numbers of HolisticTraceAnalysis for this trace with its defaults: whole microseconds, without last step."""
 
     idle_us: int
     compute_us: int
@@ -56,10 +56,10 @@ class HtaMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """One trace, analysed. Times in seconds; `work_s` sums up to `window_s`.
+    """The analysis of one trace. Times in seconds; `time_by_category_s` sums to `window_s`.
 
-    `operators` are the first 30 CPU operators by self time, `kernels` of device work by duration (empty on the CPU);
-    `operators_s` and `kernels_s` are the times of all of them, not only those listed.
+    `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
+    CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
     """
 
     source: str
@@ -87,22 +87,22 @@ class TraceSummary:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """The part of communication that computation hides; None without communication."""
+        """The fraction of communication overlapped by computation; None without communication."""
         return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
 
     @property
     def step_s(self) -> dict[int, float]:
-        """Seconds of each step: on a device from its first kernel to its last, since there the CPU runs ahead."""
+        """Seconds of each step; on a device from its first to its last kernel, since the CPU runs ahead."""
         return {step.step: step.duration_s for step in self.timelines} if self.on_device else dict(self.steps)
 
     def share(self, category: TimeCategory) -> float:
-        """The part of the window that went to a kind of work, 0 to 1."""
+        """The fraction of the window spent in a kind of work, 0 to 1."""
         return self.time_by_category_s[category.name.lower()] / self.window_s if self.window_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTrace:
-    """A file that could not be analysed, and why; `trace` is False if it simply is no trace."""
+    """A file that could not be analysed, and the reason; `is_trace` is False for other JSON files."""
 
     source: str
     reason: str
@@ -110,7 +110,7 @@ class UnreadableTrace:
 
 
 def summarise_trace(trace: Trace) -> TraceSummary:
-    """Everything the report tells about one trace. Every profiled step counts, the last one included."""
+    """Analyse one trace over all profiled steps, including the last one."""
     steps = profiled_steps(trace)
     work = select_device_work(trace, include_last_step=True)
     lanes = category_spans(trace, work)
@@ -145,7 +145,7 @@ def summarise_trace(trace: Trace) -> TraceSummary:
 
 
 def hta_metrics(trace: Trace) -> HtaMetrics:
-    """The temporal breakdown and overlap by HTA's rules, to compare with it."""
+    """The temporal breakdown and overlap by HTA's rules, for comparison."""
     rounded = round_to_microseconds(trace)
     work = select_device_work(rounded, include_last_step=False)
     types = kernel_types(rounded, work)
@@ -161,7 +161,7 @@ def hta_metrics(trace: Trace) -> HtaMetrics:
 
 
 def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> TraceSummary | UnreadableTrace:
-    """Read and analyse one file; what is wrong with it comes back as a value, since the other ranks still count."""
+    """Read and analyse one file. Returns an UnreadableTrace instead of raising, so that other traces are analysed."""
     try:
         return summarise_trace(read_trace(path, limits))
     except InvalidTrace as error:
@@ -173,13 +173,10 @@ def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Tr
 def summarise_trace_files(
     paths: Sequence[Path], *, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
 ) -> tuple[TraceSummary | UnreadableTrace, ...]:
-    """The same for many files, in their order; with several workers each file is one process's, one at a time.
-
-    Raises InvalidTrace if one of these processes is killed.
-    """
+    """Read and analyse files, in their order, with `workers` processes. Raises InvalidTrace if a process is killed."""
     if workers <= 1 or len(paths) <= 1:
         return tuple(summarise_trace_file(path, limits) for path in paths)
-    # Not fork: the caller may have threads.
+    # Not "fork": the caller may have threads.
     with ProcessPoolExecutor(
         min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_exit_with_parent
     ) as pool:
@@ -187,13 +184,12 @@ def summarise_trace_files(
             return tuple(pool.map(summarise_trace_file, paths, repeat(limits)))
         except BrokenProcessPool as error:
             raise InvalidTrace(
-                f"{paths[0].parent}: a process that read the traces was killed, perhaps for want of memory; "
-                "name fewer of them"
+                f"{paths[0].parent}: a process that read traces was killed, possibly out of memory; give fewer traces"
             ) from error
 
 
 def _exit_with_parent() -> None:
-    """A worker would wait for work for ever if its parent were killed."""
+    """End this worker when its parent is killed; else it would wait for work forever."""
     parent = parent_process()
 
     def wait() -> None:

@@ -1,15 +1,15 @@
-"""Where an axis has its marks, and what stands at them."""
+"""Ticks of an axis and their labels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-MIN_RANGE = 1e-100  # of an axis: what is shorter has no marks that could be told apart
+MIN_RANGE = 1e-100  # ticks of a shorter axis could not be distinguished
 
 
 def tick_values(lo: float, hi: float, target_count: int, *, integer: bool = False) -> list[float]:
-    """Round numbers that span [lo, hi], about so many; at least two."""
+    """About `target_count` round numbers that span [lo, hi]; at least two."""
     if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < MIN_RANGE:
         return [lo, lo + 1]
     rough = (hi - lo) / max(target_count - 1, 1)
@@ -22,7 +22,7 @@ def tick_values(lo: float, hi: float, target_count: int, *, integer: bool = Fals
 
 
 def tick_labels(values: Sequence[float], *, as_time: bool = False) -> list[str]:
-    """The labels of ticks: as few decimals as tell them apart, one unit for all."""
+    """Labels with one unit for all and as few decimals as distinguish them."""
     largest = max((abs(v) for v in values), default=0.0)
     factor, unit = 1.0, ""
     if as_time:

@@ -1,4 +1,4 @@
-"""Who was at work at each moment on a thread: events nest, and only the innermost one is really running."""
+"""The call tree of a thread's events: at each time only the innermost event runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from muster.tracing.spans import Int64, Spans
 class CallTree:
     """The events of one thread as a tree.
 
-    `order` are positions in the events given, by start; `parent` positions in `order` (-1: none). A child that ends
-    after its parent is cut there. `stretches` are the times between two edges, and `owner` (a position in `order`,
-    -1: nobody) tells the innermost event of each.
+    `order` are positions in the given events, by start; `parent` positions in `order` (-1: none). A child that ends
+    after its parent is cut there. `segments` are the times between two edges, `innermost` the innermost event of each
+    (a position in `order`, -1: none).
     """
 
     order: Int64
@@ -25,18 +25,18 @@ class CallTree:
     innermost: Int64
 
     def self_time(self) -> Int64:
-        """Nanoseconds in which each event (in `order`) was the innermost."""
+        """Nanoseconds for which each event (in `order`) was the innermost."""
         sums = np.zeros(len(self.order) + 1, dtype=np.int64)
         np.add.at(sums, self.innermost, self.segments.end - self.segments.start)
         return sums[:-1]
 
 
 def build_call_tree(events: Events) -> CallTree:
-    """The tree of one thread's events; events without duration take no part."""
-    lasting = np.flatnonzero(events.end > events.start)
-    start, end = events.start[lasting], events.end[lasting]
+    """The tree of one thread's events, without events of zero duration."""
+    nonempty = np.flatnonzero(events.end > events.start)
+    start, end = events.start[nonempty], events.end[nonempty]
     by_start = np.lexsort((-end, start))
-    order = lasting[by_start]
+    order = nonempty[by_start]
     starts = start[by_start].tolist()
     ends = end[by_start].tolist()
     parent = [-1] * len(starts)
@@ -60,9 +60,9 @@ def _segments(order: Int64, parent: Int64, start: Int64, end: Int64) -> CallTree
         return CallTree(order, parent, Spans(none, none), none)
     index = np.arange(count)
     times = np.concatenate((end, start))
-    owner_after = np.concatenate((parent, index))
-    # At one time: first what ends (inner before outer), then what starts (outer before inner).
+    innermost_after = np.concatenate((parent, index))
+    # At the same time, ends come first (inner before outer), then starts (outer before inner).
     tie = np.concatenate((-1 - index, index))
     edges = np.lexsort((tie, times))
-    times, owner_after = times[edges], owner_after[edges]
-    return CallTree(order, parent, Spans(times[:-1], times[1:]), owner_after[:-1])
+    times, innermost_after = times[edges], innermost_after[edges]
+    return CallTree(order, parent, Spans(times[:-1], times[1:]), innermost_after[:-1])

@@ -1,7 +1,4 @@
-"""Pictures as inline SVG: a few hundred bytes each, sharp at any size, coloured by the page's style sheet.
-
-Text that comes from a trace or a job is escaped here; nothing else of it reaches the picture.
-"""
+"""Charts as inline SVG, coloured by the page's style sheet. All text is escaped here."""
 
 from __future__ import annotations
 
@@ -13,14 +10,13 @@ from muster.tracing.axes import tick_labels, tick_values
 from muster.tracing.formatting import format_percent
 
 _Scale = Callable[[float], float]
-GLYPH_PX = 7.3  # an average letter of 12 px DejaVu Sans, the widest of the page's fonts
-
-AXIS_PADDING_PX = 6  # between the axis and the first point, so that marks there do not touch the labels
+GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
+AXIS_PADDING_PX = 6  # between the axis and the first point, so that points do not touch the labels
 
 
 @dataclass(frozen=True, slots=True)
 class LineSeries:
-    """A line of a chart. `style` is the class that colours it; points are (x, y), x rising."""
+    """A line of a chart. `style` is its CSS class; points are (x, y) with increasing x."""
 
     label: str
     style: str
@@ -29,9 +25,9 @@ class LineSeries:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A point above the cut: a small circle at its place where the axis reaches it, else a triangle at the top.
+    """A point above `LinePlot.y_limit`: a circle if within the axis, else a triangle at the top.
 
-    The highest one says its `name`.
+    Only the highest one shows its `label`.
     """
 
     x: float
@@ -42,9 +38,10 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """How to draw curves: sizes in pixels, `shade` the x bounds of a shaded band and what it means.
+    """Layout of a line chart: sizes in pixels; `shaded_range` is (x from, x to, label) of a shaded band.
 
-    `top` cuts the y axis at the next round number, `beyond` are points above `top`. `time` labels y in time units.
+    `y_limit` cuts the y axis at the next round number, `outliers` are points above it. `y_is_time`: y is in seconds and
+    labelled with time units.
     """
 
     title: str
@@ -59,7 +56,7 @@ class LinePlot:
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """A part of a bar: 0 to 1, and what a reader sees on pointing at it."""
+    """A part of a bar, `fraction` from 0 to 1, with the CSS class `style`."""
 
     style: str
     fraction: float
@@ -68,7 +65,7 @@ class BarSegment:
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """One labelled bar of stacked segments; `note` stands behind it."""
+    """One labelled bar of stacked segments; `note` is shown after it."""
 
     label: str
     segments: tuple[BarSegment, ...]
@@ -77,7 +74,7 @@ class StackedBar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineLane:
-    """One row of a timeline: (style, digits 0..4 per slot) drawn over each other, and a name."""
+    """One row of a timeline: a name, and layers (style, digits 0..4 per slot) drawn over each other."""
 
     name: str
     layers: tuple[tuple[str, str], ...]
@@ -85,7 +82,7 @@ class TimelineLane:
 
 @dataclass(frozen=True, slots=True)
 class TimelineTrack:
-    """The lanes of one rank, `duration_s` wide; `note` stands behind the first lane."""
+    """The lanes of one rank, `duration_s` wide; `note` is shown after the label."""
 
     label: str
     duration_s: float
@@ -122,7 +119,7 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
         lo, hi, meaning = plot.shaded_range
         x1, x2 = x(max(lo, x_lo)), x(min(hi, x_hi))
         if x2 > x1:
-            band = max(x2 - x1, 3.0)  # of few steps among thousands something must still be seen
+            band = max(x2 - x1, 3.0)  # visible also for few steps among thousands
             out.append(f'<rect class="shade" x="{x1:.1f}" y="{top}" width="{band:.1f}" height="{high}"/>')
             anchor, at = ("start", x1 + 4) if x1 + 4 + GLYPH_PX * len(meaning) < left + wide else ("end", x2 - 4)
             out.append(
@@ -133,7 +130,7 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
         out.append(f'<line class="grid" x1="{left:.1f}" x2="{left + wide:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         out.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{name}</text>')
     inside = [tick for tick in tick_values(x_lo, x_hi, 6, integer=True) if x_lo <= tick <= x_hi]
-    if inside and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX:  # where the curve begins, unless a label stands there already
+    if inside and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX:  # label the first step, unless another label is near
         inside = [x_lo, *inside]
     for tick in inside:
         out.append(f'<text x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{tick:,.0f}</text>')
@@ -154,7 +151,7 @@ def _series_path(curve: LineSeries, x: _Scale, y: _Scale) -> str:
 
 
 def _outlier_marks(points: Sequence[Outlier], y_hi: float, x: _Scale, y: _Scale, edge: float) -> list[str]:
-    """Marks up to `y_hi` stand at their place: a thinned curve may pass it by."""
+    """Marks of outliers; those up to `y_hi` are drawn at their value, which a downsampled curve may not contain."""
     out = []
     for p in points:
         title = f"<title>{escape(p.label)}</title>"
@@ -175,7 +172,7 @@ def _outlier_marks(points: Sequence[Outlier], y_hi: float, x: _Scale, y: _Scale,
 
 
 def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 1040) -> str:
-    """Horizontal bars from 0 to 100%; segments wide enough carry their percentage."""
+    """Horizontal bars from 0 to 100%; wide segments show their percentage."""
     if not bars:
         return ""
     high, gap = (22, 8) if len(bars) <= 24 else (14, 4)
@@ -209,7 +206,7 @@ def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 10
 
 
 def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 1040) -> str:
-    """Lanes of every rank against time since the beginning of its step; fuller slots are stronger in colour."""
+    """Lanes of every rank over the time since the start of its step; the opacity shows the utilisation of a slot."""
     if not tracks:
         return ""
     high, gap, heading, between = 15, 3, 18, 12
@@ -244,7 +241,7 @@ def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 
 
 
 def _level_paths(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
-    """Runs of equally full slots as one path per level."""
+    """Runs of slots with the same level, as one path per level."""
     paths: dict[str, list[str]] = {}
     slot = wide / len(levels)
     at = 0
@@ -261,15 +258,15 @@ def _level_paths(style: str, levels: str, left: float, top: float, wide: float, 
 
 
 def _truncated_label(text: str, x: float, y: float, max_width: float) -> str:
-    """Right-aligned at x, cut to `room` pixels; the whole text shows on pointing at it."""
-    most = max(4, int(max_width / GLYPH_PX))
-    shown = text if len(text) <= most else text[: most - 1] + "…"
+    """A right-aligned label at x, cut to `max_width` pixels, with the full text as its tooltip."""
+    max_length = max(4, int(max_width / GLYPH_PX))
+    shown = text if len(text) <= max_length else text[: max_length - 1] + "…"
     title = f"<title>{escape(text)}</title>"
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(shown)}{title}</text>'
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """Wide pictures keep a readable size on a narrow screen: their frame scrolls."""
+    """The SVG element. On narrow screens, wide charts (class `wide`) scroll instead of shrinking."""
     kind = "wide" if width > 600 else "small"
     return (
         f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '

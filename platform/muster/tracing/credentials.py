@@ -1,7 +1,7 @@
-"""Secrets of the collector, from files that are mounted in its container alone: the token, and keys of the store.
+"""Secrets of the collector, from files mounted only in its container: the token, and credentials of the store.
 
-They are in no variable that the process is started with, and in no argument, since `/proc/PID/environ` and
-`/proc/PID/cmdline` show those to every process of the same user.
+They are passed neither in the initial environment nor in arguments, since `/proc/PID/environ` and `/proc/PID/cmdline`
+show those to every process of the same user.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises OSError, ValueError."""
+    """The content of the file, stripped. Raises OSError, ValueError."""
     with path.open("rb") as file:
         return file.read(MAX_SECRET_BYTES).decode().strip()
 
 
 def load_store_credentials(folder: Path) -> tuple[str, ...]:
-    """Set a variable for each file whose name may be one, as `envFrom` does; their names, sorted.
+    """Set a variable for each file whose name is a valid variable name, as `envFrom` does; returns the sorted names.
 
-    Libraries of stores look there. What a process sets after its start is in its memory alone. A Secret that does not
-    exist is an empty folder, or none. Raises OSError, ValueError.
+    fsspec's backends read credentials from the environment. Variables set after the start of the process do not appear
+    in `/proc/PID/environ`. A Secret that does not exist is an empty or missing folder. Raises OSError, ValueError.
     """
     with suppress(FileNotFoundError):
         names = sorted(name for name in os.listdir(folder) if _VARIABLE_NAME.fullmatch(name))
@@ -39,9 +39,9 @@ def load_store_credentials(folder: Path) -> tuple[str, ...]:
 
 
 def disable_process_inspection() -> None:
-    """From here on no other process, of the same user either, may read this one's memory, variables or open files.
+    """Deny other processes, also of the same user, access to this process's memory, environment and open files.
 
-    Linux only; elsewhere nothing happens.
+    Linux only; no effect elsewhere.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

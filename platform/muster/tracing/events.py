@@ -1,4 +1,4 @@
-"""What one trace file says, as columns: the value that everything else in this package works on."""
+"""The events of one trace file as columns (NumPy arrays), the input of the analysis."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Mask = NDArray[np.bool_]
 
 
 class EventKind(IntEnum):
-    """What an event is, from its category."""
+    """The kind of an event, from its category."""
 
     CPU_OP = 0
-    ANNOTATION = 1  # record_function and friends on the CPU: ProfilerStep#, Optimizer.step#, gloo:, FSDP::
+    ANNOTATION = 1  # record_function on the CPU: ProfilerStep#, Optimizer.step#, gloo:, FSDP::
     RUNTIME = 2  # cudaLaunchKernel and other runtime or driver calls
     KERNEL = 3
     MEMCPY = 4
     MEMSET = 5
-    SYNC = 6  # a stream or event wait drawn on the device's rows; no work
-    DEVICE_ANNOTATION = 7  # the shadow of a CPU annotation on the device's rows; no work
+    SYNC = 6  # a stream or event wait shown on the device's rows; no work
+    DEVICE_ANNOTATION = 7  # a CPU annotation shown on the device's rows; no work
     OTHER = 8
 
 
@@ -33,7 +33,7 @@ DEVICE_WORK = (EventKind.KERNEL, EventKind.MEMCPY, EventKind.MEMSET)
 
 @dataclass(frozen=True, slots=True)
 class TraceThread:
-    """A row of the trace: a CPU thread, or a stream of a device. `name` is what the profiler called it, if anything."""
+    """A row of the trace: a CPU thread or a device stream. `name` is empty if the trace has none."""
 
     pid: str
     tid: str
@@ -78,9 +78,9 @@ class Events:
 class Trace:
     """One trace file.
 
-    `rank`, `world_size` and `backend` come from distributedInfo, `job` from Muster's own entry; None where not said.
-    `origin_us` is the file's time of nanosecond 0; `base_ns` what to add for Unix time (None in older traces).
-    `decoded` counts all events of the file, the ones not kept included; `unusable` those that made no sense.
+    `rank`, `world_size` and `backend` come from distributedInfo, `job` from Muster's entry; None if missing.
+    `origin_us` is the file's time of nanosecond 0. `decoded_events` counts all events of the file, including those
+    not kept; `invalid_events` those without a valid time.
     """
 
     source: str
@@ -89,7 +89,6 @@ class Trace:
     backend: str | None
     device: str | None
     job: str | None
-    base_ns: int | None
     origin_us: float
     decoded_events: int
     invalid_events: int
@@ -102,21 +101,12 @@ class Trace:
         return self.events[np.isin(self.events.kind, kinds)]
 
     @property
-    def cpu_ops(self) -> Events:
-        return self.of_kind(EventKind.CPU_OP)
-
-    @property
     def kernels(self) -> Events:
         return self.of_kind(EventKind.KERNEL)
 
     @property
-    def memory_copies(self) -> Events:
-        """Copies and sets on the device."""
-        return self.of_kind(EventKind.MEMCPY, EventKind.MEMSET)
-
-    @property
     def launches(self) -> Events:
-        """Runtime calls that launched something: the CPU side of `correlation`."""
+        """Runtime calls that launched device work: the CPU side of `correlation`."""
         return self.events[(self.events.kind == EventKind.RUNTIME) & (self.events.correlation >= 0)]
 
     @property
@@ -125,14 +115,10 @@ class Trace:
 
     @property
     def device_work(self) -> Events:
-        """What a device did: kernels, copies, sets."""
+        """Kernels, memcpy and memset."""
         return self.of_kind(*DEVICE_WORK)
 
     @property
     def on_device(self) -> bool:
-        """Whether any device work was recorded; without it the trace tells about the CPU only."""
+        """Whether the trace has device work."""
         return bool(np.isin(self.events.kind, DEVICE_WORK).any())
-
-    def named(self, wanted: Mask, events: Events) -> Mask:
-        """Events whose name is wanted: `wanted` is a mask over `names`."""
-        return wanted[events.name]

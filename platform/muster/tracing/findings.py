@@ -1,4 +1,4 @@
-"""Plain sentences about a run, each with its numbers, each only where the data shows it."""
+"""Findings: sentences about a run, derived from its metrics and traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.tracing.run_folder import RunFolder, SkippedFile, finite_values
 from muster.tracing.steps import StepSkew
 from muster.tracing.time_breakdown import TimeCategory
 
-# A difference between ranks worth a sentence: this part of the step. Smaller ones change from run to run.
+# Minimum share of a step for a finding; smaller differences vary from run to run.
 NOTABLE_SHARE = 0.05
 SLOW_STEP_FACTOR = 2.0  # times the median
 NEGLIGIBLE_SHARE = 0.005
@@ -38,7 +38,7 @@ def derive_findings(
     overheads: Sequence[ProfilerOverhead],
     skipped: Sequence[SkippedFile],
 ) -> tuple[str, ...]:
-    """All sentences, the most general first."""
+    """All findings, the most general first."""
     traces = [row.trace for row in rows]
     sentences = [
         *_loss(folder),
@@ -64,7 +64,7 @@ def derive_findings(
 
 
 def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
-    """A bare folder may hold traces of different jobs: there each speaks for itself."""
+    """Whether all traces are of one job; in a plain folder: whether world size, device and kind are the same."""
     return bool(traces) and (folder.is_muster_run or len({(t.world_size, t.device, t.on_device) for t in traces}) == 1)
 
 
@@ -74,18 +74,18 @@ def _loss(folder: RunFolder) -> list[str]:
         if not len(known):
             continue
         first, last = float(metrics.loss[known[0]]), float(metrics.loss[known[-1]])
-        told = []
+        sentences = []
         if len(known) > 1:
             verb = "fell" if last < first else "rose" if last > first else "went"
-            told.append(
+            sentences.append(
                 f"The loss {verb} from {format_number(first)} to {format_number(last)} over {len(metrics):,} steps."
             )
-        # The trainer writes null for nan; before the first and after the last number nothing may have been written.
-        holes = np.flatnonzero(~np.isfinite(metrics.loss[known[0] : known[-1] + 1])) + known[0]
-        if len(holes):
-            first_hole = metrics.step[holes[0]]
-            told.append(f"The loss was not a finite number in {len(holes)} steps, first in step {first_hole}.")
-        return told
+        # The trainer writes null for NaN; steps before the first and after the last number may have no loss.
+        not_finite = np.flatnonzero(~np.isfinite(metrics.loss[known[0] : known[-1] + 1])) + known[0]
+        if len(not_finite):
+            step = metrics.step[not_finite[0]]
+            sentences.append(f"The loss was not a finite number in {len(not_finite)} steps, first in step {step}.")
+        return sentences
     return []
 
 
@@ -96,9 +96,9 @@ def _slow_steps(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> lis
         median = steady_median(metrics, metrics.step_time_s, overheads) or 0.0
         slow = np.flatnonzero(metrics.step_time_s > SLOW_STEP_FACTOR * median)
         if len(slow) == 1:
-            step, took = metrics.step[slow[0]], metrics.step_time_s[slow[0]]
-            why = " (it compiles)" if int(step) in _compiling_steps(folder) else ""
-            return [f"Step {step} took {format_seconds(took)}{why}, the median is {format_seconds(median)}."]
+            step, step_time_s = metrics.step[slow[0]], metrics.step_time_s[slow[0]]
+            cause = " (compilation)" if int(step) in _compiling_steps(folder) else ""
+            return [f"Step {step} took {format_seconds(step_time_s)}{cause}; the median is {format_seconds(median)}."]
         if len(slow):
             named = format_list([str(int(metrics.step[i])) for i in slow], max_items=5)
             extra = float((metrics.step_time_s[slow] - median).sum())
@@ -111,38 +111,34 @@ def _slow_steps(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> lis
 
 
 def _compiling_steps(folder: RunFolder) -> set[int]:
-    """The steps of which the trainer told that they compile: the first one of an attempt."""
-    return {told.step + 1 for told in folder.events if told.kind == "compiling" and told.step is not None}
+    """The steps that include compilation, by the trainer's events: the first step of an attempt."""
+    return {event.step + 1 for event in folder.events if event.kind == "compiling" and event.step is not None}
 
 
 def _profiler_overhead(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
-    """What tracing took, where that is more than a small part of a step."""
+    """The time that tracing took, if it is at least `NOTABLE_SHARE` of a step."""
     medians = [median for m in folder.metrics if (median := steady_median(m, m.step_time_s, overheads)) is not None]
     return overhead_sentences(overheads, NOTABLE_SHARE * min(medians, default=0.0))
 
 
 def _time_breakdown(traces: Sequence[TraceSummary]) -> list[str]:
-    whole = sum(t.window_s for t in traces)
-    if whole <= 0:
+    total_s = sum(t.window_s for t in traces)
+    if total_s <= 0:
         return []
-    parts = {kind: sum(t.time_by_category_s[kind.name.lower()] for t in traces) / whole for kind in TimeCategory}
-    spent = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if any(t.on_device for t in traces) else CATEGORY_PHRASES
-    ordered = sorted(TimeCategory, key=lambda kind: (-parts[kind], kind))
-    named = [f"{format_percent(parts[kind])} {spent[kind]}" for kind in ordered if parts[kind] >= NEGLIGIBLE_SHARE]
-    return [f"Of the traced time{', averaged over ranks' if len(traces) > 1 else ''}: {format_list(named)}."]
+    shares = {kind: sum(t.time_by_category_s[kind.name.lower()] for t in traces) / total_s for kind in TimeCategory}
+    phrases = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if any(t.on_device for t in traces) else CATEGORY_PHRASES
+    ordered = sorted(TimeCategory, key=lambda kind: (-shares[kind], kind))
+    parts = [f"{format_percent(shares[kind])} {phrases[kind]}" for kind in ordered if shares[kind] >= NEGLIGIBLE_SHARE]
+    return [f"Of the traced time{', averaged over ranks' if len(traces) > 1 else ''}: {format_list(parts)}."]
 
 
 def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
-    running, whole = sum(t.communication_s for t in traces), sum(t.window_s for t in traces)
-    if running <= 0 or whole <= 0:
+    communication_s, total_s = sum(t.communication_s for t in traces), sum(t.window_s for t in traces)
+    if communication_s <= 0 or total_s <= 0:
         return []
-    hidden = sum(t.overlapped_s for t in traces) / running
-    how = (
-        f"computation hides {format_percent(hidden)} of it"
-        if hidden >= NEGLIGIBLE_SHARE
-        else "computation hides none of it"
-    )
-    return [f"Communication runs {format_percent(running / whole)} of the time; {how}."]
+    overlapped = sum(t.overlapped_s for t in traces) / communication_s
+    part = format_percent(overlapped) if overlapped >= NEGLIGIBLE_SHARE else "none"
+    return [f"Communication runs {format_percent(communication_s / total_s)} of the time; {part} of it is overlapped."]
 
 
 def _communication_waits(rows: Sequence[LabelledTrace]) -> list[str]:
@@ -151,24 +147,24 @@ def _communication_waits(rows: Sequence[LabelledTrace]) -> list[str]:
     if most.trace.share(TimeCategory.COMMUNICATION) - least.trace.share(TimeCategory.COMMUNICATION) < NOTABLE_SHARE:
         return _longest_wait(most, _capitalize(most.label))
     share = format_percent(least.trace.share(TimeCategory.COMMUNICATION))
-    own = [row.trace.window_s * (1 - row.trace.share(TimeCategory.COMMUNICATION)) for row in (least, most)]
+    busy_s = [row.trace.window_s * (1 - row.trace.share(TimeCategory.COMMUNICATION)) for row in (least, most)]
     sentence = f"{_capitalize(least.label)} waits least for communication, {share} of the time"
-    if own[1] > 0 and own[0] / own[1] > 1 + NOTABLE_SHARE:
-        ratio = own[0] / own[1]
+    if busy_s[1] > 0 and busy_s[0] / busy_s[1] > 1 + NOTABLE_SHARE:
+        ratio = busy_s[0] / busy_s[1]
         longer = f"{format_percent(ratio - 1)} longer than" if ratio < 2 else f"{ratio:.1f} times as long as"
-        waiting = "the other waits" if len(rows) == 2 else "the others wait"
-        sentence += f": all else takes it {longer} it takes {most.label}, so {waiting} for it"
+        waiting = "the other rank waits" if len(rows) == 2 else "the other ranks wait"
+        sentence += f": its other work takes {longer} that of {most.label}, so {waiting} for it"
     return [*_longest_wait(most, _capitalize(most.label)), f"{sentence}."]
 
 
-def _longest_wait(row: LabelledTrace, who: str) -> list[str]:
+def _longest_wait(row: LabelledTrace, subject: str) -> list[str]:
     share = row.trace.share(TimeCategory.COMMUNICATION)
     exposed_ns = sum(collective.exposed_ns for collective in row.trace.collectives)
     if share < NOTABLE_SHARE or not exposed_ns:
         return []
     first = row.trace.collectives[0]
     part = format_percent(first.exposed_ns / exposed_ns)
-    return [f"{who} waits {format_percent(share)} of the time for communication, {part} of that in {first.name}."]
+    return [f"{subject} waits {format_percent(share)} of the time for communication, {part} of that in {first.name}."]
 
 
 def _idle_devices(rows: Sequence[LabelledTrace]) -> list[str]:
@@ -176,18 +172,14 @@ def _idle_devices(rows: Sequence[LabelledTrace]) -> list[str]:
     worst, idle = ordered[-1], ordered[-1].trace.share(TimeCategory.OTHER)
     if not worst.trace.on_device or idle < 2 * NOTABLE_SHARE:
         return []
-    alike = len(rows) > 1 and idle - ordered[0].trace.share(TimeCategory.OTHER) < NOTABLE_SHARE
-    told = (
-        f"Each device is idle about {format_percent(idle)}"
-        if alike
-        else f"The device of {worst.label} is idle {format_percent(idle)}"
-    )
-    told += " of the traced time"
+    similar = len(rows) > 1 and idle - ordered[0].trace.share(TimeCategory.OTHER) < NOTABLE_SHARE
+    devices = "Each device is idle about" if similar else f"The device of {worst.label} is idle"
+    sentence = f"{devices} {format_percent(idle)} of the traced time"
     busiest = min(worst.trace.stream_idle, key=lambda stream: (stream.total_ns, stream.stream), default=None)
     if busiest is not None and busiest.host_wait_ns > 0.5 * busiest.total_ns:
-        late = format_percent(busiest.host_wait_ns / busiest.total_ns)
-        told += f"; {late} of the gaps on the busiest stream ({busiest.stream}) are there because the CPU launched late"
-    return [f"{told}."]
+        part = format_percent(busiest.host_wait_ns / busiest.total_ns)
+        sentence += f"; {part} of the idle time of the busiest stream ({busiest.stream}) is due to late CPU launches"
+    return [f"{sentence}."]
 
 
 def _data_waits(rows: Sequence[LabelledTrace]) -> list[str]:
@@ -207,31 +199,31 @@ def _top_operator(traces: Sequence[TraceSummary]) -> list[str]:
     return _top_entry("operator", merge_operators([t.operators for t in traces]), sum(t.operators_s for t in traces))
 
 
-def _top_entry(what: str, operators: Sequence[OperatorStats], total_s: float) -> list[str]:
+def _top_entry(kind: str, operators: Sequence[OperatorStats], total_s: float) -> list[str]:
     if not operators or total_s <= 0:
         return []
     op = operators[0]
     part = format_percent(op.total_ns / 1e9 / total_s)
     calls = f"{op.calls:,} calls of {format_seconds(op.mean_ns / 1e9)}"
-    return [f"Most {what} time goes to {short_name(op.name)}: {part}, in {calls}."]
+    return [f"Most {kind} time is spent in {short_name(op.name)}: {part}, in {calls}."]
 
 
 def _describe_trace(row: LabelledTrace) -> str:
     trace = row.trace
-    spent = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if trace.on_device else CATEGORY_PHRASES
+    phrases = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if trace.on_device else CATEGORY_PHRASES
     ordered = sorted(TimeCategory, key=lambda kind: (-trace.share(kind), kind))
     parts = [
-        f"{format_percent(trace.share(kind))} {spent[kind]}"
+        f"{format_percent(trace.share(kind))} {phrases[kind]}"
         for kind in ordered
         if trace.share(kind) >= NEGLIGIBLE_SHARE
     ]
     ratio = trace.overlap_ratio
-    hidden = "" if ratio is None else f"; computation hides {format_percent(ratio)} of the communication"
-    return f"{_capitalize(row.label)}: {format_list(parts)}{hidden}."
+    overlapped = "" if ratio is None else f"; {format_percent(ratio)} of the communication is overlapped"
+    return f"{_capitalize(row.label)}: {format_list(parts)}{overlapped}."
 
 
 def _slow_rank(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
-    """A rank whose steps take longer all through the run; collectives usually even this out."""
+    """The rank with the largest median step time; usually collectives make the step times of all ranks equal."""
     measured = [m for m in folder.metrics if len(finite_values(m.step_time_s)) >= 10]
     medians = [(steady_median(m, m.step_time_s, overheads) or 0.0, m.rank) for m in measured]
     if len(medians) < 2:
@@ -256,14 +248,14 @@ def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
     ranks = {t.rank for t in traces if t.rank is not None}
     if len(worlds) != 1 or len(ranks) >= (world := worlds.pop()):
         return []
-    return [f"There are traces of {len(ranks)} of {world} ranks; what is said of ranks is said of those."]
+    return [f"There are traces of {len(ranks)} of {world} ranks; findings about ranks cover only those."]
 
 
 def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:
     if not skipped:
         return []
     files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    return [f"{files} could not be used: {format_list([s.file for s in skipped], max_items=4)}."]
+    return [f"{files} skipped: {format_list([s.file for s in skipped], max_items=4)}."]
 
 
 def _capitalize(text: str) -> str:

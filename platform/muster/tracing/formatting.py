@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits that count, and a unit."""
+"""Human-readable numbers: three significant digits and a unit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from muster.text.humanize import format_duration
 
 
 def format_seconds(value: float) -> str:
-    """1.23 s, 134 ms, 42.1 µs; from 100 s on 1m40s, 2h05m, as everywhere."""
+    """1.23 s, 134 ms, 42.1 µs; from 100 s on 1m40s, 2h05m."""
     if not math.isfinite(value):
         return "–"
     magnitude = abs(value)
     if magnitude >= 99.95:
         return ("-" if value < 0 else "") + format_duration(magnitude)
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if magnitude * factor >= 0.9995 or unit == "µs":
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if magnitude * factor >= 0.9995:
             return f"{format_number(value * factor)} {unit}"
-    return f"{value} s"
+    return f"{format_number(value * 1e6)} µs"
 
 
 def format_number(value: float, significant: int = 3) -> str:
-    """At least `count` significant digits, without a trailing point: 0.0123, 1.23, 12.3, 1234."""
+    """At least `significant` digits, without a trailing point: 0.0123, 1.23, 12.3, 1234."""
     if not math.isfinite(value):
         return "–"
     if value == 0:
@@ -34,7 +34,7 @@ def format_number(value: float, significant: int = 3) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Of 1: 0.1834 is 18.3%; one decimal but at the ends."""
+    """0.1834 as 18.3%; no decimals for 0% and from 99.95% on."""
     value = 100 * fraction
     if 0 < abs(value) < 0.05:
         return "<0.1%"
@@ -42,7 +42,7 @@ def format_percent(fraction: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """12,345 up to a hundred thousand, then 123k, 1.23M, 1.23G."""
+    """12,345 up to 100,000, then 123k, 1.23M, 1.23G."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor and abs(value) >= 1e5:
             return f"{format_number(value / factor)}{unit}"
@@ -50,7 +50,7 @@ def format_count(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes, by powers of 1024."""
+    """Bytes in powers of 1024: 1.50 GiB."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(value) >= 1024**power:
             return f"{format_number(value / 1024**power)} {unit}"
@@ -58,7 +58,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_list(items: list[str], max_items: int = 6) -> str:
-    """a, b and c; what exceeds `most` is counted."""
+    """a, b and c; items above `max_items` are counted: "and 3 more"."""
     if len(items) > max_items:
         return f"{', '.join(items[: max_items - 1])} and {len(items) - max_items + 1} more"
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -1,8 +1,8 @@
-"""What a collector answers over HTTP: how far the job is. The operator asks, since it cannot see into a pod.
+"""The collector's HTTP server, from which the operator polls the job's heartbeat.
 
-Any program that reaches the pod may connect, so little is given and nothing is taken: GET only, one short answer of a
-few known numbers, requests and answers signed (`muster.heartbeat_auth`), bounds on time, connections and sizes. What a
-rank wrote is not passed on as it is: only numbers and a word that docs/run-folder.md names.
+Any program that reaches the pod can connect. So the server accepts only GET requests without a body, signs and verifies
+(`muster.heartbeat_auth`), and limits time, connections and sizes. Of what a rank wrote, a response contains only the
+numeric fields and the phase that docs/run-folder.md defines.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_FILE_BYTES = 65_536
 MAX_REQUEST_BYTES = 8192
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_PEER = 32
-"""Connections without a whole request, at once: in all, and from one address."""
+"""Maximum number of simultaneous unanswered connections, in total and per address."""
 REQUEST_TIMEOUT_S = 3.0
-"""For a whole request, however slowly it comes, and its answer."""
+"""For receiving the complete request and sending the response."""
 _RETRY_S = 5.0
 
 
@@ -43,7 +43,7 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSource:
-    """Whom the endpoint speaks of."""
+    """The data of the responses."""
 
     run_folder: SharedFolder
     job_uid: str = ""
@@ -51,16 +51,16 @@ class HeartbeatSource:
     trace_count: Callable[[], int] = lambda: 0  # how many this pod's collector has collected
 
     def response(self, now: float) -> dict[str, Any]:
-        """All that is told. `unreadable` names files that are there and cannot be read, with the reason."""
+        """The body of a response. `unreadable` lists files that exist and cannot be read, with the reason."""
         unreadable: list[str] = []
-        beat = read_json_object(self.run_folder, "heartbeats/rank-0.json", unreadable)
+        heartbeat = read_json_object(self.run_folder, "heartbeats/rank-0.json", unreadable)
         latest = read_json_object(self.run_folder, "checkpoints/latest", unreadable)
         return {
             "now": now,
             "job_uid": self.job_uid,
             "pod": self.pod,
             "traces": self.trace_count(),
-            "heartbeat": None if beat is None else _known_fields(beat),
+            "heartbeat": None if heartbeat is None else _known_fields(heartbeat),
             "checkpoint": None
             if latest is None
             else {name: finite_number(latest.get(name)) for name in ("step", "at")},
@@ -69,7 +69,7 @@ class HeartbeatSource:
 
 
 class HeartbeatServer:
-    """A listener in a thread of its own, from `start` to `stop`. A port that is taken is tried for again and again."""
+    """Listens in its own thread from `start` to `stop`. If the port is in use, it retries."""
 
     def __init__(self, address: ListenAddress, token: str, source: HeartbeatSource, log: Callable[[str], None]) -> None:
         self._address = address
@@ -80,24 +80,23 @@ class HeartbeatServer:
         self._stopping = asyncio.Event()
         self._port = 0
         self._listening = threading.Event()
-        self._pending: dict[
-            asyncio.StreamWriter, str
-        ] = {}  # connections that are not answered yet, oldest first; by whom
-        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
+        # Connections that are not answered yet, oldest first, with the peer's address.
+        self._pending: dict[asyncio.StreamWriter, str] = {}
+        self._thread = threading.Thread(target=self._run, name="heartbeat-server", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen; returns at once."""
+        """Start the thread; returns at once."""
         self._thread.start()
 
     def wait_for_port(self, timeout_s: float) -> int:
-        """The port, once it listens; TimeoutError if it does not in time."""
+        """The port, once the server listens. Raises TimeoutError."""
         if not self._listening.wait(timeout_s):
             raise TimeoutError(f"not listening after {timeout_s:g} s")
         return self._port
 
     def stop(self) -> None:
-        """Close the listener; what is being answered is cut off."""
-        with suppress(RuntimeError):  # it has ended by itself
+        """Close the server and its open connections."""
+        with suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_RETRY_S)
 
@@ -106,7 +105,7 @@ class HeartbeatServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        said = ""
+        last_error = ""
         while not self._stopping.is_set():
             try:
                 server = await asyncio.start_server(
@@ -117,9 +116,9 @@ class HeartbeatServer:
                     backlog=128,
                 )
             except OSError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._log(f"cannot listen on {self._address.host} port {self._address.port}, tries again: {error}")
+                if str(error) != last_error:
+                    last_error = str(error)
+                    self._log(f"cannot listen on {self._address.host} port {self._address.port}, retrying: {error}")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), _RETRY_S)
                 continue
@@ -135,22 +134,22 @@ class HeartbeatServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._response(head.decode("latin-1")))
                 await writer.drain()
-        except (OSError, EOFError, asyncio.LimitOverrunError):  # it hung up, was cut off, or took too long
+        except (OSError, EOFError, asyncio.LimitOverrunError):  # closed by the peer, evicted, or timed out
             writer.transport.abort()
         finally:
             self._pending.pop(writer, None)
             writer.close()
 
     def _admit_connection(self, writer: asyncio.StreamWriter) -> None:
-        """Count one more connection; past a bound the oldest is cut off: of the same address, else of the address that
-        has most. One that sends its request at once is answered before that."""
+        """Register the connection. At the limit per address, the oldest connection of this address is closed; at the
+        total limit, the oldest of the address with the most connections. So idle connections cannot block others."""
         peer = str((writer.get_extra_info("peername") or ("",))[0])
-        of_peer = Counter(self._pending.values())
-        crowded = peer if of_peer[peer] >= MAX_CONNECTIONS_PER_PEER else None
-        if crowded is None and len(self._pending) >= MAX_CONNECTIONS:
-            crowded = of_peer.most_common(1)[0][0]
-        if crowded is not None:
-            oldest = next(one for one, of in self._pending.items() if of == crowded)
+        per_peer = Counter(self._pending.values())
+        evict_from = peer if per_peer[peer] >= MAX_CONNECTIONS_PER_PEER else None
+        if evict_from is None and len(self._pending) >= MAX_CONNECTIONS:
+            evict_from = per_peer.most_common(1)[0][0]
+        if evict_from is not None:
+            oldest = next(pending for pending, address in self._pending.items() if address == evict_from)
             del self._pending[oldest]
             oldest.transport.abort()
         self._pending[writer] = peer
@@ -159,22 +158,22 @@ class HeartbeatServer:
         request, *fields = head.split("\r\n")
         verb, _, rest = request.partition(" ")
         path = rest.partition(" ")[0]
-        headers = {name.strip().lower(): value.strip() for name, _, value in (one.partition(":") for one in fields)}
-        signed = headers.get("authorization", "")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)}
+        authorization = headers.get("authorization", "")
         if verb != "GET":
-            return _http_response(405, {"error": "must be GET"})
+            return _http_response(405, {"error": "method must be GET"})
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return _http_response(413, {"error": "must have no body"})
+            return _http_response(413, {"error": "request must have no body"})
         if path == "/healthz":
             return _http_response(200, {"ok": True})
-        if not self._signer.verify_request(path, signed, time.time()):
+        if not self._signer.verify_request(path, authorization, time.time()):
             return _http_response(
-                401, {"error": f"must have Authorization: {SCHEME} with a signature of now and for this pod"}
+                401, {"error": f"Authorization must be {SCHEME} with a current signature for this pod and path"}
             )
         if path != "/heartbeat":
-            return _http_response(404, {"error": "must be /heartbeat or /healthz"})
+            return _http_response(404, {"error": "path must be /heartbeat or /healthz"})
         return _http_response(
-            200, self._source.response(time.time()), lambda body: self._signer.sign_response(signed, body)
+            200, self._source.response(time.time()), lambda body: self._signer.sign_response(authorization, body)
         )
 
 
@@ -191,7 +190,10 @@ def _http_response(code: int, content: Mapping[str, Any], sign: Callable[[bytes]
 
 
 def read_json_object(run_folder: SharedFolder, name: str, unreadable: list[str]) -> dict[str, Any] | None:
-    """A small JSON object; None where there is none. No link is followed, and a FIFO is never waited for."""
+    """A JSON object of at most `MAX_FILE_BYTES`; None if missing or unreadable (then added to `unreadable`).
+
+    Symbolic links are not followed, and opening a FIFO does not block.
+    """
     try:
         with run_folder.open(name) as file:
             text = file.read(MAX_FILE_BYTES + 1)

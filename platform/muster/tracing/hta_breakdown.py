@@ -1,8 +1,8 @@
-"""Where a device's time went: computing, doing something else, idle. Formulas of HolisticTraceAnalysis (HTA).
+"""A device's time by HolisticTraceAnalysis's (HTA's) formulas: compute, non-compute, idle.
 
-HTA looks at the device work that was launched before the last profiled step (its kernels may be cut off), with
-timestamps rounded inwards to whole microseconds. `selected` and `whole_microseconds` do the same, so that the numbers
-can be compared with HTA's to the microsecond; the report itself uses every step and full resolution.
+HTA uses the device work launched before the last profiled step (whose kernels may be cut off), with timestamps rounded
+inwards to whole microseconds. `select_device_work` and `round_to_microseconds` do the same, so that the numbers can be
+compared with HTA's to the microsecond. The report itself uses every step and full resolution.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KernelType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemporalBreakdown:
-    """Nanoseconds of one device between its first and last work; the three parts sum up to `total_ns`.
+    """Nanoseconds of one device between its first and last work; the three parts sum to `total_ns`.
 
     `non_compute_ns` is time in which only communication or memory work ran.
     """
@@ -45,24 +45,24 @@ class TemporalBreakdown:
 
 
 def kernel_type(name: str) -> KernelType:
-    """By HTA's name patterns; what is neither communication nor memory work is compute."""
+    """By HTA's name patterns; work that is neither communication nor memory is compute."""
     if COMMUNICATION_KERNEL.match(name):
         return KernelType.COMMUNICATION
     return KernelType.MEMORY if MEMORY_KERNEL.match(name) else KernelType.COMPUTE
 
 
 def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
-    """The type of each event of device work; copies and sets are memory work whatever a vendor calls them."""
+    """The type of each event of device work; memcpy and memset are memory work regardless of their name."""
     by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
     types = by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
     return np.where(work.kind == EventKind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
 
 
 def round_to_microseconds(trace: Trace) -> Trace:
-    """HTA's rounding: starts up and ends down to whole microseconds; work shorter than that becomes empty.
+    """HTA's rounding: starts up and ends down to whole microseconds; shorter work becomes empty.
 
-    HTA adds start and duration as the file has them, as floats, whose grain is a quarter of a microsecond in traces
-    of before mid-2024. The sum must be made in the same numbers, or thousands of ends round to the other side.
+    HTA adds start and duration as the floats of the file, whose resolution is a quarter of a microsecond in traces
+    written before mid-2024. This uses the same floats, else thousands of ends would round differently.
     """
     ts_us = trace.origin_us + trace.events.start / NS_PER_US
     end_us = np.floor(ts_us + trace.events.duration / NS_PER_US)
@@ -72,9 +72,9 @@ def round_to_microseconds(trace: Trace) -> Trace:
 
 
 def select_device_work(trace: Trace, *, include_last_step: bool) -> Events:
-    """Device work launched before the last profiled step begins, or with `last_step` before it ends.
+    """Device work launched before the last profiled step begins, or with `include_last_step` before it ends.
 
-    All device work when fewer than two steps were profiled: then there is nothing to tell the iterations apart by.
+    All device work if fewer than two steps were profiled.
     """
     work = trace.device_work
     steps = profiled_steps(trace)
@@ -86,7 +86,7 @@ def select_device_work(trace: Trace, *, include_last_step: bool) -> Events:
 
 
 def type_coverage(types: NDArray[np.int8], work: Spans) -> Coverage:
-    """Time cut by which types of work run in it; bit k stands for KernelType k."""
+    """The coverage of time by types of work; bit k is KernelType k."""
     return coverage([work[_of_type(types, t)] for t in KernelType])
 
 
@@ -100,7 +100,7 @@ def temporal_breakdown(types: NDArray[np.int8], work: Spans) -> TemporalBreakdow
     merged = union(work)
     if not len(merged):
         return TemporalBreakdown(0, 0, 0, 0)
-    whole = int(merged.end[-1] - merged.start[0])
-    idle = whole - total_ns(merged)
+    total = int(merged.end[-1] - merged.start[0])
+    idle = total - total_ns(merged)
     compute = total_ns(work[_of_type(types, KernelType.COMPUTE)])
-    return TemporalBreakdown(idle_ns=idle, compute_ns=compute, non_compute_ns=whole - idle - compute, total_ns=whole)
+    return TemporalBreakdown(idle_ns=idle, compute_ns=compute, non_compute_ns=total - idle - compute, total_ns=total)

@@ -1,13 +1,12 @@
-"""Read a Chrome/Kineto trace of any size in little memory.
+"""Streaming reader of Chrome/Kineto traces with bounded memory.
 
-A trace is one JSON document, often hundreds of megabytes, of which everything that matters is one long array. Decoding
-it whole costs ten times its size. So the text is cut into blocks, and each block is decoded by itself: the cut is made
-where a `}, {` stands, which may be a false one (inside a string, inside nested arguments), but a false cut leaves
-brackets or quotes open and so cannot decode; the next candidate is tried then. Damage is thereby also found where it
-is, not at "line 1", and a truncated file is known as truncated.
+A trace is one JSON document, often of hundreds of megabytes, most of it one array of events. Decoding it at once takes
+ten times its size in memory. So the text is cut into blocks at `}, {`, and each block is decoded separately. A cut may
+be wrong (inside a string or nested arguments), but then brackets or quotes are unbalanced and decoding fails, and the
+next candidate is tried. This also locates damage at its byte and detects truncated files.
 
-Any program may have written the file. Time is linear in its size, and memory bounded: what stands before the events,
-and each event, may have so many bytes and no more, and what is of another type than it should be is never built.
+The file is not trusted: time is linear in its size, memory is bounded by limits for the header and each event, and
+values of unexpected types are not built.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import open_regular
 
 BLOCK_BYTES = 1 << 20
-# No honest event is longer, nor what stands before the first: past this a block that does not decode is damaged.
+# Maximum size of one event, and of the text before the first; a larger block that does not decode is damaged.
 MAX_EVENT_BYTES = 16 << 20
-# Python's own objects take up to thirty times their text, so what msgspec refuses is looked at again up to here only.
+# Maximum text for the lenient decoder: Python's objects take up to thirty times the size of their text.
 _MAX_LENIENT_BYTES = 4 << 20
 _MAX_FIELD_BYTES = 1 << 20
 EVENT_BOUNDARY = re.compile(rb"\}\s*(?=,\s*\{)")
@@ -45,7 +44,7 @@ Scalar = int | float | str | None
 
 
 class EventArguments(msgspec.Struct, gc=False):
-    """The arguments we read; the many others are skipped without being built."""
+    """The arguments that the analysis uses; others are skipped without building them."""
 
     stream: Scalar = None
     correlation: Scalar = None
@@ -54,7 +53,7 @@ class EventArguments(msgspec.Struct, gc=False):
 
 
 class RawEvent(msgspec.Struct, gc=False):
-    """One trace event as it stands in the file; times in microseconds."""
+    """One trace event as in the file; times in microseconds."""
 
     ph: str = ""
     name: str = ""
@@ -67,25 +66,21 @@ class RawEvent(msgspec.Struct, gc=False):
 
 
 class TraceHeader(msgspec.Struct):
-    """What stands beside the events."""
+    """The fields of the document besides the events."""
 
     distributedInfo: Any = None
     deviceProperties: Any = None
-    baseTimeNanoseconds: Any = None
-    host_name: Any = None
-    muster: Any = None  # whose trace it is, where Muster's trainer wrote it
+    muster: Any = None  # written by Muster's trainer: the job's name
 
 
 _ABSENT = msgspec.Raw()
 
 
 class _Document(msgspec.Struct):
-    """The same, and the events. The fields are built later, if they are no larger than fields are."""
+    """The header fields and the events. Fields are built by `header`, up to `_MAX_FIELD_BYTES`."""
 
     distributedInfo: msgspec.Raw = _ABSENT
     deviceProperties: msgspec.Raw = _ABSENT
-    baseTimeNanoseconds: msgspec.Raw = _ABSENT
-    host_name: msgspec.Raw = _ABSENT
     muster: msgspec.Raw = _ABSENT
     traceEvents: list[RawEvent] | None = None
 
@@ -106,9 +101,9 @@ EventCallback = Callable[[list[RawEvent]], None]
 
 @dataclass(frozen=True, slots=True)
 class TraceLimits:
-    """What one trace may take: bytes of text once it is unpacked, and events that are kept in memory.
+    """Limits for one trace: uncompressed bytes, and events kept in memory.
 
-    The defaults are about fifteen and six times what a trace of 280 MB of JSON with 870,000 events has.
+    The defaults are about fifteen and six times those of a trace of 280 MB of JSON with 870,000 events.
     """
 
     text_bytes: int = MAX_TEXT_BYTES
@@ -121,10 +116,10 @@ DEFAULT_LIMITS = TraceLimits()
 def stream_events(
     path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES
 ) -> TraceHeader:
-    """Give every event of the file to `take`, block by block; plain and gzip files alike.
+    """Call `on_events` with the events of the file, block by block. The file may be gzipped.
 
-    Raises InvalidTrace, naming the file and the byte (of the uncompressed text), for a truncated or damaged one;
-    with reason NotATrace for well-formed JSON without events, and TooLarge for a text of more than `most_bytes`.
+    Raises InvalidTrace, with the file and the byte (of the uncompressed text), for a truncated or damaged file; with
+    reason NotATrace for valid JSON without events, and TooLarge for more than `max_bytes` of uncompressed text.
     """
     with open_regular(path) as file:
         return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes)
@@ -133,15 +128,15 @@ def stream_events(
 def stream_file(
     file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int
 ) -> TraceHeader:
-    """The same of an open file, from its beginning; `path` is its name in messages."""
+    """As `stream_events`, for an open file, from its beginning; `path` is used in messages."""
     try:
         file.seek(0)
-        packed = file.read(2) == GZIP_MAGIC
+        compressed = file.read(2) == GZIP_MAGIC
         file.seek(0)
-        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
+        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
         return _EventStream(path, source, on_events, block_bytes, max_bytes).run()
     except RecursionError as error:
-        raise InvalidTrace(f"{path}: damaged: nested deeper than any trace") from error
+        raise InvalidTrace(f"{path}: damaged: nested too deeply") from error
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise InvalidTrace(f"{path}: damaged gzip data: {error}") from error
@@ -149,7 +144,7 @@ def stream_file(
 
 
 class _EventStream:
-    """One pass over one file: `buffer` is text not yet decoded, `base` the file offset at which it begins."""
+    """One pass over one file: `buffer` is text not yet decoded, `offset` its offset in the uncompressed text."""
 
     def __init__(
         self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int
@@ -172,7 +167,7 @@ class _EventStream:
             if self._decode_block():
                 need = self.block_bytes
             elif len(self.buffer) < MAX_EVENT_BYTES:
-                # Either no event ends in this block, or the array does: more text tells.
+                # Either no event ends in this block, or the array does: read more.
                 need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
             else:
                 self._fail(self.buffer, b"", "")
@@ -187,13 +182,15 @@ class _EventStream:
         self.at_end = not block
         if self.offset + len(self.buffer) > self.max_bytes:
             raise InvalidTrace(
-                f"{self.path}: unpacks to more than {self.max_bytes} bytes, the limit of --max-trace-bytes",
+                f"{self.path}: must have at most {self.max_bytes} bytes uncompressed (--max-trace-bytes)",
                 reason=TOO_LARGE,
             )
 
     def _read_header(self) -> tuple[TraceHeader, bytes]:
-        """Step past what stands before the first event; return it, and what is missing in front of the rest."""
-        passed, depth, need = 0, 0, self.block_bytes  # up to `passed`, which lies outside of strings, all is counted
+        """Consume the text before the first event. Returns the header fields in it, and the prefix that makes the
+        remaining text a complete document."""
+        # `depth` is the nesting depth at `passed`, a position outside of strings.
+        passed, depth, need = 0, 0, self.block_bytes
         while True:
             while len(self.buffer) < need and not self.at_end:
                 self._read()
@@ -202,7 +199,7 @@ class _EventStream:
                 return TraceHeader(), b"["
             for match in EVENTS_KEY.finditer(self.buffer, passed):
                 if self.buffer.endswith(b"\\", 0, match.start()):
-                    continue  # the end of another name
+                    continue  # an escaped quote: the end of another string
                 depth += _depth_change(self.buffer[passed : match.start()])
                 passed = match.start()
                 if depth == 1:
@@ -212,15 +209,15 @@ class _EventStream:
             need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
 
     def _decode_header(self, end: int) -> TraceHeader:
-        """What stands before the events, which begin at `end`."""
+        """The header fields before the events, which begin at `end`."""
         text = self.buffer[:end] + b"[]}"
         try:
             header = _document_decoder.decode(text).header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            loose = _decode_leniently(text)
-            if not isinstance(loose, dict):
+            decoded = _decode_leniently(text)
+            if not isinstance(decoded, dict):
                 self._fail(text, b"", str(error))
-            header = _header_from(loose)
+            header = _header_from(decoded)
         self._consume(end + 1)
         return header
 
@@ -231,10 +228,10 @@ class _EventStream:
             _syntax_decoder.decode(self.buffer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(self.buffer, b"", str(error))
-        raise InvalidTrace(f"{self.path}: is JSON without traceEvents, so not a trace", reason=NOT_A_TRACE)
+        raise InvalidTrace(f"{self.path}: not a trace: JSON without traceEvents", reason=NOT_A_TRACE)
 
     def _decode_block(self) -> bool:
-        """Decode up to the last event that ends in the buffer; False if none of the last candidates is a real end."""
+        """Decode up to the last event that ends in the buffer; False if none of the last four cuts can be decoded."""
         tail = max(0, len(self.buffer) - (256 << 10))
         cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)][-4:]
         for cut in reversed(cuts):
@@ -246,7 +243,7 @@ class _EventStream:
         return False
 
     def _decode_tail(self, closing: bytes) -> TraceHeader:
-        """Decode the last events together with what stands behind them."""
+        """Decode the last events and the header fields after them."""
         text = closing + self.buffer
         try:
             if closing == b"[":
@@ -256,13 +253,13 @@ class _EventStream:
             self.on_events(document.traceEvents or [])
             return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            loose = _decode_leniently(text)
-            if loose is None:
+            decoded = _decode_leniently(text)
+            if decoded is None:
                 self._fail(text, closing, str(error))
-        if isinstance(loose, dict):
-            self.on_events(_lenient_events(loose.get("traceEvents")))
-            return _header_from(loose)
-        self.on_events(_lenient_events(loose))
+        if isinstance(decoded, dict):
+            self.on_events(_lenient_events(decoded.get("traceEvents")))
+            return _header_from(decoded)
+        self.on_events(_lenient_events(decoded))
         return TraceHeader()
 
     def _consume(self, count: int) -> None:
@@ -278,8 +275,10 @@ class _EventStream:
                 message, prefix = str(error), b"["
         found = re.search(r"\(byte (\d+)\)", message)
         if found is None and not self.at_end:
-            most = f"{MAX_EVENT_BYTES >> 20} MiB"
-            raise InvalidTrace(f"{self.path}: no event ends within {most} after byte {self.offset}: none may be larger")
+            raise InvalidTrace(
+                f"{self.path}: an event must have at most {MAX_EVENT_BYTES >> 20} MiB; "
+                f"got a larger one after byte {self.offset}"
+            )
         if found is None and "truncated" not in message:
             raise InvalidTrace(f"{self.path}: damaged after byte {self.offset}: {message}")
         if found is None:
@@ -290,9 +289,9 @@ class _EventStream:
 
 
 def _depth_change(text: bytes) -> int:
-    """How many more brackets and braces the text opens than it closes; it begins outside of strings."""
-    bare = _STRING.sub(b"", text)
-    return sum(map(bare.count, (b"{", b"["))) - sum(map(bare.count, (b"}", b"]")))
+    """Opening minus closing brackets and braces of a text that begins outside of strings."""
+    without_strings = _STRING.sub(b"", text)
+    return sum(map(without_strings.count, (b"{", b"["))) - sum(map(without_strings.count, (b"}", b"]")))
 
 
 def _header_from(document: dict[str, Any]) -> TraceHeader:
@@ -300,7 +299,7 @@ def _header_from(document: dict[str, Any]) -> TraceHeader:
 
 
 def _merge_headers(head: TraceHeader, tail: TraceHeader) -> TraceHeader:
-    """Fields may stand before or behind the events, by the profiler's version."""
+    """The profiler's version determines whether a field comes before or after the events."""
     return TraceHeader(
         **{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__}
     )
@@ -311,18 +310,18 @@ def _first_known(a: Any, b: Any) -> Any:
 
 
 def _decode_events(text: bytes) -> list[RawEvent] | None:
-    """The events of one array; None if the text is no whole array."""
+    """The events of one array; None if the text is not a complete array."""
     try:
         return _events_decoder.decode(text)
     except msgspec.ValidationError:
         return _lenient_events(_decode_leniently(text))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Broken JSON is usually just a false cut; NaN and stray control characters are worth a second look only when
-        # they are there.
+        # Invalid JSON is usually a wrong cut; the slow lenient decoder runs only if the text has NaN or control
+        # characters.
         if not _NONSTANDARD_JSON.search(text):
             return None
-        loose = _decode_leniently(text)
-        return None if loose is None else _lenient_events(loose)
+        decoded = _decode_leniently(text)
+        return None if decoded is None else _lenient_events(decoded)
 
 
 _NONSTANDARD_JSON = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
@@ -330,9 +329,9 @@ _BARE_NUMBERS = re.compile(r":\s*-?(?:nan|inf)\b", re.IGNORECASE)
 
 
 def _decode_leniently(text: bytes) -> Any:
-    """JSON as some profilers write it: NaN and inf as numbers, raw control characters, bytes that are not UTF-8.
+    """Decode JSON as some profilers write it: with NaN and inf, raw control characters, bytes that are not UTF-8.
 
-    None for what is none, or too large to be built.
+    None for invalid JSON, and for text of more than `_MAX_LENIENT_BYTES`.
     """
     if len(text) > _MAX_LENIENT_BYTES:
         return None
@@ -343,14 +342,14 @@ def _decode_leniently(text: bytes) -> Any:
 
 
 def _lenient_events(values: Any) -> list[RawEvent]:
-    """Events whose fields have unexpected types: what can be converted is, the rest becomes an event without times."""
+    """Events with fields of unexpected types, converted if possible; others become events without times."""
     return [_lenient_event(v) for v in values] if isinstance(values, list) else []
 
 
 def _lenient_event(value: Any) -> RawEvent:
-    for kept in (value, {**value, "args": None} if isinstance(value, dict) else None):
+    for fields in (value, {**value, "args": None} if isinstance(value, dict) else None):
         try:
-            return msgspec.convert(kept, RawEvent, strict=False)
+            return msgspec.convert(fields, RawEvent, strict=False)
         except msgspec.ValidationError:
             continue
     return RawEvent(ph="unusable")

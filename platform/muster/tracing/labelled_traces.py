@@ -1,4 +1,4 @@
-"""The traces of one report as rows: each with the name that pictures and sentences give it."""
+"""The traces of a report with the labels used in charts and findings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from muster.tracing.analysis import TraceSummary
 
 @dataclass(frozen=True, slots=True)
 class LabelledTrace:
-    """One analysed trace under the name that the pictures give it."""
+    """An analysed trace and its label."""
 
     label: str
     trace: TraceSummary
 
 
 def label_traces(summaries: Sequence[TraceSummary]) -> tuple[LabelledTrace, ...]:
-    """`rank 3`, with the file's name where that alone would not tell two traces apart."""
+    """Label each trace `rank 3`, with the file name added if the rank is not unique."""
     ranks = [t.rank for t in summaries]
     return tuple(
         LabelledTrace(
@@ -36,13 +36,13 @@ def _short_source(source: str) -> str:
 
 
 def choose_timeline_step(summaries: Sequence[TraceSummary]) -> int | None:
-    """Of the steps that most ranks have a picture of, the one whose slowest rank is the median."""
-    slowest: dict[int, list[float]] = {}
+    """Of the steps for which most ranks have a timeline, the one with the median slowest rank."""
+    durations: dict[int, list[float]] = {}
     for trace in summaries:
-        for picture in trace.timelines:
-            slowest.setdefault(picture.step, []).append(picture.duration_s)
-    if not slowest:
+        for timeline in trace.timelines:
+            durations.setdefault(timeline.step, []).append(timeline.duration_s)
+    if not durations:
         return None
-    most = max(len(times) for times in slowest.values())
-    common = sorted((max(times), step) for step, times in slowest.items() if len(times) == most)
+    max_ranks = max(len(times) for times in durations.values())
+    common = sorted((max(times), step) for step, times in durations.items() if len(times) == max_ranks)
     return common[(len(common) - 1) // 2][1]

@@ -1,4 +1,4 @@
-"""The collector's list of what it has collected: the truth about which traces exist, replaced atomically."""
+"""The manifest: the collector's list of collected traces, replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from muster.tracing.spool_claims import TRACES
 
 MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
 MAX_MANIFEST_BYTES = 16 << 20
-"""Of a manifest that is read."""
+"""Limit for reading a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
     """One trace. `file` is relative to the traces folder; `bytes` and `sha256` are those of that file, `raw_bytes`
-    the size of the JSON text; `collected_at` in Unix seconds; `reason` says why a corrupt one is corrupt.
+    is the size of the JSON text; `collected_at` is in Unix seconds; `reason` is set if `status` is "corrupt".
     """
 
     file: str
@@ -39,7 +39,7 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTrace:
-    """A finished trace that could not be collected yet; it stays claimed and is tried again. `file` as in the spool."""
+    """A claimed trace that could not be collected yet and is retried. `file` as in the spool, `since` Unix seconds."""
 
     file: str
     reason: str
@@ -48,7 +48,7 @@ class WaitingTrace:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one pod's collector knows; both lists are ordered by file."""
+    """The traces of one pod's collector; both lists are ordered by file."""
 
     role: str
     index: int
@@ -60,42 +60,42 @@ class Manifest:
         return f"manifest-{self.role}-{self.index}.json"
 
     def entry(self, file: str) -> TraceEntry | None:
-        """The entry of this file, if there is one."""
+        """The entry of this file, or None."""
         return next((entry for entry in self.traces if entry.file == file), None)
 
     def with_entry(self, entry: TraceEntry) -> Manifest:
-        """With this entry instead of any other for the same file."""
+        """A copy with this entry, which replaces an entry of the same file."""
         others = [e for e in self.traces if e.file != entry.file]
         return replace(self, traces=tuple(sorted([*others, entry], key=lambda e: e.file)))
 
     def with_waiting(self, waiting: list[WaitingTrace]) -> Manifest:
-        """With this list of what waits."""
+        """A copy with this list of waiting traces."""
         return replace(self, waiting=tuple(sorted(waiting, key=lambda w: w.file)))
 
 
 def read_manifest(run: SharedFolder, name: str) -> Manifest:
-    """A manifest of a run folder. Raises InvalidTrace if the file is none or not this pod's, FileNotFoundError if there
-    is none."""
+    """Read a manifest of a run folder. Raises InvalidTrace if the file is invalid or names another pod,
+    FileNotFoundError if it is missing."""
     path = f"{TRACES}/{name}"
     try:
         manifest = parse_manifest(run.read(path, MAX_MANIFEST_BYTES), str(run.path / path))
     except IrregularFile as error:
         raise InvalidTrace(f"{run.path / path}: {error.strerror}") from error
-    if manifest.name != name:  # from it follow names of files
-        raise InvalidTrace(f"{run.path / path}: is the manifest of another pod: {manifest.name!r}")
+    if manifest.name != name:  # role and index determine file names
+        raise InvalidTrace(f"{run.path / path}: must be the manifest of this pod; got {manifest.name!r}")
     return manifest
 
 
 def parse_manifest(content: bytes, source: str) -> Manifest:
-    """Raises InvalidTrace, which names `where`, if this is no manifest."""
+    """Decode a manifest. Raises InvalidTrace, with `source` in its message."""
     try:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidTrace(f"{source}: is no manifest: {error}") from error
+        raise InvalidTrace(f"{source}: invalid manifest: {error}") from error
 
 
 def manifest_names(run: SharedFolder) -> list[str]:
-    """The files in the traces folder that are manifests by their name."""
+    """The files in the traces folder with the name of a manifest."""
     return [name for name in run.file_names(TRACES) if MANIFEST_NAME.fullmatch(name)]
 
 
@@ -109,7 +109,7 @@ def read_manifests(run: SharedFolder) -> list[Manifest]:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is written."""
+    """The manifest as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 

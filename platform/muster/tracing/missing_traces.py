@@ -1,4 +1,4 @@
-"""Why steps that were to be traced have no trace, by the events that the trainer wrote (docs/run-folder.md)."""
+"""Why steps configured for tracing have no trace, from the trainer's events (docs/run-folder.md)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _MAX_MESSAGE_LENGTH = 500  # characters of a message
 
 
 def missing_trace_reasons(folder: RunFolder) -> list[str]:
-    """Sentences about the newest attempt that was to be traced: what could not be written; and, where there is no trace
-    at all, that its steps were not reached, or not yet."""
+    """Sentences about the newest attempt configured for tracing: traces that could not be written and, if there is no
+    trace at all, that its steps were not reached, or not yet."""
     events = [event for event in folder.events if event.kind in ("trace_planned", "trace_missed", "trace_failed")]
     attempt = max((event.attempt for event in events), default=0)
     newest = [event for event in events if event.attempt == attempt]
@@ -30,6 +30,6 @@ def _sentence(event: RunEvent) -> str:
 
 
 def _newest_step_phrase(folder: RunFolder) -> str:
-    steps = [beat.step for beat in folder.heartbeats if beat.step is not None]
+    steps = [heartbeat.step for heartbeat in folder.heartbeats if heartbeat.step is not None]
     steps += [int(metrics.step[-1]) for metrics in folder.metrics]
     return f"the newest step is {max(steps)}" if steps else "no step is known"

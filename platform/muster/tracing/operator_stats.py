@@ -1,4 +1,4 @@
-"""Which operators and kernels the time went to."""
+"""Operators and kernels by time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.tracing.time_breakdown import COMPILED_GRAPH, FRAME_NAME
 
 @dataclass(frozen=True, slots=True)
 class OperatorStats:
-    """One name, all calls taken together. `total_ns` and `mean_ns` are self time: callees are not counted."""
+    """All calls of one name. `total_ns` and `mean_ns` are self time, without callees."""
 
     name: str
     calls: int
@@ -27,14 +27,17 @@ class OperatorStats:
 
 
 def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
-    """CPU operators, longest self time first. Annotations and torch's own frames around Python code nest with them but
-    are not listed, compiled graphs aside: what they do themselves is Python."""
+    """CPU operators, longest self time first.
+
+    Annotations and torch's operators around Python code are part of the call tree but not listed, except compiled
+    graphs: their self time is Python.
+    """
     nested = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
     self_ns = np.zeros(len(nested), dtype=np.int64)
     for row in np.unique(nested.thread):
-        here = np.flatnonzero(nested.thread == row)
-        tree = build_call_tree(nested[here])
-        self_ns[here[tree.order]] = tree.self_time()
+        of_thread = np.flatnonzero(nested.thread == row)
+        tree = build_call_tree(nested[of_thread])
+        self_ns[of_thread[tree.order]] = tree.self_time()
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)
     frames = np.array([FRAME_NAME.match(name) is not None for name in trace.names], dtype=bool)
     ops = ((nested.kind == EventKind.CPU_OP) & ~frames[nested.name]) | compiled[nested.name]
@@ -55,7 +58,7 @@ def _by_name(trace: Trace, events: Events, ns: Int64) -> tuple[OperatorStats, ..
 
 
 def merge_operators(lists: list[tuple[OperatorStats, ...]]) -> tuple[OperatorStats, ...]:
-    """The same over several traces."""
+    """Sum calls and times by name over several traces, longest first."""
     sums: dict[str, tuple[int, int]] = {}
     for operators in lists:
         for op in operators:
@@ -67,7 +70,7 @@ def merge_operators(lists: list[tuple[OperatorStats, ...]]) -> tuple[OperatorSta
 
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}")
 _WORDS = re.compile(r"[A-Za-z_]\w{3,}")
-# Words of a kernel's template arguments that say nothing about which kernel it is.
+# Words in template arguments that do not identify a kernel.
 _FILLER_WORDS = """
 anonymous array Array bool c10 char const constexpr cuda cute cutlass decltype detail double
 elementwise float gpu_kernel_impl gpu_kernel_impl_nocast half Half BFloat16 int lambda long native
@@ -81,7 +84,7 @@ _FILLERS = frozenset(_FILLER_WORDS.split())
 
 
 def short_name(name: str, max_length: int = 64) -> str:
-    """A kernel's name without return type and arguments; of its template, the first word that tells it from others.
+    """A kernel's name without return type and arguments, with the first distinctive word of its template arguments.
 
     >>> short_name("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)")
     'elementwise_kernel<CUDAFunctor_add>'
@@ -99,12 +102,12 @@ def short_name(name: str, max_length: int = 64) -> str:
         return _truncate(name, max_length)
     base = words[-1].rsplit("::", 1)[-1] or words[-1]
     base = words[-1] if base in _FILLERS else base
-    telling = next((w for w in _WORDS.findall(_template_arguments(plain)) if w not in _FILLERS and w != base), "")
-    return _truncate(f"{_truncate(base, max_length // 2)}<{telling}>" if telling else base, max_length)
+    distinctive = next((w for w in _WORDS.findall(_template_arguments(plain)) if w not in _FILLERS and w != base), "")
+    return _truncate(f"{_truncate(base, max_length // 2)}<{distinctive}>" if distinctive else base, max_length)
 
 
 def _template_arguments(name: str) -> str:
-    """What stands between the first `<` and its `>`."""
+    """The text between the first `<` and its `>`."""
     opening = name.find("<")
     if opening < 0:
         return ""

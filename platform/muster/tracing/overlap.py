@@ -1,4 +1,4 @@
-"""How much communication hides behind computation."""
+"""The overlap of communication with computation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.tracing.spans import Spans, intersect, total_ns
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Nanoseconds of communication, and of it those in which computation ran as well."""
+    """Nanoseconds of communication, and those during which computation ran as well."""
 
     communication_ns: int
     overlapped_ns: int
@@ -21,5 +21,5 @@ class Overlap:
 
 
 def overlap(communication: Spans, computation: Spans) -> Overlap:
-    """Both sides are unions: two collectives at once count once."""
+    """The overlap of two sets; concurrent spans within a set count once."""
     return Overlap(total_ns(communication), total_ns(intersect(communication, computation)))

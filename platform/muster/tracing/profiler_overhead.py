@@ -1,5 +1,7 @@
-"""What tracing itself takes: between two steps a rank starts its profiler or writes its trace. No step time counts
-that, but ranks that are done sooner wait in the step that follows; so that step says nothing about the others."""
+"""The overhead of tracing: between two steps a rank starts its profiler or writes its trace.
+
+Step times do not include it, but ranks that finish earlier wait in the following step, so medians exclude that step.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ from muster.tracing.run_folder import Float64, RankMetrics, finite_values
 
 @dataclass(frozen=True, slots=True)
 class ProfilerOverhead:
-    """To start the profiler took `started_s` and to write the trace `written_s` before `step`, on the rank where it
-    took longest, which is `rank`; 0 for what was not done there. On the rank that was done first (perhaps with
-    nothing to do) it took `spread_s` less."""
+    """The overhead before `step` on the slowest rank, `rank`: `start_s` for starting the profiler, `write_s` for
+    writing the trace. On the fastest rank it was `spread_s` less. In seconds."""
 
     step: int
     rank: int
@@ -27,13 +28,13 @@ class ProfilerOverhead:
 
 def profiler_overheads(metrics: Sequence[RankMetrics]) -> tuple[ProfilerOverhead, ...]:
     """One for each step before which any rank started its profiler or wrote its trace, in order of steps."""
-    took = [np.nan_to_num(m.trace_start_s) + np.nan_to_num(m.trace_write_s) for m in metrics]
-    steps = sorted({int(step) for m, seconds_ in zip(metrics, took, strict=True) for step in m.step[seconds_ > 0]})
-    return tuple(_slowest_rank([pause for m in metrics for pause in _overheads_at(m, step)]) for step in steps)
+    totals = [np.nan_to_num(m.trace_start_s) + np.nan_to_num(m.trace_write_s) for m in metrics]
+    steps = sorted({int(step) for m, total in zip(metrics, totals, strict=True) for step in m.step[total > 0]})
+    return tuple(_slowest_rank([overhead for m in metrics for overhead in _overheads_at(m, step)]) for step in steps)
 
 
 def _overheads_at(metrics: RankMetrics, step: int) -> list[ProfilerOverhead]:
-    """The rank's own at this step, if it got there."""
+    """The rank's overhead before this step; empty if it did not reach the step."""
     return [
         ProfilerOverhead(
             step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s))
@@ -42,8 +43,8 @@ def _overheads_at(metrics: RankMetrics, step: int) -> list[ProfilerOverhead]:
     ]
 
 
-def _slowest_rank(of_ranks: list[ProfilerOverhead]) -> ProfilerOverhead:
-    ordered = sorted(of_ranks, key=lambda pause: (_total_s(pause), -pause.rank))
+def _slowest_rank(overheads: list[ProfilerOverhead]) -> ProfilerOverhead:
+    ordered = sorted(overheads, key=lambda overhead: (_total_s(overhead), -overhead.rank))
     return replace(ordered[-1], spread_s=_total_s(ordered[-1]) - _total_s(ordered[0]))
 
 
@@ -52,30 +53,31 @@ def _total_s(overhead: ProfilerOverhead) -> float:
 
 
 def steady_median(metrics: RankMetrics, values: Float64, overheads: Sequence[ProfilerOverhead]) -> float | None:
-    """The median of these values of a rank's steps, but for the steps after a pause; of all where there are no others,
-    None where nothing is known."""
-    after = np.isin(metrics.step, [pause.step for pause in overheads])
-    known = finite_values(values[~after])
+    """The median of a rank's values without the steps that follow profiler overhead; of all steps if there are no
+    others; None without values."""
+    affected = np.isin(metrics.step, [overhead.step for overhead in overheads])
+    known = finite_values(values[~affected])
     known = known if len(known) else finite_values(values)
     return float(np.median(known)) if len(known) else None
 
 
 def overhead_sentences(overheads: Sequence[ProfilerOverhead], min_s: float) -> list[str]:
-    """A sentence on the longest start and the longest writing, as far as they took `least_s` or longer."""
+    """A sentence about the longest start and the longest write that took at least `min_s`; empty without any."""
     kinds = (
-        ("the profiler was started", [(pause.start_s, pause) for pause in overheads]),
-        ("the trace was written", [(pause.write_s, pause) for pause in overheads]),
+        ("the profiler was started", [(overhead.start_s, overhead) for overhead in overheads]),
+        ("the trace was written", [(overhead.write_s, overhead) for overhead in overheads]),
     )
-    longest = [(what, *max(took, key=lambda part: (part[0], -part[1].step))) for what, took in kinds if took]
-    parts = [(what, long, pause) for what, long, pause in longest if long > 0 and long >= min_s]
+    longest = [(action, *max(times, key=lambda part: (part[0], -part[1].step))) for action, times in kinds if times]
+    parts = [(action, time_s, overhead) for action, time_s, overhead in longest if time_s > 0 and time_s >= min_s]
     if not parts:
         return []
-    named = " and ".join(f"before step {pause.step} {what} ({_describe(long, pause)})" for what, long, pause in parts)
-    steps = "that step" if len(parts) == 1 else "these steps"
-    waiting = "; in it" if len(parts) == 1 else "; in them"
-    apart = any(pause.spread_s >= min_s for _, _, pause in parts)
-    waits = f"{waiting} ranks that were done sooner wait for the others" if apart else ""
-    return [f"{named[:1].upper()}{named[1:]}. No step time counts that, and medians leave {steps} out{waits}."]
+    actions = " and ".join(
+        f"before step {overhead.step} {action} ({_describe(time_s, overhead)})" for action, time_s, overhead in parts
+    )
+    steps, pronoun = ("this step", "it") if len(parts) == 1 else ("these steps", "them")
+    uneven = any(overhead.spread_s >= min_s for _, _, overhead in parts)
+    waits = f"; in {pronoun}, faster ranks wait for the others" if uneven else ""
+    return [f"{actions[:1].upper()}{actions[1:]}. Step times do not include this; medians exclude {steps}{waits}."]
 
 
 def _describe(duration_s: float, overhead: ProfilerOverhead) -> str:
@@ -88,6 +90,6 @@ def _describe(duration_s: float, overhead: ProfilerOverhead) -> str:
 
 
 def slow_step_cause(step: int, overheads: Sequence[ProfilerOverhead]) -> str:
-    """What tracing did before this step, in two words; empty when nothing."""
-    pause = next((pause for pause in overheads if pause.step == step), None)
-    return "" if pause is None else "trace written" if pause.write_s else "profiler started"
+    """What tracing did before this step: "trace written", "profiler started" or empty."""
+    overhead = next((overhead for overhead in overheads if overhead.step == step), None)
+    return "" if overhead is None else "trace written" if overhead.write_s else "profiler started"

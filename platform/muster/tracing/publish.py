@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also when the machine loses power or the disk is full."""
+"""Atomic file replacement, compression and digests of published traces."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import IO
 from muster.tracing.shared_folder import SharedFolder
 
 BLOCK_BYTES = 1 << 20
-# What zlib itself takes for its default: 30% smaller than level 1 for twice the time, still over 150 MB/s.
+# zlib's default: 30% smaller than level 1 in twice the time, still over 150 MB/s.
 GZIP_LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDigest:
-    """What was published: size and SHA-256 of the file as it lies there."""
+    """Size and SHA-256 of a published file."""
 
     bytes: int
     sha256: str
 
 
 def write_atomically(path: Path, data: bytes, *, owner: str) -> None:
-    """Replace `path` by `data`; links in its folder are followed, one in its place is replaced."""
+    """Replace the file `path`. Symbolic links in its folder are followed; a link at `path` itself is replaced."""
     SharedFolder(path.parent).write(path.name, data, owner=owner)
 
 
 def compress(source: IO[bytes], target: IO[bytes], size: int) -> ContentDigest:
-    """Gzip the first `size` bytes of `source` into `target`, which is empty and may be read.
+    """Gzip the first `size` bytes of `source` into `target`, which must be empty, readable and writable.
 
-    The same content gives the same bytes, so that doing it again changes nothing.
+    Deterministic: the same content gives the same bytes.
     """
     source.seek(0)
     with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=GZIP_LEVEL, mtime=0) as packed:

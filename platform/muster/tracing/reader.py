@@ -1,4 +1,4 @@
-"""From a trace file to a `Trace`: columns filled block by block, so that memory follows what is kept, not the file."""
+"""Reads a trace file into a `Trace`, block by block, so that memory depends on the kept columns, not on the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from muster.tracing.json_stream import (
     stream_file,
 )
 
-# Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
+# torch before 1.12 writes the capitalised names.
 EVENT_KINDS = {
     "cpu_op": EventKind.CPU_OP,
     "Operator": EventKind.CPU_OP,
@@ -39,37 +39,32 @@ EVENT_KINDS = {
     "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
 }
 MAX_NAME_CHARACTERS = 256 << 20
-# The profiler's own span would hide everything under it; Python frames are most of a with_stack trace and unused here.
+# The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInfo:
-    """What can be told without keeping the events: enough to accept a file."""
+def validate_trace(file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES) -> int:
+    """Decode the complete file without keeping it; returns the number of events.
 
-    events: int
-    rank: int | None
-
-
-def validate_trace(file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES) -> TraceInfo:
-    """Decode the whole file and keep nothing. Raises InvalidTrace as `scan_file` does, or if it holds no event."""
+    Raises InvalidTrace as `stream_file` does, or if the trace has no events.
+    """
     counts: list[int] = []
-    header = stream_file(file, path, lambda events: counts.append(len(events)), max_bytes=max_bytes)
+    stream_file(file, path, lambda events: counts.append(len(events)), max_bytes=max_bytes)
     if not sum(counts):
-        raise InvalidTrace(f"{path}: holds no events")
-    return TraceInfo(events=sum(counts), rank=_distributed(header)[0])
+        raise InvalidTrace(f"{path}: has no events")
+    return sum(counts)
 
 
 def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
     """Read one trace, `.json` or gzipped.
 
-    Raises InvalidTrace (file and byte named) if it is truncated, damaged, no trace or past the limits, and OSError if
-    it cannot be opened. Events without a time or of an impossible one are counted in `unusable` and left out.
+    Raises InvalidTrace (with file and byte) if it is truncated, damaged, not a trace or exceeds the limits, and OSError
+    if it cannot be opened. Events without a valid time are skipped and counted in `invalid_events`.
     """
     columns = _ColumnBuilder(path, limits.events)
     header = stream_events(path, columns.add, max_bytes=limits.text_bytes)
     if not columns.decoded_events:
-        raise InvalidTrace(f"{path}: holds no events")
+        raise InvalidTrace(f"{path}: has no events")
     rank, world_size, backend = _distributed(header)
     origin_us, events = columns.events()
     return Trace(
@@ -79,7 +74,6 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
         backend=backend,
         device=_device(header),
         job=_job(header),
-        base_ns=header.baseTimeNanoseconds if isinstance(header.baseTimeNanoseconds, int) else None,
         origin_us=origin_us,
         decoded_events=columns.decoded_events,
         invalid_events=columns.invalid_events,
@@ -94,12 +88,12 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
 
 @dataclass(slots=True)
 class _ColumnBuilder:
-    """Columns under construction: arrays of each block, and the tables that give every name and thread a number."""
+    """Collects the arrays of each block, and numbers names and threads."""
 
     path: Path
     max_events: int
     rows: int = 0
-    name_characters: int = 0  # of names, of which each is kept once
+    name_characters: int = 0  # of distinct names
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
@@ -129,13 +123,14 @@ class _ColumnBuilder:
         self.rows += len(kept)
         if self.rows + len(self.thread_names) > self.max_events:
             raise InvalidTrace(
-                f"{self.path}: keeps more than {self.max_events} events, the limit of --max-trace-events",
+                f"{self.path}: must have at most {self.max_events} events (--max-trace-events)",
                 reason=TOO_LARGE,
             )
         self.name_characters += sum(map(len, {event.name for event in kept} - self.names.keys()))
         if self.name_characters > MAX_NAME_CHARACTERS:
             raise InvalidTrace(
-                f"{self.path}: has more than {MAX_NAME_CHARACTERS} characters of names", reason=TOO_LARGE
+                f"{self.path}: event names must have at most {MAX_NAME_CHARACTERS} characters in total",
+                reason=TOO_LARGE,
             )
 
     def _to_arrays(self, kept: list[RawEvent]) -> tuple[Any, ...]:
@@ -168,7 +163,7 @@ class _ColumnBuilder:
         kind, name, thread, ts, dur, stream, correlation, collective = (
             np.concatenate(parts) for parts in zip(*self.blocks, strict=True)
         )
-        # Times are large floats of microseconds: only after the origin is taken off do nanoseconds survive.
+        # Times are large floats in microseconds: subtract the origin first to keep nanosecond precision.
         origin = float(np.floor(ts.min()))
         start = np.rint((ts - origin) * 1000).astype(np.int64)
         end = np.rint((ts - origin + dur) * 1000).astype(np.int64)
@@ -176,13 +171,13 @@ class _ColumnBuilder:
 
 
 def _stream_ids(values: list[int]) -> Int32:
-    """Stream ids; "no stream" is written as 2**32 - 1 by some profilers."""
+    """Stream ids; some profilers write 2**32 - 1 for "no stream"."""
     array = np.array(values, dtype=np.int64)
     return np.where((array < 0) | (array >= 1 << 31), -1, array).astype(np.int32)
 
 
 def _parse_id(value: Any) -> int:
-    """An id as the profiler wrote it; ids that are no number count as absent."""
+    """A non-negative integer id; -1 for other values."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,10 +1,10 @@
-"""The report of a job: what its run folder and its traces say across ranks, as one value, one page, one JSON file.
+"""Builds the report of a job from its run folder and traces: a `Report`, an HTML page and a JSON file.
 
     from muster.tracing.report import build, render_terminal
     report = build("runs/llama-8b")          # writes report/report.html and report/report.json there
     render_terminal(report, rich.console.Console())
 
-Any folder of torch.profiler traces will do as well, or some traces; then the parts that need metrics are left out.
+It also accepts any folder of torch.profiler traces, or a list of traces; the report then has no metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from muster.tracing.terminal_report import render_report
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 
-_MAX_STEM_LENGTH = 60  # characters, which are at most four bytes each: of a file's name 255 bytes may be used
+_MAX_STEM_LENGTH = 60  # characters of at most four bytes each; a file name may have 255 bytes
 
 
 def build(
@@ -40,33 +40,32 @@ def build(
     workers: int = 1,
     limits: TraceLimits = DEFAULT_LIMITS,
 ) -> Report:
-    """Analyse a run folder, any folder of traces, or some traces, and write a page and, beside it, the same as JSON.
+    """Analyse a run folder, any folder of traces, or a list of traces, and write an HTML page and a JSON file.
 
-    A folder's are report.html and report.json; those of one trace or several have names of their own, so that they
-    leave the folder's alone. `out` is the folder for both (default: `report` in the folder, or beside the first trace);
-    `name` the job's name where the folder does not tell it; `workers` how many processes read traces; with more than
-    one, a script that calls this needs the `__main__` guard that multiprocessing asks for. A trace past the `limits` is
-    left out and named.
-    Raises InvalidTrace if there is nothing to report on, OSError if the report cannot be written.
+    The files of a folder are report.html and report.json; those of traces have other names. `out` is the folder for
+    both (default: `report` in the folder, or next to the first trace); `name` is the job's name, for a folder that does
+    not contain it; `workers` is the number of processes that read traces: with more than one, the calling script needs
+    the `__main__` guard of multiprocessing. Traces that exceed `limits` are listed in `skipped`.
+    Raises InvalidTrace if there is nothing to report, OSError if the report cannot be written.
     """
     paths = [Path(run)] if isinstance(run, str | os.PathLike) else [Path(path) for path in run]
     if not paths:
-        raise InvalidTrace("no trace was named")
+        raise InvalidTrace("must name a folder or at least one trace")
     first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
-    read = read_selected_traces(paths) if of_traces else read_run_folder(first)
-    report = _utf8_safe(analyse_run(read, name=name, workers=workers, limits=limits))
+    run_folder = read_selected_traces(paths) if of_traces else read_run_folder(first)
+    report = _utf8_safe(analyse_run(run_folder, name=name, workers=workers, limits=limits))
     target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
-    written = target / f"{_page_name(paths) if of_traces else 'report'}.html"
-    report = replace(report, page=str(written))
-    owner = f"report-{os.getpid()}"  # the daemon and a user may build the same one at the same time
-    write_atomically(json_path(written), msgspec.json.encode(_utf8_safe(report)), owner=owner)
-    write_atomically(written, render_page(report).encode(), owner=owner)
+    page = target / f"{_page_name(paths) if of_traces else 'report'}.html"
+    report = replace(report, page=str(page))
+    owner = f"report-{os.getpid()}"  # the daemon and a user may build the same report at the same time
+    write_atomically(json_path(page), msgspec.json.encode(_utf8_safe(report)), owner=owner)
+    write_atomically(page, render_page(report).encode(), owner=owner)
     return report
 
 
 def _utf8_safe(report: Report) -> Report:
-    """The same in text that can be written: names of files and of events may hold what UTF-8 cannot."""
+    """The report with lone surrogates replaced: file names and event names may contain text invalid in UTF-8."""
     return msgspec.convert(_replace_invalid(msgspec.to_builtins(report)), Report)
 
 
@@ -83,32 +82,30 @@ def _replace_invalid(value: Any) -> Any:
 
 
 def _page_name(traces: Sequence[Path]) -> str:
-    """Of the page of these traces: the same for the same ones, another for others."""
+    """The file name of the page of these traces, without suffix: unique per set of traces."""
     first = traces[0].name.removesuffix(".gz").removesuffix(".json")
     if len(traces) == 1 and len(first) <= _MAX_STEM_LENGTH:
         return f"report-of-{first}"
-    mark = hashlib.sha256("\0".join(sorted(str(path.absolute()) for path in traces)).encode()).hexdigest()[:8]
-    return (
-        f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_MAX_STEM_LENGTH]}-{mark}"
-    )
+    digest = hashlib.sha256("\0".join(sorted(str(path.absolute()) for path in traces)).encode()).hexdigest()[:8]
+    stem = f"{len(traces)}-traces" if len(traces) > 1 else first[:_MAX_STEM_LENGTH]
+    return f"report-of-{stem}-{digest}"
 
 
 def json_path(page_path: str | os.PathLike[str]) -> Path:
-    """The file beside a page that says the same as JSON. A page's name may have dots of its own."""
+    """The JSON file of a page. A page's name may contain dots."""
     path = Path(page_path)
     return path.with_name(path.name.removesuffix(".html") + ".json")
 
 
 def load(page_path: str | os.PathLike[str]) -> Report:
-    """The report whose page this is. Raises InvalidTrace if the JSON beside it is no report, OSError if it cannot be
-    read."""
+    """Load the report of a page from its JSON file. Raises InvalidTrace if it is invalid, OSError if unreadable."""
     path = json_path(page_path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidTrace(f"{path}: is no report of this version: {error}") from error
+        raise InvalidTrace(f"{path}: not a report of this version: {error}") from error
 
 
 def render_terminal(report: Report, console: Console) -> None:
-    """Print the same facts, findings and pictures to a terminal."""
+    """Print summary, findings and charts to a terminal."""
     render_report(report, console)

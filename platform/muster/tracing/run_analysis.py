@@ -1,4 +1,4 @@
-"""A whole job: its run folder and its traces, put together across ranks into one value, the `Report`."""
+"""Combines the run folder and the traces of all ranks into a `Report`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """A step that took more than twice the usual time of its rank."""
+    """A step that took more than twice the median of its rank."""
 
     rank: int
     step: int
@@ -46,12 +46,12 @@ class SlowStep:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the page shows. `traced` are half-open step bounds.
+    """The content of a report.
 
-    Long curves are thinned: `loss` to its extremes, `step_times` to medians of stretches of steps, beside which the
-    slowest steps are kept as they are (`slow_steps`, at most 60, by time). `rows` hold one entry per trace of the
-    newest window; `picture_step` is the step of the timeline, None without one; `skews` tell per traced step how far
-    the ranks were apart; `pauses` what tracing took between steps. `page` is where it was written.
+    Long curves are downsampled: `loss` to its extremes, `step_times` to medians of ranges of steps; `slow_steps` has
+    the slowest steps (at most 60, by time). `traced_steps` are half-open bounds; `traces` has one entry per trace of
+    the newest window; `timeline_step` is the step of the timeline, None without one; `skews` are per traced step;
+    `profiler_overheads` are times that tracing took between steps. `page` is the path of the HTML file.
     """
 
     summary: RunSummary
@@ -73,23 +73,23 @@ class Report:
 def analyse_run(
     folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
 ) -> Report:
-    """The report without writing it."""
+    """Analyse a run folder. Raises InvalidTrace if it has neither metrics nor a readable trace."""
     window, summaries, unreadable = _newest_readable(folder, workers, limits)
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
     rows = label_traces(summaries)
-    pauses = profiler_overheads(folder.metrics)
-    facts = summarise_run(folder, summaries, pauses, name=name)
+    overheads = profiler_overheads(folder.metrics)
+    summary = summarise_run(folder, summaries, overheads, name=name)
     skews = step_skews({t.rank: t.step_s for t in summaries if t.rank is not None}) if folder.is_muster_run else ()
     skipped = (*folder.skipped, *(SkippedFile(_relative_path(folder.path, u.source), u.reason) for u in unreadable))
     report = Report(
-        summary=facts,
+        summary=summary,
         findings=(),
         loss=_loss_series(folder.metrics),
         step_times=tuple(
             _downsample_medians(m, m.step_time_s) for m in folder.metrics if np.isfinite(m.step_time_s).any()
         ),
-        slow_steps=_slow_steps(folder.metrics, pauses),
+        slow_steps=_slow_steps(folder.metrics, overheads),
         traced_steps=window.steps if window is not None else None,
         traces=rows,
         timeline_step=choose_timeline_step(summaries),
@@ -97,19 +97,19 @@ def analyse_run(
         operators=merge_operators([row.trace.operators for row in rows])[:30],
         kernels=merge_operators([row.trace.kernels for row in rows])[:30],
         skipped=skipped,
-        profiler_overheads=pauses,
+        profiler_overheads=overheads,
     )
-    return replace(report, findings=derive_findings(folder, rows, skews, pauses, skipped))
+    return replace(report, findings=derive_findings(folder, rows, skews, overheads, skipped))
 
 
 def _newest_readable(
     folder: RunFolder, workers: int, limits: TraceLimits
 ) -> tuple[StepWindow | None, list[TraceSummary], list[UnreadableTrace]]:
-    """The newest window of which at least one trace can be read; what could not be is returned too."""
+    """The newest window with at least one readable trace, its traces, and the traces that cannot be read."""
     unreadable: list[UnreadableTrace] = []
     for window in folder.windows:
         found = summarise_trace_files(window.files, workers=workers, limits=limits)
-        # In a bare folder other JSON may lie about: what is no trace is nobody's loss.
+        # A plain folder may contain other JSON files, which are not reported.
         unreadable += [f for f in found if isinstance(f, UnreadableTrace) and (f.is_trace or folder.is_muster_run)]
         summaries = [f for f in found if isinstance(f, TraceSummary)]
         if summaries:
@@ -121,12 +121,12 @@ def _nothing_to_report(folder: RunFolder, unreadable: Sequence[UnreadableTrace])
     broken = [f"{Path(u.source).name} ({u.reason})" for u in unreadable] + [
         f"{s.file} ({s.reason})" for s in folder.skipped
     ]
-    why = f"; unreadable: {', '.join(broken[:5])}" if broken else ""
-    untold = "".join(
+    unreadable_files = f"; unreadable: {', '.join(broken[:5])}" if broken else ""
+    missing = "".join(
         f"; {sentence[:1].lower()}{sentence[1:].removesuffix('.')}" for sentence in missing_trace_reasons(folder)
     )
-    told = f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}{untold}"
-    return told if why or untold else f"{told}; {HOW_TO_TRACE}"
+    hint = unreadable_files + missing or f"; {HOW_TO_TRACE}"
+    return f"{folder.path}: nothing to report: no metrics and no readable trace (.json, .json.gz){hint}"
 
 
 def _relative_path(base: Path, source: str) -> str:
@@ -140,23 +140,23 @@ def _loss_series(metrics: Sequence[RankMetrics]) -> MetricSeries | None:
 
 
 def _downsample_extremes(metrics: RankMetrics, values: Float64) -> MetricSeries:
-    """At most 1200 points: of each stretch of steps the least and the greatest, so that no peak is lost."""
+    """At most 1200 points: the minimum and maximum of each range of steps, so that peaks remain."""
     keep = np.flatnonzero(np.isfinite(values))
     if len(keep) > MAX_LOSS_POINTS:
-        stretches = np.array_split(keep, MAX_LOSS_POINTS // 2)
-        extremes = [(part[np.argmin(values[part])], part[np.argmax(values[part])]) for part in stretches]
+        ranges = np.array_split(keep, MAX_LOSS_POINTS // 2)
+        extremes = [(part[np.argmin(values[part])], part[np.argmax(values[part])]) for part in ranges]
         keep = np.unique(np.array(extremes).ravel())
     return MetricSeries(metrics.rank, tuple(metrics.step[keep].tolist()), tuple(values[keep].tolist()))
 
 
 def _downsample_medians(metrics: RankMetrics, values: Float64) -> MetricSeries:
-    """At most 300 points: the median of each stretch of steps. Steps of many ranks are a thicket otherwise."""
+    """At most 300 points: the median of each range of steps, so that curves of many ranks remain readable."""
     keep = np.flatnonzero(np.isfinite(values))
-    stretches = np.array_split(keep, min(len(keep), MAX_STEP_TIME_POINTS))
+    ranges = np.array_split(keep, min(len(keep), MAX_STEP_TIME_POINTS))
     return MetricSeries(
         rank=metrics.rank,
-        steps=tuple(int(metrics.step[part[len(part) // 2]]) for part in stretches),
-        values=tuple(float(np.median(values[part])) for part in stretches),
+        steps=tuple(int(metrics.step[part[len(part) // 2]]) for part in ranges),
+        values=tuple(float(np.median(values[part])) for part in ranges),
     )
 
 

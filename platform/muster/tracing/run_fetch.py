@@ -1,7 +1,7 @@
-"""Brings what a report needs of a run from the store, where collectors keep it, into a folder of this machine.
+"""Downloads from the store what a report needs of a run into a local folder.
 
-The folder becomes a run folder: metrics, beats, events, manifests and the traces of the newest attempt and window of
-steps, which is what a report reads. Only files of these names are taken, whatever else lies in the store.
+The folder becomes a run folder with metrics, heartbeats, events, manifests and the traces of the newest attempt and
+window of steps. Files with other names are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLIENT_OPTIONS = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"m
 
 @dataclass(frozen=True, slots=True)
 class FetchedRun:
-    """What the folder holds now, in files; `traces` of the newest window of steps."""
+    """The local folder, and the numbers of traces (of the newest window of steps) and of other files in it."""
 
     folder: Path
     traces: int
@@ -36,12 +36,11 @@ class FetchedRun:
 
 
 def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> FetchedRun:
-    """Copy a run's newest window from its folder in a store; what is here already, of the same size, is not copied
-    again.
+    """Download a run's newest window from a store; traces that exist locally with the same size are skipped.
 
-    Raises `Refused` where there is nothing yet (NothingCollected), the store's package is missing (MissingPackage),
-    or there is more than `most_bytes`, before anything is written (TooLarge),
-    `InvalidSpec` for what is no store, `ClusterError` where the store is out of reach, OSError if it cannot be written.
+    Raises, before anything is written, `Refused` if the run has no traces and metrics (NothingCollected), if the
+    store's package is missing (MissingPackage) or if the run is larger than `max_bytes` (TooLarge), and `InvalidSpec`
+    for an invalid URL. Raises `ClusterError` if the store cannot be read, OSError if the folder cannot be written.
     """
     with _store_errors(location):
         store = TraceStore(location, **_CLIENT_OPTIONS.get(urlsplit(location).scheme, {}))
@@ -49,15 +48,15 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
     traces, records = select_files(sizes)
     if not traces and not any(name.startswith("metrics/") for name in records):
         raise Refused(
-            f"nothing has been collected yet: {location} holds no trace and no metrics; {HOW_TO_TRACE}",
+            f"nothing has been collected yet: {location} has no traces and no metrics; {HOW_TO_TRACE}",
             reason="NothingCollected",
         )
     names = (*traces, *records)
     total = sum(sizes[name] for name in names)
     if total > max_bytes or len(names) > _MAX_FILES:
         raise Refused(
-            f"the run is too large to be fetched: {len(names)} files with {total} bytes in {location}; the limit is "
-            f"{_MAX_FILES} files, and {max_bytes} bytes, which --max-fetch-bytes raises",
+            f"the run in {location} must have at most {_MAX_FILES} files and {max_bytes} bytes (--max-fetch-bytes); "
+            f"got {len(names)} files with {total} bytes",
             reason="TooLarge",
         )
     for name in names:
@@ -71,7 +70,7 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
 
 
 def select_files(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Of the names in a run's folder: the traces of the newest window, and all else that a report reads."""
+    """The names of the traces of the newest window, and of the other files that a report reads."""
     windows: dict[tuple[int, int, int], list[str]] = {}
     records = []
     for name in sorted(names):
@@ -86,17 +85,17 @@ def select_files(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def _store_errors(location: str) -> Iterator[None]:
-    """A store's own errors in words; those of this machine's disk as they are."""
+    """Translate errors of a store's backend; errors of the local disk pass unchanged."""
     scheme = urlsplit(location).scheme
     try:
         yield
     except ImportError as error:
         how = (
-            "pip install '/path/to/muster[s3]', of a clone of Muster"
+            "run pip install '/path/to/muster[s3]' with the path of a clone of Muster"
             if scheme == "s3"
-            else f"install the package that fsspec wants: {error}"
+            else f"install the package that fsspec requires: {error}"
         )
-        raise Refused(f"{location} cannot be read here: {how}", reason="MissingPackage") from error
+        raise Refused(f"{location} requires a package that is not installed: {how}", reason="MissingPackage") from error
     except ValueError as error:
         raise InvalidSpec(f"{location}: {error}", reason="InvalidStoreURL") from error
     except Exception as error:
@@ -105,8 +104,8 @@ def _store_errors(location: str) -> Iterator[None]:
         hint = ""
         if scheme == "s3":
             hint = (
-                "; its address and credentials are those of the environment: AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and"
+                "; check the address and credentials in the environment: AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and"
                 " AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"the store {location} cannot be read: {told}{hint}", reason="StoreUnreachable") from error
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ClusterError(f"cannot read the store {location}: {cause}{hint}", reason="StoreUnreachable") from error

@@ -1,7 +1,7 @@
-"""Read what a job left in its run folder (docs/run-folder.md), as far as it can be read.
+"""Reads a job's run folder (docs/run-folder.md), or any folder of traces.
 
-A job may still be running, may have been killed in the middle of a line, or may not be ours at all: a bare folder of
-traces is read as well. What cannot be read is named, never a reason to refuse the rest.
+The job may still run, or may have been killed in the middle of a line. Files that cannot be read are listed in
+`RunFolder.skipped`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from muster.tracing.trace_name import TraceName, parse_trace_name
 Float64 = NDArray[np.float64]
 MAX_FILES = 1024
 MAX_LINES_BYTES = 256 << 20
-"""Of a file of metrics or events."""
+"""Limit for reading a file of metrics or events."""
 MAX_HEARTBEAT_BYTES = 65_536
-MAX_PLAUSIBLE_VALUE = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
+MAX_PLAUSIBLE_VALUE = 1e100  # larger metrics cannot be plotted and count as unknown
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
 
@@ -49,7 +49,7 @@ class MetricsRecord(msgspec.Struct):
 
 
 class HeartbeatRecord(msgspec.Struct):
-    """The newest heartbeat of a rank, as far as the report uses it."""
+    """The fields of a rank's newest heartbeat that the report uses."""
 
     rank: int
     world_size: int | None = None
@@ -72,7 +72,7 @@ class RunEvent(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RankMetrics:
-    """One rank's steps in order, each once (the highest attempt counts); unknown values are NaN."""
+    """One rank's steps in order, each once (of the highest attempt); unknown values are NaN."""
 
     rank: int
     step: Int64
@@ -90,7 +90,7 @@ class RankMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that the report could not use, and why."""
+    """A file that the report cannot use, and the reason."""
 
     file: str
     reason: str
@@ -98,7 +98,7 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The traces of one attempt over the same steps; `steps` None for traces that do not follow our names."""
+    """The traces of one attempt over the same steps; `steps` is None for traces without Muster's file names."""
 
     attempt: int
     steps: tuple[int, int] | None
@@ -107,7 +107,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Everything but the traces' content. `windows` are ordered from the newest."""
+    """The content of a run folder, with traces as paths. `windows` are ordered newest first."""
 
     path: Path
     is_muster_run: bool
@@ -119,34 +119,36 @@ class RunFolder:
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """Raises InvalidTrace if there is no such folder."""
+    """Read a run folder or any folder of traces. Raises InvalidTrace if it does not exist."""
     if not path.exists():
         raise InvalidTrace(f"{path}: no such folder")
     if not _is_muster_run(path):
         return RunFolder(path, False, (), (), (), _plain_folder_windows(path), ())
     skipped: list[SkippedFile] = []
     metrics = [_read_metrics(file, skipped) for file in _rank_files(path / "metrics")]
-    beats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "heartbeats")]
-    events = path / "events.jsonl"
-    happenings = _read_records(events, RunEvent, skipped) if events.exists() else []
+    heartbeats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "heartbeats")]
+    events_file = path / "events.jsonl"
+    events = _read_records(events_file, RunEvent, skipped) if events_file.exists() else []
     return RunFolder(
         path=path,
         is_muster_run=True,
         metrics=tuple(m for m in metrics if len(m)),
-        heartbeats=tuple(beat for beat in beats if beat is not None),
-        events=tuple(happenings),
+        heartbeats=tuple(heartbeat for heartbeat in heartbeats if heartbeat is not None),
+        events=tuple(events),
         windows=_step_windows(path / "traces"),
         skipped=(*skipped, *_unusable_traces(path / "traces")),
     )
 
 
 def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
-    """These traces as a folder that holds nothing else; a single one is its own. Raises InvalidTrace for what is no
-    file."""
+    """These traces as a RunFolder without other files; its path is their common folder, or the path of a single trace.
+
+    Raises InvalidTrace for a path that is not a file.
+    """
     for path in traces:
         if not path.is_file():
-            what = "is a folder: name one folder alone, or traces" if path.is_dir() else "no such file"
-            raise InvalidTrace(f"{path}: {what}")
+            problem = "must be a trace; got a folder (give one folder, or traces)" if path.is_dir() else "no such file"
+            raise InvalidTrace(f"{path}: {problem}")
     files = tuple(dict.fromkeys(traces))
     within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
     return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), ())
@@ -169,7 +171,7 @@ def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord |
         with open_regular(path) as file:
             text = file.read(MAX_HEARTBEAT_BYTES + 1)
         if len(text) > MAX_HEARTBEAT_BYTES:
-            raise InvalidTrace(f"has more than {MAX_HEARTBEAT_BYTES} bytes")
+            raise InvalidTrace(f"must have at most {MAX_HEARTBEAT_BYTES} bytes")
         return msgspec.json.decode(text, type=HeartbeatRecord)
     except (InvalidTrace, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         skipped.append(SkippedFile(_display_name(path), f"cannot be read: {error}"))
@@ -180,15 +182,15 @@ Record = TypeVar("Record", MetricsRecord, RunEvent)
 
 
 def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
-    """The lines that make sense; a job killed in mid-write leaves half a line."""
+    """The lines that can be decoded; a killed job leaves an incomplete line."""
     decoder = msgspec.json.Decoder(kind)
     found: list[Record] = []
     broken: list[int] = []
     try:
         with open_regular(path) as file:
-            left, number = MAX_LINES_BYTES, 0
-            while left > 0 and (line := file.readline(left)):
-                left, number = left - len(line), number + 1
+            remaining, number = MAX_LINES_BYTES, 0
+            while remaining > 0 and (line := file.readline(remaining)):
+                remaining, number = remaining - len(line), number + 1
                 try:
                     found.append(decoder.decode(line))
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -202,7 +204,7 @@ def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) ->
     except OSError as error:
         skipped.append(SkippedFile(_display_name(path), str(error)))
     if broken:
-        lines = f"line {broken[0]}" if len(broken) == 1 else f"{len(broken)} lines, the first is line {broken[0]}"
+        lines = f"line {broken[0]}" if len(broken) == 1 else f"{len(broken)} lines, starting with line {broken[0]}"
         skipped.append(SkippedFile(_display_name(path), f"cannot be read: {lines}"))
     return found
 
@@ -234,7 +236,7 @@ def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
 
 
 def _step_windows(traces: Path) -> tuple[StepWindow, ...]:
-    """Collected traces, and those that no collector has taken yet."""
+    """Collected traces, and those still in the spool or claimed."""
     files: dict[TraceName, Path] = {}
     for folder in (traces / "spool", *sorted((traces / CLAIMED).glob("*")), traces):
         for file in folder.glob("rank-*"):
@@ -251,7 +253,7 @@ def _step_windows(traces: Path) -> tuple[StepWindow, ...]:
 
 
 def _unusable_traces(traces: Path) -> list[SkippedFile]:
-    """What the collector found corrupt, and what was never finished."""
+    """Corrupt and unfinished traces."""
     found: dict[str, str] = {}
     run = SharedFolder(traces.parent)
     for name in manifest_names(run):
@@ -264,7 +266,7 @@ def _unusable_traces(traces: Path) -> list[SkippedFile]:
             if entry.status == "corrupt":
                 found[entry.file.removeprefix("corrupt/")] = entry.reason or "corrupt"
     for file in sorted((traces / "corrupt").glob("*.json")):
-        found.setdefault(file.name, "corrupt, and in no manifest")
+        found.setdefault(file.name, "corrupt, and not in any manifest")
     spool = traces / "spool"
     for file in sorted([*spool.glob("*.tmp"), *(spool / ".tmp").glob("rank-*")]):
         if file.is_file():
@@ -273,7 +275,7 @@ def _unusable_traces(traces: Path) -> list[SkippedFile]:
 
 
 def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
-    """Every file below a folder that may be a trace by its name; whether it is one shows when it is read."""
+    """All .json and .json.gz files below a folder, at most `MAX_FILES`."""
     files = [
         file
         for pattern in ("*.json", "*.json.gz")
@@ -288,6 +290,6 @@ def _display_name(path: Path) -> str:
 
 
 def finite_values(values: Sequence[float] | NDArray[Any]) -> Float64:
-    """Without NaN and infinities."""
+    """The values without NaN and infinities."""
     array = np.asarray(values, dtype=np.float64)
     return array[np.isfinite(array)]

@@ -1,8 +1,8 @@
-"""What a report needs besides traces, kept in the store too: metrics, beats and events of the run folder.
+"""Uploads what a report needs besides traces: metrics, heartbeats and events of the run folder.
 
-They grow while the job runs, so they are sent again now and then, and once more at the end; only what changed, never
-more of a file than its newest `LARGEST_BYTES`, and so seldom that sending takes a small part of the time. Trouble is
-said and tried again later: it neither ends the collector nor keeps a trace waiting for long.
+These files grow while the job runs, so changed files are uploaded periodically and at the end: at most the newest
+`MAX_FILE_BYTES` of each, and at intervals that keep the time for uploads small. Errors are logged and retried later;
+they neither end the collector nor delay traces for long.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from muster.tracing.shared_folder import SharedFolder
 
 SYNC_INTERVAL_S = 60.0
 REST_FACTOR = 50.0
-"""After sending, it rests at least so many times as long as that took."""
+"""The interval is at least this multiple of the duration of the last upload."""
 MAX_RETRY_S = 600.0
-"""A store that is out of reach takes long to say so; it is tried again after so long at the latest."""
+"""Maximum interval after an error; an unreachable store can take long to fail."""
 MAX_FILE_BYTES = 16 << 20
 EVENTS_FILE = "events.jsonl"
 SYNCED_FOLDERS = {"metrics": ".jsonl", "heartbeats": ".json"}
@@ -31,7 +31,7 @@ _FileVersion: TypeAlias = tuple[int, int, int]  # modification time in ns, bytes
 
 @dataclass(slots=True)
 class RunSync:
-    """Sends what changed: `send(name, content)`, under the names of the run folder. It may raise anything."""
+    """Calls `upload(name, content)` for changed files, with names relative to the run folder; it may raise anything."""
 
     run_folder: SharedFolder
     upload: Callable[[str, bytes], None]
@@ -42,37 +42,38 @@ class RunSync:
     _last_error: str = ""
 
     def sync(self, *, final: bool = False) -> int:
-        """Send what changed if it is time to, or at the end (`last`); returns how many files were sent."""
-        began = self.clock()
-        if not final and began < self._next_sync_at:
+        """Upload changed files if the interval is over, or if `final`; returns how many were uploaded."""
+        started = self.clock()
+        if not final and started < self._next_sync_at:
             return 0
-        sent = 0
+        uploaded = 0
         try:
             for name in synced_files(self.run_folder):
-                sent += self._sync_file(name)
+                uploaded += self._sync_file(name)
             self._last_error = ""
-        except Exception as error:  # whatever a store or a disk does must not end the collector
-            trouble = f"{type(error).__name__}: {error}"
-            if trouble != self._last_error or final:
-                self.log(f"metrics, beats and events cannot be kept, tried again later: {trouble}")
-            self._last_error = trouble
+        except Exception as error:  # errors of a store or a disk must not end the collector
+            message = f"{type(error).__name__}: {error}"
+            if message != self._last_error or final:
+                retry = "" if final else ", retrying"
+                self.log(f"cannot upload metrics, heartbeats and events{retry}: {message}")
+            self._last_error = message
         ended = self.clock()
-        rest_s = max(SYNC_INTERVAL_S, REST_FACTOR * (ended - began))
-        self._next_sync_at = ended + (min(rest_s, MAX_RETRY_S) if self._last_error else rest_s)
-        return sent
+        interval_s = max(SYNC_INTERVAL_S, REST_FACTOR * (ended - started))
+        self._next_sync_at = ended + (min(interval_s, MAX_RETRY_S) if self._last_error else interval_s)
+        return uploaded
 
     def _sync_file(self, name: str) -> bool:
         found = _read_changed(self.run_folder, name, self._uploaded.get(name))
         if found is None:
             return False
-        stamp, content = found
+        version, content = found
         self.upload(name, content)
-        self._uploaded[name] = stamp
+        self._uploaded[name] = version
         return True
 
 
 def synced_files(run_folder: SharedFolder) -> list[str]:
-    """What there is to be kept, as named in the run folder: events first, then rank by rank."""
+    """The files to upload, relative to the run folder: events first, then by rank."""
     ranks = sorted((rank, folder, name) for folder in SYNCED_FOLDERS for rank, name in _rank_files(run_folder, folder))
     found = [f"{folder}/{name}" for rank, folder, name in ranks if rank < MAX_FILES]
     return [*([EVENTS_FILE] if run_folder.exists(EVENTS_FILE) else ()), *found]
@@ -87,20 +88,20 @@ def _rank_files(run: SharedFolder, folder: str) -> Iterator[tuple[int, str]]:
 
 
 def _read_changed(run: SharedFolder, name: str, previous: _FileVersion | None) -> tuple[_FileVersion, bytes] | None:
-    """The whole lines of a file that changed since `before`, the newest ones of a large one."""
+    """The complete lines within the last `MAX_FILE_BYTES` of a file; None if it is unchanged since `previous`."""
     try:
         file = run.open(name)
     except OSError:
-        return None  # gone meanwhile, or a link
+        return None  # removed meanwhile, or a symbolic link
     with file:
-        about = os.fstat(file.fileno())
-        stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
-        if stamp == previous:
+        status = os.fstat(file.fileno())
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if version == previous:
             return None
-        left_out = max(0, about.st_size - MAX_FILE_BYTES)
-        file.seek(left_out)
+        skipped_bytes = max(0, status.st_size - MAX_FILE_BYTES)
+        file.seek(skipped_bytes)
         content = file.read(MAX_FILE_BYTES)
     if name.endswith(".jsonl"):
-        first = content.find(b"\n") + 1 if left_out else 0
+        first = content.find(b"\n") + 1 if skipped_bytes else 0
         content = content[first : content.rfind(b"\n") + 1]
-    return stamp, content
+    return version, content

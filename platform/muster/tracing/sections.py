@@ -1,4 +1,4 @@
-"""The report's pictures as sections of its page: curves over steps, kinds of work per rank, one step as a timeline."""
+"""The charts of the HTML report: curves over steps, time breakdown per rank, timeline of one step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from muster.tracing.timeline import StepTimeline
 
 MAX_CURVES = 4
 MAX_ROWS = 64
-MIN_VISIBLE_SHARE = 0.002  # less than two pixels is no part of a picture
+MIN_VISIBLE_SHARE = 0.002  # smaller parts of a bar have less than two pixels
 
 
 def metric_charts(report: Report) -> str:
@@ -45,13 +45,13 @@ def metric_charts(report: Report) -> str:
 
 def _step_times(report: Report) -> str:
     shown = _select_series(report.step_times)
-    curves_ = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
+    curves = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
     values = np.concatenate([np.array(series.values) for series, _ in shown])
-    usual = float(np.median(values))
+    median = float(np.median(values))
     slow = [s for s in report.slow_steps if s.rank in {series.rank for series, _ in shown}]
-    cut = any(s.seconds > 4 * usual for s in slow) or float(values.max()) > 4 * usual
-    top = 2.5 * max(float(np.quantile(values, 0.9)), usual) if cut else max(float(values.max()) * 1.2, 1.6 * usual)
-    styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves_, strict=True)}
+    cut = any(s.seconds > 4 * median for s in slow) or float(values.max()) > 4 * median
+    top = 2.5 * max(float(np.quantile(values, 0.9)), median) if cut else max(float(values.max()) * 1.2, 1.6 * median)
+    styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves, strict=True)}
     plot = LinePlot(
         title="Step time over steps, per rank",
         y_from_zero=True,
@@ -66,30 +66,30 @@ def _step_times(report: Report) -> str:
         if report.traced_steps is None
         else _traced_range(report.traced_steps, report.profiler_overheads),
     )
-    legend = _legend([(f"key {c.style}", c.label) for c in curves_]) if len(curves_) > 1 else ""
+    legend = _legend([(f"key {c.style}", c.label) for c in curves]) if len(curves) > 1 else ""
     title = "Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}"
     head = f'<div class="head"><h2>{title}</h2>{legend}</div>'
-    return f"<section>{head}{line_chart(curves_, plot)}</section>"
+    return f"<section>{head}{line_chart(curves, plot)}</section>"
 
 
 def _slow_step_label(step: SlowStep, overheads: Sequence[ProfilerOverhead]) -> str:
-    why = slow_step_cause(step.step, overheads)
-    return f"step {step.step}: {format_seconds(step.seconds)}{f', {why}' if why else ''}"
+    cause = slow_step_cause(step.step, overheads)
+    return f"step {step.step}: {format_seconds(step.seconds)}{f', {cause}' if cause else ''}"
 
 
 def _traced_range(steps: tuple[int, int], overheads: Sequence[ProfilerOverhead]) -> tuple[float, float, str]:
-    written = next((pause for pause in overheads if pause.step == steps[1] and pause.write_s), None)
+    written = next((overhead for overhead in overheads if overhead.step == steps[1] and overhead.write_s), None)
     after = "" if written is None else f"; written before step {written.step} in {format_seconds(written.write_s)}"
     return steps[0] - 0.5, steps[1] - 0.5, f"traced{after}"
 
 
 def _select_series(series: Sequence[MetricSeries]) -> list[tuple[MetricSeries, str]]:
-    """All ranks while they can be told apart; beyond that the fastest, the median and the slowest."""
+    """All ranks, or above `MAX_CURVES` the fastest, the median and the slowest rank, with labels."""
     if len(series) <= MAX_CURVES:
         return [(s, f"rank {s.rank}") for s in series]
     by_median = sorted(series, key=lambda s: (float(np.median(s.values)), s.rank))
     chosen = [("fastest", by_median[0]), ("median", by_median[len(by_median) // 2]), ("slowest", by_median[-1])]
-    return [(s, f"{what}: rank {s.rank}") for what, s in chosen]
+    return [(s, f"{position}: rank {s.rank}") for position, s in chosen]
 
 
 def _line_series(series: MetricSeries, label: str, index: int) -> LineSeries:
@@ -97,7 +97,7 @@ def _line_series(series: MetricSeries, label: str, index: int) -> LineSeries:
 
 
 def time_breakdown_section(report: Report) -> str:
-    """A bar per rank: what its time went to; empty without traces."""
+    """A bar per rank with its time by kind of work; empty without traces."""
     rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
     if not rows:
         return ""
@@ -115,49 +115,48 @@ def time_breakdown_section(report: Report) -> str:
         )
         for row in rows
     ]
-    what = (
-        "Where each device's time went between its first and its last traced kernel."
+    hint = (
+        "The time of each device between its first and its last traced kernel."
         if device
-        else "Where each rank's time went in the traced steps: every instant counts for one kind of work."
+        else "The time of each rank in the traced steps; every instant counts for one kind of work."
     )
     more = f" {len(rows)} of {len(report.traces)} traces are shown." if len(rows) < len(report.traces) else ""
     legend = _legend([(f"key {kind.name.lower()}", names[kind]) for kind in present])
-    picture = f'<div class="scroll">{stacked_bar_chart(bars, "Time per kind of work, per rank")}</div>'
+    chart = f'<div class="scroll">{stacked_bar_chart(bars, "Time per kind of work, per rank")}</div>'
     return (
-        f'<section><h2>Time per kind of work</h2><p class="hint">{what} Communication that runs while something '
-        f"computes counts as computing "
-        f"here.{more}</p>{legend}{picture}{breakdown_table(rows, present, names)}</section>"
+        f'<section><h2>Time per kind of work</h2><p class="hint">{hint} Communication overlapped by computation counts '
+        f"as computation.{more}</p>{legend}{chart}{breakdown_table(rows, present, names)}</section>"
     )
 
 
 def timeline_section(report: Report) -> str:
-    """Computation and communication side by side in one step; empty if the profiler was not told of steps."""
+    """A timeline of one step per rank; empty for traces without steps."""
     step = report.timeline_step
-    pictures = [(row, p) for row in report.traces for p in row.trace.timelines if p.step == step]
-    alone = False
-    if len(pictures) < len(report.traces):
-        # Traces of different jobs share no step: then each shows one of its own.
-        pictures = [(row, _median_timeline(row, step)) for row in report.traces if row.trace.timelines]
-        alone = len({p.step for _, p in pictures}) > 1
-    if not pictures:
+    timelines = [(row, t) for row in report.traces for t in row.trace.timelines if t.step == step]
+    different_steps = False
+    if len(timelines) < len(report.traces):
+        # Traces of different jobs have no common step: show one step of each.
+        timelines = [(row, _median_timeline(row, step)) for row in report.traces if row.trace.timelines]
+        different_steps = len({t.step for _, t in timelines}) > 1
+    if not timelines:
         return ""
-    pictures = pictures[:MAX_ROWS]
-    tracks = [_timeline_track(row, p, alone) for row, p in pictures]
-    kinds = [kind for kind in TimeCategory if any(kind.name.lower() in p.busy_levels for _, p in pictures)]
+    timelines = timelines[:MAX_ROWS]
+    tracks = [_timeline_track(row, t, different_steps) for row, t in timelines]
+    kinds = [kind for kind in TimeCategory if any(kind.name.lower() in t.busy_levels for _, t in timelines)]
     names = {**category_names(device=True), TimeCategory.DATA: "loading data"}
     legend = _legend([(f"key {kind.name.lower()}", names[kind].split(",")[0]) for kind in kinds])
-    title = "Computation and communication" if alone else f"Computation and communication in step {step}"
+    title = "Computation and communication" + ("" if different_steps else f" in step {step}")
     return (
-        f'<section><h2>{title}</h2><p class="hint">One step of each rank, from its own beginning: clocks of different '
-        "hosts are not compared. The paler a moment, the less of it was busy.</p>"
+        f'<section><h2>{title}</h2><p class="hint">One step of each rank, aligned at its start; clocks of different '
+        "hosts are not compared. Paler colours mean lower utilisation.</p>"
         f'{legend}<div class="scroll">{timeline_chart(tracks, title)}</div></section>'
     )
 
 
 def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
-    pictures = row.trace.timelines
-    wanted = next((p for p in pictures if p.step == step), None)
-    return wanted or sorted(pictures, key=lambda p: (p.duration_s, p.step))[(len(pictures) - 1) // 2]
+    timelines = row.trace.timelines
+    wanted = next((t for t in timelines if t.step == step), None)
+    return wanted or sorted(timelines, key=lambda t: (t.duration_s, t.step))[(len(timelines) - 1) // 2]
 
 
 def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool) -> TimelineTrack:
@@ -178,15 +177,12 @@ def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool)
 
 
 def _overlap_note(timeline: StepTimeline) -> str:
-    told = format_seconds(timeline.duration_s)
+    duration = format_seconds(timeline.duration_s)
     if timeline.communication_s <= 0:
-        return told
-    part = timeline.overlapped_s / timeline.communication_s
-    how = f"{format_percent(part)} of it" if part >= 0.005 else "none of it"
-    return (
-        f"{told}, of which communication runs {format_seconds(timeline.communication_s)}; {how} hidden "
-        f"behind computation"
-    )
+        return duration
+    share = timeline.overlapped_s / timeline.communication_s
+    part = format_percent(share) if share >= 0.005 else "none"
+    return f"{duration}, communication {format_seconds(timeline.communication_s)}, {part} of it overlapped"
 
 
 def _legend(items: Sequence[tuple[str, str]]) -> str:

@@ -1,9 +1,9 @@
-"""A folder that other programs write to, as a job's run folder, opened so that no program can redirect the access.
+"""Safe access to a folder that untrusted programs write to, such as a job's run folder.
 
-A trainer that was taken over runs under the collector's user id and can replace any file or folder here by a symbolic
-link, a FIFO or a hard link, at any moment. So each component of a name is opened from the folder before it (openat) and
-never followed if it is a link; only regular files with one name are opened; and whoever needs a file twice keeps it
-open. What a swap causes is an OSError, never an access to another place.
+A compromised trainer runs under the collector's user id and can replace any file or folder here by a symbolic link, a
+FIFO or a hard link at any moment. So each component of a path is opened relative to its parent (openat) without
+following links, only regular files with one link are opened, and code that needs a file twice keeps it open. A swapped
+file causes an OSError, never an access to another place.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import IO, cast
 from muster.errors import InvalidTrace
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO must not wait for its other end
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not block
 _TEMPORARY_DIGITS = 16
 
 
 class IrregularFile(OSError):
-    """What is there is not a regular file with one name; `strerror` says what it is."""
+    """Not a regular file with a single link; `strerror` names the type."""
 
 
 class SharedFolder:
-    """The folder `path/below`. Links in `path` are followed, none in `below` or in a name.
+    """The folder `path/below`. Symbolic links are followed in `path` only, not in `below` or in names.
 
-    Names are relative and separated by `/`; ValueError for one with `..`. All methods raise OSError as the functions of
-    `os` do, and NotADirectoryError where a link stands for a folder.
+    Names are relative paths; ValueError for a name with `..`. All methods raise OSError as the functions of `os` do,
+    and NotADirectoryError for a symbolic link in place of a folder.
     """
 
     def __init__(self, path: Path, below: str = "") -> None:
@@ -42,26 +42,26 @@ class SharedFolder:
         self._below = _parts(below) if below not in ("", ".") else ()
 
     def open(self, name: str) -> IO[bytes]:
-        """Open for reading. IrregularFile for a link, a FIFO, a folder, or a file with a second name (hard link)."""
+        """Open for reading. Raises IrregularFile for a link, a FIFO, a folder, or a file with several hard links."""
         return self._open_file(name, os.O_RDONLY, "rb")
 
     def open_to_append(self, name: str) -> IO[bytes]:
-        """Open for appending; an empty file is made where there is none. IrregularFile as `open` has it."""
+        """Open for appending; creates a missing file. Raises IrregularFile as `open` does."""
         return self._open_file(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """The content. InvalidTrace if it has more bytes."""
+        """The content. Raises InvalidTrace if it is larger than `max_bytes`."""
         with self.open(name) as file:
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
-            raise InvalidTrace(f"{self.path / name}: has more than {max_bytes} bytes")
+            raise InvalidTrace(f"{self.path / name}: must have at most {max_bytes} bytes")
         return content
 
     @contextmanager
     def new_file(self, name: str, *, owner: str) -> Iterator[NewFile]:
-        """A file to be written, which gets its name by `publish`; else it is removed at the end of the block.
+        """A new file under a random temporary name; `publish` renames it, else it is removed at the end of the block.
 
-        Until then it has a name that nobody can foresee; `temporary_of` finds those that a killed `owner` left.
+        `is_temporary_of` recognises the temporary files of a killed `owner`.
         """
         *folders, last = _parts(name)
         temporary = f".{owner}.{secrets.token_hex(_TEMPORARY_DIGITS // 2)}.tmp"
@@ -72,32 +72,32 @@ class SharedFolder:
                 try:
                     yield new
                 finally:
-                    if not new.published:  # on a full disk it must not go on taking space that the next try needs
+                    if not new.published:  # free the space for the next attempt
                         with suppress(FileNotFoundError):
                             os.unlink(temporary, dir_fd=folder)
 
     def write(self, name: str, content: bytes, *, owner: str) -> None:
-        """Replace a file by one with this content: whole or not at all, also when the machine loses power."""
+        """Replace a file atomically and durably (fsync)."""
         with self.new_file(name, owner=owner) as new:
             new.file.write(content)
             new.publish()
 
     def file_names(self, folder: str) -> list[str]:
-        """What is in a folder, sorted, but for folders; nothing if there is no such folder."""
+        """The entries of a folder that are not folders, sorted; empty if the folder is missing."""
         return [name for name, is_folder in self._entries(folder) if not is_folder]
 
     def folder_names(self, folder: str) -> list[str]:
-        """The folders in a folder, sorted; nothing if there is no such folder."""
+        """The folders in a folder, sorted; empty if the folder is missing."""
         return [name for name, is_folder in self._entries(folder) if is_folder]
 
     def stat(self, name: str) -> os.stat_result:
-        """Of a link, that of the link itself."""
+        """Status of the file, of a symbolic link that of the link itself."""
         *folders, last = _parts(name)
         with self._open_folder(folders) as folder:
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
-        """Whether anything has this name, be it a link that leads nowhere."""
+        """Whether the name exists, also as a dangling symbolic link."""
         try:
             self.stat(name)
         except FileNotFoundError:
@@ -105,20 +105,20 @@ class SharedFolder:
         return True
 
     def make_folder(self, folder: str, mode: int | None = None) -> None:
-        """Make a folder and those above it, as far as they are missing; `mode` is set if the folder is ours."""
+        """Create a folder and its missing parents; sets `mode` if this process's user owns the folder."""
         self._trusted_root.mkdir(parents=True, exist_ok=True)
         with self._open_folder(_parts(folder), create=True) as handle:
             if mode is not None and os.fstat(handle).st_uid == os.geteuid():
                 os.fchmod(handle, mode)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename, and replace the target; a link is moved itself."""
-        (*before, old), (*after, new) = _parts(source), _parts(target)
-        with self._open_folder(before) as here, self._open_folder(after) as there:
-            os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
+        """Rename, replacing the target; a symbolic link itself is renamed."""
+        (*old_folders, old), (*new_folders, new) = _parts(source), _parts(target)
+        with self._open_folder(old_folders) as old_folder, self._open_folder(new_folders) as new_folder:
+            os.rename(old, new, src_dir_fd=old_folder, dst_dir_fd=new_folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link itself, or nothing if there is none."""
+        """Remove a file or a symbolic link itself; no error if it is missing."""
         *folders, last = _parts(name)
         with suppress(FileNotFoundError), self._open_folder(folders) as folder:
             os.unlink(last, dir_fd=folder)
@@ -159,7 +159,7 @@ class SharedFolder:
 
 @dataclass(slots=True)
 class NewFile:
-    """A file under construction, open for reading and writing."""
+    """An unpublished file, open for reading and writing."""
 
     file: IO[bytes]
     _folder: int
@@ -168,7 +168,7 @@ class NewFile:
     published: bool = False
 
     def publish(self) -> None:
-        """Give it its name; content and name then survive a power cut. It stays open."""
+        """Rename to the final name, durably (fsync of file and folder). The file remains open."""
         self.file.flush()
         os.fsync(self.file.fileno())
         os.rename(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -177,34 +177,34 @@ class NewFile:
 
 
 def is_temporary_of(owner: str, name: str) -> bool:
-    """Whether this is the name of a file that `owner` has not published."""
+    """Whether this is the name of a temporary file of `owner`."""
     digits = name.removeprefix(f".{owner}.").removesuffix(".tmp")
     return name == f".{owner}.{digits}.tmp" and len(digits) == _TEMPORARY_DIGITS and digits.isalnum()
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file that the user named for reading, through links too. IrregularFile for a FIFO, a folder or a device:
-    nothing is waited for."""
+    """Open a file that the user named, following symbolic links. Raises IrregularFile for a FIFO, a folder or a device,
+    without blocking."""
     return require_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb", single_link=False)
 
 
 def require_regular(handle: int, path: Path, mode: str, *, single_link: bool) -> IO[bytes]:
-    """The open file, if it is a regular one; else it is closed. IrregularFile."""
-    about = os.fstat(handle)
-    is_regular = stat.S_ISREG(about.st_mode)
-    if is_regular and not (single_link and about.st_nlink > 1):
+    """The open file if it is regular. Else closes it and raises IrregularFile."""
+    status = os.fstat(handle)
+    is_regular = stat.S_ISREG(status.st_mode)
+    if is_regular and not (single_link and status.st_nlink > 1):
         return cast(IO[bytes], os.fdopen(handle, mode))
     os.close(handle)
-    kind = f"a file with {about.st_nlink} hard links" if is_regular else _KINDS.get(stat.S_IFMT(about.st_mode), "odd")
-    raise _irregular(path, kind)
+    file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "a special file")
+    raise _irregular(path, f"a file with {status.st_nlink} hard links" if is_regular else file_type)
 
 
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
-          stat.S_IFBLK: "a device"}  # fmt: skip
+_FILE_TYPES = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+               stat.S_IFBLK: "a device"}  # fmt: skip
 
 
-def _irregular(path: Path, what: str) -> IrregularFile:
-    return IrregularFile(errno.EINVAL, f"is {what}; must be a regular file", str(path))
+def _irregular(path: Path, file_type: str) -> IrregularFile:
+    return IrregularFile(errno.EINVAL, f"must be a regular file; got {file_type}", str(path))
 
 
 def _parts(name: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Sets of time spans, as arrays: the algebra under every "how long" and "how much of it at once" of this package.
+"""Sets of time spans as arrays, with union, intersection and total duration.
 
-A span is half-open, [start, end), in nanoseconds. Overlaps between *sets* of spans (compute, communication, ...) are
-all questions to one function, `coverage`: which sets are active in each elementary stretch of time.
+A span is half-open, [start, end), in nanoseconds. `coverage` computes all overlaps between sets of spans (compute,
+communication, ...): which sets are active in each elementary interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Parallel arrays of starts and ends in nanoseconds, any order, overlaps allowed; empty spans count for nothing."""
+    """Parallel arrays of starts and ends in nanoseconds, in any order; spans may overlap or be empty."""
 
     start: Int64
     end: Int64
@@ -31,7 +31,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Time cut at every edge of every set.
+    """Time divided at every edge of every set.
 
     `active[i]` has bit k set where set k covers [edges[i], edges[i + 1]); `active` is one shorter than `edges`
     (both are empty without spans).
@@ -41,15 +41,15 @@ class Coverage:
     active: Int64
 
     def total(self, wanted: NDArray[np.bool_]) -> int:
-        """Nanoseconds of the stretches picked by a mask over `active`."""
+        """Nanoseconds of the intervals selected by a mask over `active`."""
         return int(np.diff(self.edges)[wanted].sum()) if len(self.active) else 0
 
     def spans(self, wanted: NDArray[np.bool_]) -> Spans:
-        """The picked stretches as disjoint spans, in order, neighbours joined."""
+        """The selected intervals as disjoint spans, in order, adjacent ones joined."""
         return union(Spans(self.edges[:-1][wanted], self.edges[1:][wanted])) if len(self.active) else EMPTY
 
     def by_state(self) -> dict[int, int]:
-        """Nanoseconds for each combination of active sets that occurs, the empty one (0) included."""
+        """Nanoseconds for each combination of active sets that occurs, including the empty one (0)."""
         if not len(self.active):
             return {}
         states, inverse = np.unique(self.active, return_inverse=True)
@@ -68,7 +68,7 @@ def spans_from_pairs(pairs: Sequence[tuple[int, int]]) -> Spans:
 
 
 def concatenate(parts: Sequence[Spans]) -> Spans:
-    """All spans of all parts, as they are."""
+    """All spans of all parts, unchanged."""
     if not parts:
         return EMPTY
     return Spans(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts]))
@@ -95,7 +95,7 @@ def total_ns(spans: Spans) -> int:
 
 
 def coverage(sets: Sequence[Spans]) -> Coverage:
-    """Cut time at every edge and tell which of the sets (at most 62) are active in each stretch."""
+    """Divide time at every edge; determines which of the sets (at most 62) are active in each interval."""
     merged = [union(s) for s in sets]
     times = np.concatenate([m.start for m in merged] + [m.end for m in merged]) if merged else EMPTY.start
     if not len(times):
@@ -110,19 +110,13 @@ def coverage(sets: Sequence[Spans]) -> Coverage:
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
-    """The time that lies in both, as disjoint spans in order."""
+    """The time in both sets, as disjoint spans in order."""
     cut = coverage((a, b))
     return cut.spans(cut.active == 3)
 
 
-def subtract(a: Spans, b: Spans) -> Spans:
-    """The time of `a` outside `b`, as disjoint spans in order."""
-    cut = coverage((a, b))
-    return cut.spans(cut.active == 1)
-
-
 def clip(spans: Spans, lo: int, hi: int) -> Spans:
-    """The part of each span inside [lo, hi); spans wholly outside are dropped."""
+    """The part of each span inside [lo, hi); spans outside are dropped."""
     start, end = np.maximum(spans.start, lo), np.minimum(spans.end, hi)
     keep = end > start
     return Spans(start[keep], end[keep])

@@ -1,8 +1,8 @@
-"""Who works on a trace: several collectors may see one spool, and each trace is to be collected once.
+"""Claims on traces: several collectors may share one spool, and each trace is collected once.
 
-A collector claims a trace by renaming it into its own folder, `traces/claimed/<role>-<index>/`; of several that try,
-the kernel lets one succeed. What a collector that was killed had claimed is still there: the next one of the same pod
-goes on with it, and any other may take it over once the kernel has released the dead one's lock.
+A collector claims a trace by renaming it into its own folder, `traces/claimed/<role>-<index>/`; rename is atomic, so
+one of several collectors succeeds. Claims of a killed collector remain: the next collector of the same pod continues
+with them, and any other may take them over once the kernel has released the lock of the killed one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TRACES = "traces"
 SPOOL = f"{TRACES}/spool"
 CLAIMED = "claimed"
 LOCK_TIMEOUT_S = 2.0
-"""Another collector holds our lock for some milliseconds when it takes over what a dead predecessor had claimed."""
+"""Another collector holds this pod's lock for some milliseconds while it takes over claims of a killed predecessor."""
 _POLL_S = 0.05
 _LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _ATTEMPTS_SUFFIX = ".tries"
 
 
 class SpoolClaims:
-    """The claims of one owner (`<role>-<index>`) in one run folder. Files are named from the run folder."""
+    """The claims of one owner (`<role>-<index>`) in one run folder. Paths are relative to the run folder."""
 
     def __init__(self, run: SharedFolder, owner: str) -> None:
         self._run = run
@@ -35,56 +35,57 @@ class SpoolClaims:
         self.folder = _claim_folder(owner)
 
     def prepare(self) -> None:
-        """Make the folders, while there is room, and forget tries of what is not ours any more. Raises OSError."""
+        """Create the folders, and remove read attempts of traces that are not claimed any more. Raises OSError."""
         self._run.make_folder(SPOOL)
         self._run.make_folder(self.folder)
-        here = {_attempts_file(self.path(name)) for name in self.claimed()}
+        current = {_attempts_file(self.path(name)) for name in self.claimed()}
         found = (
             f"{self.folder}/{name}" for name in self._run.file_names(self.folder) if name.endswith(_ATTEMPTS_SUFFIX)
         )
-        for tried in set(found) - here:
-            self._run.remove(tried)
+        for stale in set(found) - current:
+            self._run.remove(stale)
 
     def claimed(self) -> list[TraceName]:
-        """What is ours already, oldest steps first."""
+        """The traces that this owner has claimed, oldest steps first."""
         return _trace_names(self._run, self.folder)
 
     def unclaimed(self) -> list[TraceName]:
-        """What lies finished in the spool, oldest steps first."""
+        """The finished traces in the spool, oldest steps first."""
         return _trace_names(self._run, SPOOL)
 
     def path(self, name: TraceName) -> str:
-        """Where a claimed trace lies."""
+        """The path of a claimed trace."""
         return f"{self.folder}/{name.spool_name}"
 
     def claim(self, name: TraceName) -> bool:
-        """Have it: take it from the spool, or hold it already. False if another one has it. Raises OSError.
+        """Claim the trace; True also if it is claimed already, False if another owner has it. Raises OSError.
 
-        A trace written again replaces the one that we hold; while another one works on the earlier one, it waits.
+        A trace written again replaces this owner's claim of the earlier one; if another owner has claimed the earlier
+        one, the new one stays in the spool until that claim is done.
         """
         source = f"{SPOOL}/{name.spool_name}"
         if self._run.exists(source) and not self._claimed_by_other(name):
             self._run.make_folder(self.folder)
             with suppress(FileNotFoundError):
                 self._run.rename(source, self.path(name))
-                self.end_read(name)  # another text than was tried before
+                self.end_read(name)  # new content: earlier read attempts do not count
         return self._run.exists(self.path(name))
 
     def read_attempts(self, name: TraceName) -> int:
-        """How often somebody began to read a trace that we hold and did not come to its end: a trace can kill its
-        reader, who is started anew and finds it again."""
+        """How many reads of a claimed trace have begun and not ended. A trace can kill its reader (memory); the reader
+        is restarted and finds the trace again."""
         try:
             return self._run.stat(_attempts_file(self.path(name))).st_size
         except OSError:
             return 0
 
     def begin_read(self, name: TraceName) -> None:
-        """It is about to be read. Best effort: on a full disk nobody counts."""
+        """Count one read attempt. Best effort: on a full disk it is not counted."""
         with suppress(OSError), self._run.open_to_append(_attempts_file(self.path(name))) as file:
             file.write(b".")
 
     def end_read(self, name: TraceName) -> None:
-        """Its reader is alive."""
+        """Reset the count: the reader survived."""
         with suppress(OSError):
             self._run.remove(_attempts_file(self.path(name)))
 
@@ -93,7 +94,7 @@ class SpoolClaims:
         return any(self._run.exists(f"{_claim_folder(owner)}/{name.spool_name}") for owner in others)
 
     def take_over_stale(self, only_ranks: Iterable[int] | None) -> list[TraceName]:
-        """Make ours what dead collectors of other pods had claimed (of these ranks; None: all)."""
+        """Take over the claims of terminated collectors of other pods (of these ranks; None: all)."""
         ranks = None if only_ranks is None else frozenset(only_ranks)
         taken: list[TraceName] = []
         for owner in claim_owners(self._run):
@@ -102,7 +103,7 @@ class SpoolClaims:
             if owner == self._owner or not names:
                 continue
             with collector_lock(self._run, owner) as locked:
-                if locked:  # a living collector holds it; without locks nobody can tell who is dead
+                if locked:  # False: that collector runs; None: without locks this cannot be known
                     remove_temporary_files(self._run, owner)
                     taken += [
                         name for name in names if self._take_claim(f"{folder}/{name.spool_name}", self.path(name))
@@ -110,7 +111,7 @@ class SpoolClaims:
         return taken
 
     def _take_claim(self, source: str, target: str) -> bool:
-        """Of a trace written twice, the newer one counts."""
+        """Move the claim; of two versions of a trace the newer one is kept."""
         try:
             if self._run.exists(target) and self._run.stat(target).st_mtime_ns >= self._run.stat(source).st_mtime_ns:
                 self._run.remove(source)
@@ -125,9 +126,9 @@ class SpoolClaims:
 
 @contextmanager
 def collector_lock(run: SharedFolder, owner: str, *, timeout_s: float = 0.0) -> Iterator[bool | None]:
-    """Be the only one who works for `owner`: True; False if there is another one; None where locks do not work.
+    """Hold the lock of `owner`'s collector. Yields True; False if another process holds it; None without lock support.
 
-    However its holder dies, the kernel takes the lock back. Raises OSError if the lock's file cannot be made.
+    The kernel releases the lock when the process ends, also by SIGKILL. Raises OSError if the lock file cannot be made.
     """
     until = time.monotonic() + timeout_s
     with run.open_to_append(f"{TRACES}/.collector-{owner}.lock") as lock:
@@ -148,12 +149,12 @@ def collector_lock(run: SharedFolder, owner: str, *, timeout_s: float = 0.0) -> 
 
 
 def claim_owners(run: SharedFolder) -> list[str]:
-    """Who has ever claimed anything."""
+    """The owners that have a claim folder."""
     return run.folder_names(f"{TRACES}/{CLAIMED}")
 
 
 def remove_temporary_files(run: SharedFolder, owner: str) -> None:
-    """Remove half-written files of a collector that was killed; its lock must be held."""
+    """Remove incomplete files of a killed collector. The caller must hold its lock."""
     for name in run.file_names(TRACES):
         if is_temporary_of(owner, name):
             with suppress(OSError):
@@ -165,7 +166,7 @@ def _claim_folder(owner: str) -> str:
 
 
 def _attempts_file(claimed: str) -> str:
-    """One byte for each try, beside the claimed trace."""
+    """The file next to a claimed trace that holds one byte per read attempt."""
     folder, _, name = claimed.rpartition("/")
     return f"{folder}/.{name}{_ATTEMPTS_SUFFIX}"
 

@@ -1,10 +1,9 @@
-"""What the collector does with one look at the spool: every finished trace is checked, packed, kept and written down.
+"""One poll of the spool: every finished trace is validated, compressed, uploaded and recorded in the manifest.
 
-It may be killed at any instruction. Each trace goes through the same steps, of which every one can be done again:
-claim it, check it, compress it under its final name, upload it, write it into the manifest, and only then delete the
-original. Until that last step the claim holds the trace, so a restart begins with whatever is still there, and so does
-a collector of another pod that takes over a dead one's claims. Trouble (a full disk, an unreachable store) is said and
-tried again.
+The collector may be killed at any instruction, so each step is idempotent: claim the trace, validate it, compress it
+under its final name, upload it, record it in the manifest, and only then delete the original. Until then the claim
+keeps the trace, so a restarted collector, or one of another pod that takes over stale claims, starts again with it.
+Errors (full disk, unreachable store) are logged and retried.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from muster.tracing.trace_store import TraceStore
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30
-"""Of the text of a trace, unpacked. To check one takes time in proportion, not memory."""
+"""Limit for the uncompressed size of a trace. Validation takes time in proportion to it, but constant memory."""
 MAX_READ_ATTEMPTS = 5
-"""A trace whose reader was killed over it so often is set aside."""
+"""A trace is quarantined after so many reads that did not end (the reader was killed)."""
 TAKE_OVER_INTERVAL_S = 30.0
-"""How often a collector looks for what dead collectors of other pods had claimed; at its own end it always does."""
+"""Interval of taking over claims of terminated collectors of other pods; also done at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorOptions:
-    """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
+    """Options of one collector. `ranks` None: all ranks; `store` None: traces are kept in the run folder only.
 
-    `keeps_metrics`: metrics, beats and events of the run folder go to the store as well. `mount`: the part of `run_dir`
-    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it.
-    `most_bytes`: a trace that unpacks to more is set aside.
+    `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
+    replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
+    `max_trace_bytes`: a trace with a larger uncompressed size is quarantined.
     """
 
     run_dir: Path
@@ -64,7 +63,7 @@ class CollectorOptions:
 
     @property
     def run_folder(self) -> SharedFolder:
-        """The run folder, which the job writes to. ValueError if it does not lie below `mount`."""
+        """The run folder. Raises ValueError if it does not lie below `mount`."""
         if self.mount is None:
             return SharedFolder(self.run_dir)
         return SharedFolder(self.mount, str(self.run_dir.relative_to(self.mount)))
@@ -76,7 +75,7 @@ class CollectorOptions:
 
 @dataclass(slots=True)
 class Collector:
-    """The state between two looks at the spool: the manifest as written, and what is to be tried again when."""
+    """The state between polls: the manifest as written, and the backoff of traces that failed."""
 
     options: CollectorOptions
     run_folder: SharedFolder
@@ -84,20 +83,19 @@ class Collector:
     manifest: Manifest
     next_take_over_at: float = 0.0
     store: TraceStore | None = None
-    remote_manifest_loaded: bool = False  # with what earlier pods of ours have listed in the store
+    remote_manifest_loaded: bool = False  # the entries of this pod's earlier attempts in the store
     waiting: dict[str, WaitingTrace] = field(default_factory=dict)
     backoff: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
-    last_list_error: str = ""  # why the spool could not be listed, as said
+    last_list_error: str = ""  # as logged
 
     def collect_finished(self, now: float, *, respect_backoff: bool = True) -> int:
-        """Collect every finished trace; returns how many. When not `patient`, also those that wait for a later try."""
+        """Collect every finished trace; returns how many. Without `respect_backoff` also those waiting for a retry."""
         if not respect_backoff or now >= self.next_take_over_at:
             self._take_over_stale()
             self.next_take_over_at = now + TAKE_OVER_INTERVAL_S
         collected = 0
-        for name in sorted(
-            self.finished_traces(), key=self.claims.read_attempts
-        ):  # what has killed a reader does not hold up the rest
+        # Traces that have killed a reader come last, so that they do not delay the others.
+        for name in sorted(self.finished_traces(), key=self.claims.read_attempts):
             if respect_backoff and now < self.backoff.get(name.spool_name, (0.0, 0.0))[0]:
                 continue
             try:
@@ -107,7 +105,7 @@ class Collector:
             except FileNotFoundError as error:
                 if self._is_claimed(name):
                     self._defer(name, now, error)
-            except Exception as error:  # whatever goes wrong with one trace must not end the collector
+            except Exception as error:  # an error of one trace must not end the collector
                 self._defer(name, now, error)
             else:
                 collected += 1
@@ -115,12 +113,12 @@ class Collector:
         return collected
 
     def finished_traces(self) -> list[TraceName]:
-        """Complete traces that are claimed already, or in the spool and of this pod's ranks; oldest steps first."""
+        """Finished traces, claimed or in the spool, of this pod's ranks; oldest steps first."""
         ranks = self.options.ranks
         try:
             free = [name for name in self.claims.unclaimed() if ranks is None or name.rank in ranks]
             found = sorted({*self.claims.claimed(), *free})
-        except OSError as error:  # as where a link stands for a folder: the collector goes on
+        except OSError as error:  # such as a symbolic link in place of a folder
             if self.last_list_error != str(error):
                 self.last_list_error = str(error)
                 log(self.options, f"cannot list the finished traces: {error}")
@@ -137,13 +135,14 @@ class Collector:
         try:
             taken = self.claims.take_over_stale(self.options.ranks)
         except OSError as error:
-            log(self.options, f"cannot look for what others left: {error}")
+            log(self.options, f"cannot take over claims of terminated collectors: {error}")
             return
         if taken:
-            log(self.options, f"takes over what another pod's collector left: {', '.join(n.spool_name for n in taken)}")
+            log(self.options, f"took over claims of a terminated collector: {', '.join(n.spool_name for n in taken)}")
 
     def _collect(self, name: TraceName, now: float) -> None:
-        """Open the trace once: what is checked, compressed and uploaded is this file, whatever gets its name."""
+        """Collect one claimed trace. It is opened once, so that the file validated is the file compressed, even if
+        another program replaces it."""
         try:
             source = self.run_folder.open(self.claims.path(name))
         except IrregularFile as error:
@@ -152,7 +151,7 @@ class Collector:
         with source:
             size = os.fstat(source.fileno()).st_size
             if size > self.options.max_trace_bytes:
-                reason = f"has {size} bytes, more than the limit of --max-trace-bytes: {self.options.max_trace_bytes}"
+                reason = f"must have at most {self.options.max_trace_bytes} bytes (--max-trace-bytes); got {size}"
                 self._quarantine(name, ContentDigest(size, ""), reason, now)
                 return
             try:
@@ -172,10 +171,10 @@ class Collector:
         return self.run_folder.path / self.claims.path(name)
 
     def _validate(self, name: TraceName, source: IO[bytes]) -> None:
-        """Read it once. Raises InvalidTrace, also where that has killed or failed its reader too often before."""
-        tries = self.claims.read_attempts(name)
-        if tries >= MAX_READ_ATTEMPTS:
-            raise InvalidTrace(f"{self._display_path(name)}: whoever read it was killed or failed, {tries} times")
+        """Decode the trace. Raises InvalidTrace, also after `MAX_READ_ATTEMPTS` reads that did not end."""
+        attempts = self.claims.read_attempts(name)
+        if attempts >= MAX_READ_ATTEMPTS:
+            raise InvalidTrace(f"{self._display_path(name)}: its reader was killed or failed {attempts} times")
         self.claims.begin_read(name)
         try:
             validate_trace(source, self._display_path(name), self.options.max_trace_bytes)
@@ -185,23 +184,23 @@ class Collector:
         self.claims.end_read(name)
 
     def _quarantine(self, name: TraceName, digest: ContentDigest, reason: str, now: float) -> None:
-        """Keep what is broken, out of the way and on record."""
-        aside = f"{TRACES}/corrupt/{name.spool_name}"
+        """Move a corrupt trace to `traces/corrupt/` and record it in the manifest."""
+        target = f"{TRACES}/corrupt/{name.spool_name}"
         self.run_folder.make_folder(f"{TRACES}/corrupt")
         self._record(_trace_entry(name, f"corrupt/{name.spool_name}", digest, digest.bytes, reason, now), upload=None)
-        self.run_folder.rename(self.claims.path(name), aside)
+        self.run_folder.rename(self.claims.path(name), target)
         self.claims.end_read(name)
-        log(self.options, f"{name.spool_name} is corrupt, kept as {self.run_folder.path / aside}: {reason}")
+        log(self.options, f"{name.spool_name} is corrupt, moved to {self.run_folder.path / target}: {reason}")
 
     def _record(self, entry: TraceEntry, *, upload: IO[bytes] | None) -> None:
-        """Manifest after upload: what it lists is there."""
+        """Upload, then write the manifest, so that every listed file exists."""
         store = self._open_store() if self.options.store else None
         if store is not None:
             self._load_remote_manifest(store)
         if store is not None and upload is not None:
             store.put_file(upload, f"{TRACES}/{entry.file}")
-        # The same content again means that we, or the dead one whose claim this was, were killed after writing it
-        # down: the first record stands.
+        # The same content is listed already if the earlier collector of this claim was killed after recording it:
+        # its entry is kept.
         listed_in = self._find_manifest(entry)
         if listed_in is None:
             changed = self.manifest.with_entry(entry)
@@ -211,7 +210,7 @@ class Collector:
             store.put_bytes(f"{TRACES}/{listed_in.name}", encode_manifest(listed_in))
 
     def _load_remote_manifest(self, store: TraceStore) -> None:
-        """What a pod of an earlier attempt has listed there stands, though its folder may have gone with it."""
+        """Merge the entries that this pod's earlier attempts listed in the store: their volume may be deleted."""
         if self.remote_manifest_loaded:
             return
         try:
@@ -220,7 +219,7 @@ class Collector:
         except FileNotFoundError:
             earlier = None
         except InvalidTrace as error:
-            log(self.options, f"{error}; it is written anew")
+            log(self.options, f"{error}; replacing it")
             earlier = None
         for entry in earlier.traces if earlier is not None else ():
             if entry.status == "ok" and self.manifest.entry(entry.file) is None:
@@ -228,11 +227,11 @@ class Collector:
         self.remote_manifest_loaded = True
 
     def upload(self, name: str, content: bytes) -> None:
-        """Put a file of the run folder into the store. Raises what the store raises."""
+        """Upload a file of the run folder. Raises the errors of the store's backend."""
         self._open_store().put_bytes(name, content)
 
     def _find_manifest(self, entry: TraceEntry) -> Manifest | None:
-        """The manifest that has this file with this content already."""
+        """The manifest that already lists this file with this content, or None."""
         others = (other for other in read_manifests(self.run_folder) if other.name != self.manifest.name)
         for manifest in (self.manifest, *others):
             known = manifest.entry(entry.file)
@@ -247,12 +246,12 @@ class Collector:
 
     def _defer(self, name: TraceName, now: float, error: Exception) -> None:
         file, reason = name.spool_name, f"{type(error).__name__}: {error}"
-        before = self.waiting.get(file)
-        waited = min(max(1.0, 2 * self.backoff.get(file, (0.0, 0.0))[1]), MAX_BACKOFF_S)
-        self.backoff[file] = (now + waited, waited)
-        if before is None or before.reason != reason:
-            self.waiting[file] = WaitingTrace(file, reason, before.since if before else now)
-            log(self.options, f"{file} stays as it is and is tried again: {reason}")
+        previous = self.waiting.get(file)
+        backoff_s = min(max(1.0, 2 * self.backoff.get(file, (0.0, 0.0))[1]), MAX_BACKOFF_S)
+        self.backoff[file] = (now + backoff_s, backoff_s)
+        if previous is None or previous.reason != reason:
+            self.waiting[file] = WaitingTrace(file, reason, previous.since if previous else now)
+            log(self.options, f"{file} cannot be collected, retrying: {reason}")
             self._write_waiting()
 
     def _clear_waiting(self, name: TraceName) -> None:
@@ -261,7 +260,7 @@ class Collector:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """Best effort: on a full disk the log has to do."""
+        """Write the waiting traces into the manifest. Best effort: on a full disk they are only in the log."""
         changed = self.manifest.with_waiting(list(self.waiting.values()))
         with suppress(OSError):
             write_manifest(self.run_folder, changed, owner=self.options.owner)
@@ -287,13 +286,13 @@ def _trace_entry(
 
 
 def log(options: CollectorOptions, message: str) -> None:
-    """One line on stderr; a log that cannot be written is no reason to stop."""
+    """Write one line to stderr; errors are ignored."""
     with suppress(OSError, ValueError):
         print(f"collector {options.owner}: {message}", file=sys.stderr, flush=True)
 
 
 def start_collector(options: CollectorOptions, now: float) -> Collector:
-    """A collector that knows what its predecessor had done; half-written files of a killed one are removed."""
+    """A collector with the manifest of its predecessor; removes incomplete files of a killed one. Raises OSError."""
     run = options.run_folder
     claims = SpoolClaims(run, options.owner)
     claims.prepare()
@@ -305,16 +304,16 @@ def start_collector(options: CollectorOptions, now: float) -> Collector:
         pass
     except InvalidTrace as error:
         path = f"{TRACES}/{manifest.name}"
-        kept = f"{path.removesuffix('.json')}.broken"
-        run.rename(path, kept)
-        log(options, f"{error}; kept as {run.path / kept}, listing the traces anew")
+        renamed = f"{path.removesuffix('.json')}.broken"
+        run.rename(path, renamed)
+        log(options, f"{error}; renamed to {run.path / renamed}, rebuilding the manifest")
         manifest = _rebuild_manifest(options, manifest, now)
         write_manifest(run, manifest, owner=options.owner)
     return Collector(options, run, claims, manifest)
 
 
 def _rebuild_manifest(options: CollectorOptions, manifest: Manifest, now: float) -> Manifest:
-    """What lies in the traces folder, written down again."""
+    """The manifest with an entry for every compressed trace in the traces folder."""
     run = options.run_folder
     for file_name in run.file_names(TRACES):
         name = parse_trace_name(file_name)
@@ -331,15 +330,15 @@ def _rebuild_manifest(options: CollectorOptions, manifest: Manifest, now: float)
 
 
 def _unpacked_bytes(file: IO[bytes]) -> int:
-    """Gzip ends with the size of what it holds, modulo 4 GiB."""
+    """The uncompressed size from the gzip trailer, modulo 4 GiB."""
     file.seek(-4, os.SEEK_END)
     return int.from_bytes(file.read(4), "little")
 
 
 def collect_abandoned(run_dir: Path, now: float) -> int:
-    """Do the work of collectors that died over it, when no pod runs any more; returns how many traces were collected.
+    """Collect what terminated collectors left, once no pod runs any more; returns how many traces were collected.
 
-    Whatever a living collector holds is left to it. Raises OSError if the folder cannot be written.
+    Claims of running collectors are skipped. Raises OSError if the folder cannot be written.
     """
     run = SharedFolder(run_dir)
     collected = 0

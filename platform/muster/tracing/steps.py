@@ -1,4 +1,4 @@
-"""The steps of a trace, and how evenly the ranks of a job take them."""
+"""The profiled steps of a trace, and the skew between ranks in each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 @dataclass(frozen=True, slots=True)
 class ProfiledStep:
-    """One profiled step of one rank, nanoseconds since the trace's origin."""
+    """One profiled step of one rank; nanoseconds since the trace's origin."""
 
     number: int
     start: int
@@ -27,7 +27,7 @@ class ProfiledStep:
 
 @dataclass(frozen=True, slots=True)
 class StepSkew:
-    """How far apart the ranks were in one step: seconds of the fastest, median and slowest, and who was slowest."""
+    """Step times of the ranks in one step, in seconds: fastest, median, slowest, and which rank was slowest."""
 
     step: int
     fastest_s: float
@@ -37,12 +37,12 @@ class StepSkew:
 
     @property
     def spread(self) -> float:
-        """(slowest - fastest) / median; 0 when all are alike or nothing took any time."""
+        """(slowest - fastest) / median; 0 if the median is 0."""
         return (self.slowest_s - self.fastest_s) / self.median_s if self.median_s > 0 else 0.0
 
 
 def profiled_steps(trace: Trace) -> tuple[ProfiledStep, ...]:
-    """The `ProfilerStep#n` annotations of a trace, in order of time; empty if the profiler was not told of steps."""
+    """The `ProfilerStep#n` annotations of a trace, by start time; empty if `profiler.step()` was never called."""
     numbers = {code: int(m.group(1)) for code, name in enumerate(trace.names) if (m := STEP.match(name))}
     if not numbers:
         return ()
@@ -56,7 +56,7 @@ def profiled_steps(trace: Trace) -> tuple[ProfiledStep, ...]:
 
 
 def step_skews(seconds: Mapping[int, Mapping[int, float]]) -> tuple[StepSkew, ...]:
-    """The skew of each step that at least two ranks report; `seconds` maps rank to step to step time."""
+    """The skew of each step that at least two ranks report; `seconds` maps rank to step to step time in seconds."""
     by_step: dict[int, list[tuple[float, int]]] = {}
     for rank, steps in seconds.items():
         for step, s in steps.items():

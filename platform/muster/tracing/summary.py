@@ -1,4 +1,4 @@
-"""The facts at the head of a report: what ran, how far it came, how fast it was."""
+"""The summary of a run: job, steps, loss, speed, memory, devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _GENERIC_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What is known about the job; None where nothing says it.
+    """Key values of a job; None if unknown.
 
-    `loss_from` and `loss_to` are those of the first and the last step. `step_time_s`, `tokens_per_s` and `mfu` are
-    medians over all steps but those beside which a trace was started or written; so the slow first ones do not count
-    either. `attempts` counts the attempts seen, 1 for a job
-    that was never restarted.
+    `first_loss` and `last_loss` are those of the first and the last step. `step_time_s`, `tokens_per_s` and `mfu` are
+    medians over all steps except those after the profiler was started or a trace was written. `attempts` is 1 for a
+    job that was never restarted.
     """
 
     name: str
@@ -47,11 +46,11 @@ class RunSummary:
 def summarise_run(
     folder: RunFolder, traces: Sequence[TraceSummary], overheads: Sequence[ProfilerOverhead], *, name: str | None
 ) -> RunSummary:
-    """Facts from metrics and beats first, from traces where those are silent."""
+    """Summarise metrics and heartbeats; values that they do not have come from the traces."""
     reference = next((m for m in folder.metrics if np.isfinite(m.loss).any()), None) or next(iter(folder.metrics), None)
     loss = finite_values(reference.loss) if reference is not None else np.empty(0)
-    memory = [b.peak_memory_bytes for b in folder.heartbeats if b.peak_memory_bytes]
-    attempts = [b.attempt for b in folder.heartbeats] + [h.attempt for h in folder.events]
+    memory = [h.peak_memory_bytes for h in folder.heartbeats if h.peak_memory_bytes]
+    attempts = [h.attempt for h in folder.heartbeats] + [e.attempt for e in folder.events]
     attempts += [w.attempt for w in folder.windows]
     return RunSummary(
         name=name or next((t.job for t in traces if t.job), None) or _name_of_folder(folder.path.resolve()),
@@ -71,23 +70,22 @@ def summarise_run(
 
 
 def _world_size(folder: RunFolder, traces: Sequence[TraceSummary]) -> int | None:
-    """Unknown for traces of different jobs."""
-    beats = [b.world_size for b in folder.heartbeats if b.world_size]
-    known = beats or list({t.world_size for t in traces if t.world_size})
+    """None for traces of different jobs."""
+    reported = [h.world_size for h in folder.heartbeats if h.world_size]
+    known = reported or list({t.world_size for t in traces if t.world_size})
     if known:
-        return max(known) if beats or len(known) == 1 else None
+        return max(known) if reported or len(known) == 1 else None
     return len(folder.metrics) or None
 
 
 def _steps(folder: RunFolder, reference: RankMetrics | None) -> int | None:
     if reference is not None and len(reference):
         return len(reference)
-    return max((b.step for b in folder.heartbeats if b.step is not None), default=None)
+    return max((h.step for h in folder.heartbeats if h.step is not None), default=None)
 
 
 def _name_of_folder(folder: Path) -> str:
-    """A name for a folder that does not tell the job's: of a run folder the job's name, of a folder that is named after
-    what is in it also its parent's."""
+    """The job's name from the name of a run folder, else the folder's name, with the parent's if it is generic."""
     if job := _RUN_FOLDER_NAME.fullmatch(folder.name):
         return job[1]
     return (
@@ -103,7 +101,7 @@ def _device(traces: Sequence[TraceSummary]) -> str | None:
 
 
 def _backend(traces: Sequence[TraceSummary]) -> str | None:
-    """Of `cpu:gloo,cuda:nccl` the part that carries the work."""
+    """The backend of the device in use: of `cpu:gloo,cuda:nccl`, nccl if any trace has device work."""
     known = {t.backend for t in traces if t.backend}
     if len(known) != 1:
         return None

@@ -1,4 +1,4 @@
-"""The report's tables as sections of its page: the pictures in numbers, the top operators, HTA's numbers."""
+"""The tables of the HTML report: time breakdown, top operators, HTA's numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, TimeCa
 CATEGORY_NAMES = {
     TimeCategory.COMPUTE: "compute",
     TimeCategory.OPTIMIZER: "optimizer",
-    TimeCategory.COMMUNICATION: "communication, not hidden",
+    TimeCategory.COMMUNICATION: "communication, exposed",
     TimeCategory.MEMORY: "memory copies",
     TimeCategory.DATA: "waiting for data",
     TimeCategory.OTHER: "no operator (Python, waiting)",
@@ -24,14 +24,14 @@ MAX_TABLE_ROWS = 15
 
 
 def category_names(*, device: bool) -> Mapping[TimeCategory, str]:
-    """What a legend calls each kind of work; on a device what is left over is idleness."""
+    """The legend's name of each kind of work; on a device the remaining time is idle."""
     return {**CATEGORY_NAMES, TimeCategory.OTHER: "idle"} if device else CATEGORY_NAMES
 
 
 def breakdown_table(
     rows: Sequence[LabelledTrace], categories: Sequence[TimeCategory], names: Mapping[TimeCategory, str]
 ) -> str:
-    """The picture as a table, to read aloud or to copy."""
+    """The data of the bar chart as a table."""
     heads = "".join(f'<th class="n">{escape(names[kind].split(",")[0].split(" (")[0])}</th>' for kind in categories)
     cells = "".join(
         f"<tr><td>{escape(row.label)}</td>"
@@ -41,8 +41,8 @@ def breakdown_table(
         for row in rows
     )
     return (
-        '<details><summary>In numbers</summary><div class="scroll"><table><thead><tr><th></th>'
-        f'{heads}<th class="n">communication hidden</th><th class="n">events read</th></tr></thead>'
+        '<details><summary>Table</summary><div class="scroll"><table><thead><tr><th></th>'
+        f'{heads}<th class="n">communication overlapped</th><th class="n">events</th></tr></thead>'
         f"<tbody>{cells}</tbody></table></div></details>"
     )
 
@@ -56,25 +56,25 @@ def time_and_share(row: LabelledTrace, category: TimeCategory) -> str:
 
 
 def operator_tables(report: Report) -> str:
-    """Kernels where there is a device, and CPU operators."""
+    """Tables of the top kernels (with device work) and the top CPU operators."""
     out = ""
     if report.kernels:
         total = sum(row.trace.kernels_s for row in report.traces)
-        out += _table("Top kernels", "Device work by its duration", report.kernels, total, kernel_style)
+        out += _table("Top kernels", "Device work by duration", report.kernels, total, kernel_style)
     if report.operators:
         total = sum(row.trace.operators_s for row in report.traces)
-        hint = "CPU operators by self time, that is without the operators they call"
+        hint = "CPU operators by self time, without the operators they call"
         out += _table("Top operators", hint, report.operators, total, operator_style)
     return out
 
 
 def kernel_style(name: str) -> str:
-    """The colour of a kernel's bar: its kind of work."""
+    """The style class of a kernel's bar, by its kind of work."""
     return {KernelType.COMMUNICATION: "communication", KernelType.MEMORY: "memory"}.get(kernel_type(name), "compute")
 
 
 def operator_style(name: str) -> str:
-    """The colour of an operator's bar, as far as its name tells its kind of work."""
+    """The style class of an operator's bar, by the kind of work of its name."""
     return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
 
 
@@ -85,7 +85,7 @@ def _table(
     rows = "".join(_row(op, op.total_ns / longest, total_s, style(op.name)) for op in operators[:MAX_TABLE_ROWS])
     heads = "".join(f'<th class="n">{name}</th>' for name in ("share", "total", "calls", "mean"))
     return (
-        f'<section><h2>{title}</h2><p class="hint">{hint}; all traces together, {format_seconds(total_s)} in all.</p>'
+        f'<section><h2>{title}</h2><p class="hint">{hint}; sum of all traces: {format_seconds(total_s)}.</p>'
         f'<div class="scroll"><table class="ops"><thead><tr><th></th><th></th>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
@@ -103,7 +103,7 @@ def _row(op: OperatorStats, length: float, total_s: float, style: str) -> str:
 
 
 def hta_table(report: Report) -> str:
-    """What HolisticTraceAnalysis would print, folded away; empty without device work."""
+    """The numbers of HolisticTraceAnalysis, collapsed; empty without device work."""
     rows = [row for row in report.traces if row.trace.hta is not None]
     if not rows:
         return ""
@@ -117,7 +117,7 @@ def hta_table(report: Report) -> str:
     heads = "".join(
         f'<th class="n">{t}</th>' for t in ("idle µs", "compute µs", "non-compute µs", "kernel time µs", "overlap %")
     )
-    summary = "For comparison: by the rules of HolisticTraceAnalysis (whole microseconds, last step left out)"
+    summary = "For comparison: numbers of HolisticTraceAnalysis (whole microseconds, without the last step)"
     return (
         f'<section><details class="bare"><summary>{summary}</summary><div class="scroll"><table><thead><tr><th></th>'
         f"{heads}</tr></thead><tbody>{cells}</tbody></table></div></details></section>"

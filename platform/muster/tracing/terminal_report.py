@@ -1,4 +1,4 @@
-"""The report in a terminal: the page's facts, sentences and pictures in text. NO_COLOR is honoured by rich."""
+"""Renders a report in a terminal: summary, findings and charts as text. rich honours NO_COLOR."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from muster.tracing.run_analysis import Report
 from muster.tracing.time_breakdown import TimeCategory
 
 SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
-# Letters tell kinds apart where there is no colour.
+# Different characters distinguish the kinds without colour.
 CATEGORY_MARKS = {
     TimeCategory.COMPUTE: ("█", "blue", "compute"),
     TimeCategory.OPTIMIZER: ("▓", "bright_cyan", "optimizer"),
-    TimeCategory.COMMUNICATION: ("▒", "yellow", "communication, not hidden"),
+    TimeCategory.COMMUNICATION: ("▒", "yellow", "communication, exposed"),
     TimeCategory.MEMORY: ("+", "magenta", "memory copies"),
     TimeCategory.DATA: ("d", "green", "waiting for data"),
     TimeCategory.OTHER: ("·", "bright_black", "no operator"),
@@ -31,7 +31,7 @@ _WIDE_COLUMNS = 100  # columns of the terminal
 
 
 def render_report(report: Report, console: Console) -> None:
-    """Print the report; at most as wide as the console."""
+    """Print the report, at most as wide as the console."""
     console.print(Rule(Text(report.summary.name, style="bold"), style="bright_black"))
     width = min(console.width, 110)
     console.print(*wrap_parts(_summary(report), console.width), sep="\n")
@@ -44,7 +44,7 @@ def render_report(report: Report, console: Console) -> None:
 
 
 def _findings(sentences: Sequence[str]) -> Table:
-    """A list whose sentences go on below themselves."""
+    """A bullet list with hanging indentation."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=2)
     table.add_column(overflow="fold")
@@ -54,31 +54,31 @@ def _findings(sentences: Sequence[str]) -> Table:
 
 
 def _summary(report: Report) -> list[str]:
-    facts = report.summary
-    told = []
-    if facts.steps is not None:
-        told.append(f"{facts.steps:,} steps")
-    if facts.first_loss is not None and facts.last_loss is not None:
-        told.append(f"loss {format_number(facts.first_loss)} → {format_number(facts.last_loss)}")
-    if facts.step_time_s is not None:
-        told.append(f"{format_seconds(facts.step_time_s)} a step")
-    if facts.tokens_per_s is not None:
-        told.append(f"{format_count(facts.tokens_per_s)} tokens/s")
-    if facts.mfu is not None:
-        told.append(f"MFU {format_percent(facts.mfu)}")
-    if facts.peak_memory_bytes is not None:
-        told.append(f"peak memory {format_bytes(facts.peak_memory_bytes)}")
-    if facts.world_size is not None:
-        told.append(f"{facts.world_size} rank{'s' if facts.world_size > 1 else ''}")
-    if facts.device is not None:
-        told.append(facts.device)
-    if facts.attempts > 1:
-        told.append(f"{facts.attempts} attempts")
-    return told
+    summary = report.summary
+    parts = []
+    if summary.steps is not None:
+        parts.append(f"{summary.steps:,} steps")
+    if summary.first_loss is not None and summary.last_loss is not None:
+        parts.append(f"loss {format_number(summary.first_loss)} → {format_number(summary.last_loss)}")
+    if summary.step_time_s is not None:
+        parts.append(f"{format_seconds(summary.step_time_s)} a step")
+    if summary.tokens_per_s is not None:
+        parts.append(f"{format_count(summary.tokens_per_s)} tokens/s")
+    if summary.mfu is not None:
+        parts.append(f"MFU {format_percent(summary.mfu)}")
+    if summary.peak_memory_bytes is not None:
+        parts.append(f"peak memory {format_bytes(summary.peak_memory_bytes)}")
+    if summary.world_size is not None:
+        parts.append(f"{summary.world_size} rank{'s' if summary.world_size > 1 else ''}")
+    if summary.device is not None:
+        parts.append(summary.device)
+    if summary.attempts > 1:
+        parts.append(f"{summary.attempts} attempts")
+    return parts
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as blocks of eight heights, the mean of each stretch; the least is the lowest block."""
+    """Values as at most `width` blocks of eight heights, each the mean of a range of values."""
     array = np.asarray(values, dtype=np.float64)
     if not len(array):
         return ""
@@ -97,13 +97,13 @@ def _metric_lines(report: Report, width: int) -> list[Text]:
         out += [Text("\nLoss", style="bold"), Text(f"  {sparkline(values, width)}  {ends}")]
     if report.step_times:
         out.append(Text("\nStep time per rank", style="bold"))
-        after_pauses = {pause.step for pause in report.profiler_overheads}
+        excluded = {overhead.step for overhead in report.profiler_overheads}
         for series in report.step_times[:MAX_ROWS]:
-            of_steps = zip(series.steps, series.values, strict=True)
-            usual = float(np.median([value for step, value in of_steps if step not in after_pauses] or series.values))
-            # A compile of a minute would flatten all that follows.
-            line = sparkline(np.minimum(series.values, 3 * usual).tolist(), width - 12)
-            out.append(Text(f"  rank {series.rank:<4} {line}  median {format_seconds(usual)}"))
+            points = zip(series.steps, series.values, strict=True)
+            median = float(np.median([value for step, value in points if step not in excluded] or series.values))
+            # Without a cut, a step that compiles for a minute would flatten all others.
+            line = sparkline(np.minimum(series.values, 3 * median).tolist(), width - 12)
+            out.append(Text(f"  rank {series.rank:<4} {line}  median {format_seconds(median)}"))
     return out
 
 
@@ -111,23 +111,23 @@ def _time_breakdown(report: Report, width: int) -> list[Text]:
     rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
     if not rows:
         return []
-    room = min(max(len(row.label) for row in rows), 32)
-    wide = max(20, width - room - 20)
+    label_width = min(max(len(row.label) for row in rows), 32)
+    bar_width = max(20, width - label_width - 24)
     out = [Text("\nTime per kind of work", style="bold")]
     shown: set[TimeCategory] = set()
     for row in rows:
-        line = Text(f"  {row.label[:room]:<{room}} ")
-        drawn = 0.0  # of the bar
+        line = Text(f"  {row.label[:label_width]:<{label_width}} ")
+        start = 0.0  # column of the next part
         for kind in TimeCategory:
             mark, style, _ = CATEGORY_MARKS[kind]
-            upto = drawn + row.trace.share(kind) * wide
-            line.append(mark * (round(upto) - round(drawn)), style=style)
-            if round(upto) > round(drawn):
+            end = start + row.trace.share(kind) * bar_width
+            line.append(mark * (round(end) - round(start)), style=style)
+            if round(end) > round(start):
                 shown.add(kind)
-            drawn = upto
+            start = end
         ratio = row.trace.overlap_ratio
         if ratio is not None:
-            line.append(f"  {format_percent(ratio) if ratio >= 0.005 else 'none'} hidden", style="bright_black")
+            line.append(f"  {format_percent(ratio) if ratio >= 0.005 else 'none'} overlapped", style="bright_black")
         out.append(line)
     legend = []
     for kind in TimeCategory:
@@ -137,7 +137,7 @@ def _time_breakdown(report: Report, width: int) -> list[Text]:
             legend.append(Text.assemble((mark, style), (f" {name}", "bright_black")))
     out += wrap_parts(legend, width, separator="   ", prefix="  ")
     if any(row.trace.overlap_ratio is not None for row in rows):
-        words = ["hidden:", "the", "part", "of", "communication", "that", "runs", "while", "something", "computes"]
+        words = ["overlapped:", "the", "part", "of", "communication", "that", "runs", "during", "computation"]
         out += [Text.assemble(line, style="bright_black") for line in wrap_parts(words, width, " ", prefix="  ")]
     return out
 
@@ -154,7 +154,7 @@ def _operators(title: str, operators: Sequence[OperatorStats], width: int) -> li
     longest, bar_width = operators[0].total_ns or 1, 16 if wide else 8
     for op in operators[:8]:
         bar = "█" * max(1, round(bar_width * op.total_ns / longest))
-        # Text, not markup: names hold square brackets.
+        # Text, not markup: names contain square brackets.
         table.add_row(
             Text(short_name(op.name, 44 if wide else max(12, width - 46))),
             Text(bar, style="blue"),
@@ -168,4 +168,4 @@ def _operators(title: str, operators: Sequence[OperatorStats], width: int) -> li
 def _skipped(report: Report) -> list[Text]:
     if not report.skipped:
         return []
-    return [Text("\nNot used", style="bold"), *(Text(f"  {s.file}: {s.reason}") for s in report.skipped)]
+    return [Text("\nSkipped files", style="bold"), *(Text(f"  {s.file}: {s.reason}") for s in report.skipped)]

@@ -1,6 +1,7 @@
-"""A collector's last words: what it has collected, and the newest checkpoint, for whoever can no longer ask it.
+"""The collector's termination message: the number of collected traces and the newest checkpoint.
 
-Kubernetes takes them from the file that it gives each container for its termination message into the pod's status.
+Kubernetes copies the content of a container's termination message file into the pod's status, where the operator reads
+it once the collector no longer answers requests.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ from muster.tracing.shared_folder import SharedFolder
 
 
 def readable_trace_count(manifest: Manifest) -> int:
-    """How many traces a manifest lists that can be read."""
+    """The number of traces with status "ok" in a manifest."""
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
 def write_termination_message(path: Path, run_folder: SharedFolder, traces: int) -> None:
-    """Write {"traces", "checkpoint": {"step", "at"} | null} into a file that is there already, or may be made.
+    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount.
 
-    In place, since the file may be a mount. What cannot be written is left: then nobody is told.
+    Errors are ignored.
     """
     latest = read_json_object(run_folder, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
-    told = {"traces": traces, "checkpoint": checkpoint}
     with suppress(OSError):
-        path.write_text(json.dumps(told, allow_nan=False))
+        path.write_text(json.dumps({"traces": traces, "checkpoint": checkpoint}, allow_nan=False))

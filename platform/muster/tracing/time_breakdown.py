@@ -1,8 +1,8 @@
-"""What a rank's time went to, moment by moment: every instant belongs to exactly one kind of work.
+"""A rank's time by kind of work: every instant belongs to exactly one kind.
 
-On a device the kernels say it. On the CPU (gloo) the innermost operator of each thread says it, in the context it runs
-in: an `aten::mul_` inside `Optimizer.step` is the optimizer's. Communication runs on threads of its own there, so an
-instant counts as communication only when no thread computes: that is the part that the job waits for.
+On a device the kind is that of the running kernels. On the CPU (gloo) it is that of the innermost operator of each
+thread and of its callers: an `aten::mul_` inside `Optimizer.step` is optimizer work. There communication runs on its
+own threads, and an instant counts as communication only if no thread computes (exposed communication).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from muster.tracing.steps import ProfiledStep
 
 
 class TimeCategory(IntEnum):
-    """Kinds of work in the order in which they claim an instant; OTHER is what is left."""
+    """Kinds of work, by precedence: of several that run at once, the first one counts. OTHER is the remaining time."""
 
     COMPUTE = 0
     OPTIMIZER = 1
@@ -37,16 +37,16 @@ class TimeCategory(IntEnum):
 COMMUNICATION_NAME = re.compile(
     r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
 )
-# torch's own annotations, and the plain words that training loops (ours too) put around the same work.
+# torch's own annotations, and names that training loops (also Muster's trainer) use with record_function.
 AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
 DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
-# Annotations are frames around work, and so are these: what runs directly in them is Python.
+# Operators that, like annotations, only enclose others: time directly in them is Python.
 FRAME_NAME = re.compile(
     r"PythonSubclass$|autograd::engine::evaluate_function|.*BackwardFunctionBackward$|Torch-Compiled Region"
     r"|CompiledFunction(Backward)?$"
 )
-# Inductor's own annotation around the kernels of a compiled graph: on the CPU they run in it without another event.
+# Inductor's annotation around the kernels of a compiled graph, which have no events of their own on the CPU.
 COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+)")
 NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 NO_CATEGORY = -1
@@ -54,7 +54,7 @@ NO_CATEGORY = -1
 
 @dataclass(frozen=True, slots=True)
 class CategorySpans:
-    """Disjoint spans per kind of work of one rank; kinds may run at once, `shares` decides who claims an instant."""
+    """Disjoint spans per kind of work of one rank. Kinds may overlap; `time_breakdown` applies the precedence."""
 
     by_category: dict[TimeCategory, Spans]
 
@@ -63,13 +63,13 @@ class CategorySpans:
 
     @property
     def computing(self) -> Spans:
-        """Compute and optimizer: what communication can hide behind."""
+        """Compute and optimizer: the work that communication can overlap with."""
         return union(concatenate((self[TimeCategory.COMPUTE], self[TimeCategory.OPTIMIZER])))
 
 
 @dataclass(frozen=True, slots=True)
 class ExposedCollective:
-    """A collective and the nanoseconds in which it ran while nothing else did."""
+    """A collective and the nanoseconds in which it ran while nothing computed."""
 
     name: str
     calls: int
@@ -77,12 +77,12 @@ class ExposedCollective:
 
 
 def category_spans(trace: Trace, work: Events) -> CategorySpans:
-    """The lanes of a device where `work` holds device work, of the CPU otherwise."""
+    """The spans of the device if `work` (device work) is not empty, else of the CPU."""
     return _device_category_spans(trace, work) if len(work) else _cpu_category_spans(trace)
 
 
 def time_breakdown(lanes: CategorySpans, start: int, end: int) -> dict[TimeCategory, int]:
-    """Nanoseconds of [start, end) for each kind of work; they sum up to end - start."""
+    """Nanoseconds of [start, end) for each kind of work; they sum to end - start."""
     kinds = [kind for kind in TimeCategory if kind is not TimeCategory.OTHER]
     states = coverage([clip(lanes[kind], start, end) for kind in kinds]).by_state()
     found = dict.fromkeys(TimeCategory, 0)
@@ -100,7 +100,7 @@ def exposed_communication(lanes: CategorySpans, start: int, end: int) -> Spans:
 
 
 def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[ExposedCollective, ...]:
-    """How much of the exposed communication each collective accounts for, longest first; `events` carry it out."""
+    """The exposed communication per collective, longest first; `events` are the communication events."""
     found: dict[str, tuple[int, int]] = {}
     for code in np.unique(events.name):
         here = events[events.name == code]
@@ -113,7 +113,7 @@ def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[E
 
 
 def communication_events(trace: Trace, work: Events) -> Events:
-    """The events that carry out communication: kernels on a device, spans of the backend's threads on the CPU."""
+    """Communication events: kernels on a device, annotations of the backend's threads on the CPU."""
     if len(work):
         return work[kernel_types(trace, work) == KernelType.COMMUNICATION]
     annotations = trace.annotations
@@ -145,19 +145,19 @@ def _device_category_spans(trace: Trace, work: Events) -> CategorySpans:
             TimeCategory.OPTIMIZER: union(spans[optimizer]),
             TimeCategory.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
             TimeCategory.MEMORY: union(spans[types == KernelType.MEMORY]),
-            # Loading data on the CPU costs the device only while it has nothing to do, and there it comes last.
+            # Data loading on the CPU delays the device only while it is idle: it has the lowest precedence.
             TimeCategory.DATA: union(_annotation_spans(trace, DATA_NAME, trace.annotations)),
         }
     )
 
 
 def trim_closures(trace: Trace) -> Events:
-    """Operators and annotations; those of an optimizer begin where the closure that it called has ended.
+    """Operators and annotations; an optimizer's annotation starts where the closure that it called has ended.
 
-    `optimizer.step(closure)` (Lightning calls it so, and LBFGS needs it) runs forward and backward inside the
-    optimizer's annotation. Forward passes have no mark of their own, but what autograd runs has: all up to the end of
-    the last of it, and of the call around it, is the closure. Where a closure is called several times, what the
-    optimizer does in between counts as closure, too.
+    `optimizer.step(closure)` (used by Lightning, required by LBFGS) runs forward and backward inside the optimizer's
+    annotation. Forward passes have no annotation, but autograd does: everything up to the end of the last autograd
+    event, and of the call around it, is the closure. If a closure is called several times, the optimizer's work in
+    between counts as closure.
     """
     events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
     annotation = events.kind == EventKind.ANNOTATION
@@ -166,10 +166,10 @@ def trim_closures(trace: Trace) -> Events:
     backward = backward[np.argsort(backward.start, kind="stable")]
     start = events.start.copy()
     for i in optimizers:
-        first, behind = np.searchsorted(backward.start, (events.start[i], events.end[i]))
-        if first == behind:
+        first, stop = np.searchsorted(backward.start, (events.start[i], events.end[i]))
+        if first == stop:
             continue
-        ended = int(backward.end[first:behind].max())
+        ended = int(backward.end[first:stop].max())
         around = (events.thread == events.thread[i]) & (events.start > events.start[i]) & (events.start < ended)
         calls = events.end[around & (events.end > ended)]
         start[i] = min(int(calls.max(initial=ended)), int(events.end[i]))
@@ -177,13 +177,13 @@ def trim_closures(trace: Trace) -> Events:
 
 
 def _annotation_spans(trace: Trace, pattern: re.Pattern[str], events: Events) -> Spans:
-    """When one of the annotations among `events` that match was open."""
+    """The union of the annotations among `events` that match."""
     wanted = (events.kind == EventKind.ANNOTATION) & _matching_names(trace, pattern)[events.name] if len(events) else ()
     return union(events.spans[np.flatnonzero(wanted)])
 
 
 def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
-    """Device work whose launch lies in one of the disjoint spans."""
+    """A mask of the device work launched within one of the disjoint spans."""
     if not len(spans):
         return np.zeros(len(work), dtype=bool)
     launched = launch_times(trace, work)
@@ -200,16 +200,16 @@ def _cpu_category_spans(trace: Trace) -> CategorySpans:
         here = events[events.thread == row]
         tree = build_call_tree(here)
         kinds = _inherit_categories(own[here.name[tree.order]], tree.parent.tolist())
-        at_work = np.where(tree.innermost >= 0, kinds[tree.innermost], NO_CATEGORY) if len(kinds) else tree.innermost
+        running = np.where(tree.innermost >= 0, kinds[tree.innermost], NO_CATEGORY) if len(kinds) else tree.innermost
         for kind in TimeCategory:
-            parts[kind].append(tree.segments[at_work == kind])
+            parts[kind].append(tree.segments[running == kind])
     return CategorySpans(
         {kind: union(concatenate(found)) for kind, found in parts.items() if kind is not TimeCategory.OTHER}
     )
 
 
 def _name_categories(trace: Trace) -> NDArray[np.int64]:
-    """What each name says about itself."""
+    """The category of each name of the trace, without its context."""
     annotation_names = set(np.unique(trace.annotations.name).tolist())
     return np.array(
         [_name_category(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)],
@@ -224,22 +224,22 @@ def _name_category(name: str, *, annotation: bool) -> int:
         return TimeCategory.OPTIMIZER
     if annotation and DATA_NAME.match(name):
         return TimeCategory.DATA
-    framing = (annotation and not COMPILED_GRAPH.match(name)) or FRAME_NAME.match(name)
-    return NO_CATEGORY if framing else TimeCategory.COMPUTE
+    encloses = (annotation and not COMPILED_GRAPH.match(name)) or FRAME_NAME.match(name)
+    return NO_CATEGORY if encloses else TimeCategory.COMPUTE
 
 
 def _inherit_categories(own: NDArray[np.int64], parent: list[int]) -> NDArray[np.int64]:
-    """Communication, optimizer and data loading claim what runs inside them; communication wins over both others."""
-    strong = (TimeCategory.OPTIMIZER, TimeCategory.DATA, TimeCategory.COMMUNICATION)
+    """Events inside communication, optimizer and data loading get that category, except communication itself."""
+    inherited = (TimeCategory.OPTIMIZER, TimeCategory.DATA, TimeCategory.COMMUNICATION)
     kinds: list[int] = own.tolist()
     for i, outer in enumerate(parent):
-        if outer >= 0 and kinds[i] != TimeCategory.COMMUNICATION and kinds[outer] in strong:
+        if outer >= 0 and kinds[i] != TimeCategory.COMMUNICATION and kinds[outer] in inherited:
             kinds[i] = kinds[outer]
     return np.array(kinds, dtype=np.int64)
 
 
 def traced_window(trace: Trace, work: Events, steps: Sequence[ProfiledStep]) -> tuple[int, int]:
-    """The nanoseconds looked at: a device's first to last work, else the profiled steps, else all events."""
+    """The analysed time range: from a device's first to last work, else the profiled steps, else all events."""
     if not len(work) and steps:
         return min(step.start for step in steps), max(step.end for step in steps)
     spans = work.spans if len(work) else trace.events.spans

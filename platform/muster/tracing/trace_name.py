@@ -1,4 +1,4 @@
-"""The names of traces in a run folder (docs/run-folder.md): who wrote it, in which attempt, over which steps."""
+"""File names of traces in a run folder (docs/run-folder.md): rank, attempt and steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRACE_NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\
 
 @dataclass(frozen=True, slots=True, order=True)
 class TraceName:
-    """`start_step` is the first traced step, `end_step` the first that is not traced any more."""
+    """`start_step` is the first traced step, `end_step` the first step after the traced ones."""
 
     attempt: int
     start_step: int
@@ -19,17 +19,17 @@ class TraceName:
 
     @property
     def spool_name(self) -> str:
-        """The name under which the profile hook finishes it."""
+        """The name of the finished trace in the spool, as the profiler hook writes it."""
         return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
 
     @property
     def archive_name(self) -> str:
-        """The name under which the collector publishes it."""
+        """The name of the collected, compressed trace."""
         return self.spool_name + ".gz"
 
 
 def parse_trace_name(name: str) -> TraceName | None:
-    """None for anything that is not exactly such a name, a file still being written (.tmp) included."""
+    """None for any other name, including that of a file still being written (.tmp)."""
     match = TRACE_NAME.fullmatch(name)
     if match is None:
         return None

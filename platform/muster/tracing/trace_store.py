@@ -1,4 +1,4 @@
-"""Where collected traces are kept beyond the pod: any place fsspec knows, with the same names as in the run folder."""
+"""The store of collected traces outside the pod: any fsspec backend, with the same names as in the run folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fsspec.spec import AbstractBufferedFile
 
 from muster.tracing.shared_folder import SharedFolder
 
-# Backends that write a file in place but rename it in one step. Object stores are the other way round: an object is
-# visible only once it is complete, and their rename is a copy.
+# Backends that write in place but rename atomically. In object stores an object is visible only once it is complete,
+# and a rename is a copy.
 RENAME_PROTOCOLS = frozenset({"file", "local", "memory", "sftp", "ssh", "hdfs", "webhdfs", "smb", "arrow_hdfs"})
-_PART_BYTES = 16 << 20  # of what is sent at once: S3 takes 10,000 parts of at least 5 MiB
+_PART_BYTES = 16 << 20  # of a multipart upload: S3 allows 10,000 parts of at least 5 MiB
 _UPLOAD_SUFFIX = ".upload.tmp"
 
 
 class TraceStore:
     """A folder or bucket prefix given by URL: `s3://bucket/run`, `gs://...`, `file:///...` or a plain path.
 
-    Credentials come from the environment, as fsspec's backends have it. The backend is only loaded by `Store(url)`;
-    ValueError for an unknown protocol, ImportError for one whose package is not installed. `options` are the backend's.
+    fsspec's backends read credentials from the environment; `options` are passed to the backend. The constructor raises
+    ValueError for an unknown protocol and ImportError if the backend's package is not installed.
     """
 
     def __init__(self, url: str, **options: object) -> None:
@@ -36,13 +36,12 @@ class TraceStore:
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._uses_rename = bool(names & RENAME_PROTOCOLS)
-        self._cleaned_targets: set[str] = set()  # paths of which a killed upload has left nothing
+        self._cleaned_targets: set[str] = set()  # paths without leftovers of a killed upload
 
     def put_file(self, source: IO[bytes], name: str) -> None:
-        """Publish the content of an open file under `name`; doing it again is harmless. OSError if it did not arrive
-        whole.
+        """Upload an open file as `name`, atomically: backends that write in place use a temporary name first.
 
-        A reader never sees a part of it: where the backend writes in place, under a temporary name first.
+        Idempotent. Raises OSError if the size after the upload differs.
         """
         target = self._path(name)
         self._make_folder(target)
@@ -50,7 +49,7 @@ class TraceStore:
         self._verify_size(name, source.tell())
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Publish these bytes under `name`, as `put` does."""
+        """Upload these bytes as `name`; see `put_file`."""
         target = self._path(name)
         self._make_folder(target)
         self._publish(target, lambda place: self._fs.pipe_file(place, data))
@@ -62,7 +61,7 @@ class TraceStore:
         try:
             shutil.copyfileobj(source, out, _PART_BYTES)
         except BaseException:
-            if isinstance(out, AbstractBufferedFile):  # to close it would publish the part that was sent
+            if isinstance(out, AbstractBufferedFile):  # close() would publish the part uploaded so far
                 with suppress(Exception):
                     out.discard()
                 out.closed = True
@@ -72,7 +71,7 @@ class TraceStore:
         out.close()
 
     def _make_folder(self, target: str) -> None:
-        """Whoever may write below a prefix alone may not even ask for the bucket; the upload tells whether it may."""
+        """Create the folder. Credentials limited to a prefix may not query the bucket; then the upload decides."""
         with suppress(PermissionError):
             self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
 
@@ -81,7 +80,7 @@ class TraceStore:
             send(target)
             return
         folder, _, last = target.rpartition("/")
-        if target not in self._cleaned_targets:  # to list a large folder at each upload takes long
+        if target not in self._cleaned_targets:  # listing a large folder takes long
             self._remove_leftovers(folder, last)
         self._cleaned_targets.discard(target)
         temporary = f"{folder}/.{last}.{secrets.token_hex(8)}{_UPLOAD_SUFFIX}"
@@ -90,7 +89,7 @@ class TraceStore:
         self._cleaned_targets.add(target)
 
     def _remove_leftovers(self, folder: str, last: str) -> None:
-        """What an upload of the same file left that was killed: one collector at a time has a file."""
+        """Remove temporary files of killed uploads of the same file; only one collector at a time uploads a file."""
         for found in self._fs.ls(folder, detail=False):
             name = str(found).rpartition("/")[2]
             if name.startswith(f".{last}.") and name.endswith(_UPLOAD_SUFFIX):
@@ -100,36 +99,32 @@ class TraceStore:
         self._fs.invalidate_cache()
         found = self._fs.size(self._path(name))
         if found != expected:
-            raise OSError(f"{self.url}: {name} has {found} bytes after the upload, {expected} were sent")
-
-    def list(self) -> tuple[str, ...]:
-        """All names, sorted; temporary ones left out."""
-        return tuple(self.sizes())
+            raise OSError(f"{self.url}: {name} must have {expected} bytes after the upload; got {found}")
 
     def sizes(self) -> dict[str, int]:
-        """All names, sorted, and how many bytes each has; temporary ones left out."""
+        """The size in bytes of each file, sorted by name, without temporary files."""
         self._fs.invalidate_cache()
         if not self._fs.exists(self._root):
             return {}
         found = self._fs.find(self._root, detail=True)
-        named = {str(path)[len(self._root) :].lstrip("/"): about for path, about in found.items()}
-        kept = sorted(name for name in named if not name.rpartition("/")[2].startswith("."))
-        return {name: int(named[name]["size"] or 0) for name in kept}
+        details = {str(path)[len(self._root) :].lstrip("/"): info for path, info in found.items()}
+        names = sorted(name for name in details if not name.rpartition("/")[2].startswith("."))
+        return {name: int(details[name]["size"] or 0) for name in names}
 
     def fetch(self, name: str, local: Path, max_bytes: int) -> None:
-        """Copy one file here, whole or not at all. FileNotFoundError if it is not there, OSError if it is larger."""
+        """Download one file, atomically. Raises FileNotFoundError, and OSError if it is larger than `max_bytes`."""
         local.parent.mkdir(parents=True, exist_ok=True)
         with SharedFolder(local.parent).new_file(local.name, owner="download") as new, self.open(name) as source:
-            left = max_bytes
-            while block := source.read(min(left + 1, _PART_BYTES)):
-                if len(block) > left:
-                    raise OSError(f"{self.url}: {name} has grown beyond {max_bytes} bytes")
+            remaining = max_bytes
+            while block := source.read(min(remaining + 1, _PART_BYTES)):
+                if len(block) > remaining:
+                    raise OSError(f"{self.url}: {name} must have at most {max_bytes} bytes; it has grown")
                 new.file.write(block)
-                left -= len(block)
+                remaining -= len(block)
             new.publish()
 
     def open(self, name: str) -> IO[bytes]:
-        """Open for reading; FileNotFoundError if it is not there."""
+        """Open for reading. Raises FileNotFoundError."""
         return cast(IO[bytes], self._fs.open(self._path(name), "rb"))
 
     def _path(self, name: str) -> str:

@@ -22,7 +22,7 @@ from tests.tracing.spool import (
 
 from muster.tracing import spool_collector
 from muster.tracing.collector import parse_ranks
-from muster.tracing.reader import TraceInfo, validate_trace
+from muster.tracing.reader import validate_trace
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_claims import SpoolClaims
 from muster.tracing.spool_collector import CollectorOptions
@@ -31,7 +31,7 @@ from muster.tracing.trace_name import parse_trace_name
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
-def test_a_finished_trace_is_compressed_listed_and_leaves_the_spool(tmp_path: Path) -> None:
+def test_a_finished_trace_is_compressed_listed_and_removed_from_the_spool(tmp_path: Path) -> None:
     source = spooled(tmp_path)
     assert run_once(tmp_path) == 0
     packed = collected(tmp_path)
@@ -43,14 +43,14 @@ def test_a_finished_trace_is_compressed_listed_and_leaves_the_spool(tmp_path: Pa
     assert entry.sha256 == hashlib.sha256(packed.read_bytes()).hexdigest()
 
 
-def test_a_trace_still_being_written_is_left_alone(tmp_path: Path) -> None:
+def test_an_unfinished_trace_is_not_collected(tmp_path: Path) -> None:
     path = spooled(tmp_path).rename(tmp_path / "traces/spool/rank-0.attempt-0.steps-20-25.json.tmp")
     assert run_once(tmp_path) == 0
     assert path.exists()
     assert not collected(tmp_path).exists()
 
 
-def test_only_traces_of_the_pods_own_ranks_are_taken(tmp_path: Path) -> None:
+def test_only_traces_of_the_pods_own_ranks_are_collected(tmp_path: Path) -> None:
     for rank in range(4):
         spooled(tmp_path, rank)
     assert run_once(tmp_path, "--ranks", "0-1,3") == 0
@@ -59,12 +59,10 @@ def test_only_traces_of_the_pods_own_ranks_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "", "0;1"])
-def test_ranks_that_are_none_are_refused_with_what_would_be_right(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_ranks_are_rejected_with_a_valid_example(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run_once(Path("/nonexistent"), f"--ranks={text}")
-    assert "right is 0-1 or 0,3" in capsys.readouterr().err
+    assert "such as 0-1 or 0,3" in capsys.readouterr().err
 
 
 def test_ranks_are_lists_of_numbers_and_ranges() -> None:
@@ -75,7 +73,7 @@ def test_ranks_are_lists_of_numbers_and_ranges() -> None:
     ("content", "reason"),
     [(TRACE[:700], "truncated"), (b"", "is empty"), (b'{"a": 1}', "without traceEvents"), (b"\0\1garbage", "damaged")],
 )
-def test_a_corrupt_trace_is_named_recorded_and_kept_aside(
+def test_a_corrupt_trace_is_logged_recorded_and_quarantined(
     tmp_path: Path, content: bytes, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = spooled(tmp_path, 1, content=content)
@@ -101,14 +99,14 @@ def test_a_trace_written_again_under_the_same_name_replaces_the_earlier_one(tmp_
     assert entry.raw_bytes == len(newer)
 
 
-def test_a_store_holds_the_same_names_as_the_run_folder(tmp_path: Path) -> None:
+def test_the_store_has_the_same_names_as_the_run_folder(tmp_path: Path) -> None:
     spooled(tmp_path)
     assert run_once(tmp_path, "--store", f"file://{tmp_path}/kept") == 0
     for name in (collected(tmp_path).name, "manifest-trainer-0.json"):
         assert (tmp_path / "kept/traces" / name).read_bytes() == (tmp_path / "traces" / name).read_bytes()
 
 
-def test_a_store_out_of_reach_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_traces_wait_for_an_unreachable_store_and_are_uploaded_later(tmp_path: Path) -> None:
     """The trace stays claimed, the manifest says why, and the next try succeeds."""
     source = spooled(tmp_path)
     (tmp_path / "kept").write_text("a file where the folder should be")
@@ -123,7 +121,7 @@ def test_a_store_out_of_reach_costs_nothing_but_time(tmp_path: Path) -> None:
     assert (len(manifest_of(tmp_path).traces), manifest_of(tmp_path).waiting) == (1, ())
 
 
-def test_a_manifest_that_cannot_be_read_is_kept_and_written_anew(tmp_path: Path) -> None:
+def test_an_unreadable_manifest_is_renamed_and_rebuilt(tmp_path: Path) -> None:
     spooled(tmp_path, 0)
     run_once(tmp_path)
     before = manifest_of(tmp_path)
@@ -142,12 +140,12 @@ def collector_of(run_dir: Path, store: Path | None = None) -> spool_collector.Co
     )
 
 
-def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up_no_other(
+def test_a_trace_that_kills_its_reader_repeatedly_is_quarantined_and_does_not_delay_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
 
-    def dies(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
+    def dies(file: IO[bytes], path: Path, max_bytes: int) -> int:
         if path.name == killer.name:
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
         return validate_trace(file, path)
@@ -161,15 +159,15 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
     assert not claimed(good).exists()
     assert collector_of(tmp_path).collect_finished(0.0) == 1
     bad = next(entry for entry in manifest_of(tmp_path).traces if entry.status == "corrupt")
-    assert (bad.rank, bad.reason) == (0, "whoever read it was killed or failed, 5 times")
+    assert (bad.rank, bad.reason) == (0, "its reader was killed or failed 5 times")
     assert (tmp_path / "traces" / bad.file).read_bytes() == TRACE
     assert uncollected(tmp_path) == []
 
 
-def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
+def test_a_trace_that_fails_its_reader_repeatedly_is_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
+    def fails(file: IO[bytes], path: Path, max_bytes: int) -> int:
         raise MemoryError
 
     monkeypatch.setattr(spool_collector, "validate_trace", fails)
@@ -182,7 +180,7 @@ def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     assert uncollected(tmp_path) == []
 
 
-def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
+def test_errors_of_a_store_or_a_disk_do_not_count_as_read_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kept").write_text("a file where the folder should be")
@@ -191,7 +189,7 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     for _ in range(2 * spool_collector.MAX_READ_ATTEMPTS):
         assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
 
-    def unread(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
+    def unread(file: IO[bytes], path: Path, max_bytes: int) -> int:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:
@@ -203,7 +201,7 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     assert [entry.status for entry in manifest_of(tmp_path).traces] == ["ok"]
 
 
-def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_written_again(tmp_path: Path) -> None:
+def test_read_attempts_move_with_a_claim_and_are_reset_by_a_new_version_of_the_trace(tmp_path: Path) -> None:
     source = spooled(tmp_path)
     name = parse_trace_name(source.name)
     assert name is not None
@@ -223,7 +221,7 @@ def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_
     assert uncollected(tmp_path) == []
 
 
-def test_a_manifest_that_is_too_deep_to_be_read_is_none(tmp_path: Path) -> None:
+def test_a_manifest_nested_too_deeply_is_invalid(tmp_path: Path) -> None:
     spooled(tmp_path)
     deep = '{"role": "trainer", "index": 0, "odd": ' + "[" * 20_000 + "]" * 20_000 + "}"
     for name in ("manifest-trainer-0.json", "manifest-trainer-1.json"):
@@ -234,7 +232,7 @@ def test_a_manifest_that_is_too_deep_to_be_read_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO", "a file with 2 hard links"])
-def test_what_is_no_regular_file_is_recorded_as_corrupt_and_never_read(tmp_path: Path, kind: str) -> None:
+def test_an_irregular_file_is_recorded_as_corrupt_and_not_read(tmp_path: Path, kind: str) -> None:
     outside, source = tmp_path / "outside", spooled(tmp_path / "run")
     outside.write_bytes(TRACE)
     source.unlink()
@@ -246,12 +244,12 @@ def test_what_is_no_regular_file_is_recorded_as_corrupt_and_never_read(tmp_path:
         source.hardlink_to(outside)
     assert run_once(tmp_path / "run") == 0
     (entry,) = manifest_of(tmp_path / "run").traces
-    assert (entry.status, entry.reason, entry.bytes) == ("corrupt", f"is {kind}; must be a regular file", 0)
+    assert (entry.status, entry.reason, entry.bytes) == ("corrupt", f"must be a regular file; got {kind}", 0)
     assert not collected(tmp_path / "run").exists()
     assert outside.read_bytes() == TRACE
 
 
-def test_a_manifest_that_names_another_file_writes_none_there(tmp_path: Path) -> None:
+def test_a_manifest_of_another_pod_is_invalid_and_not_written(tmp_path: Path) -> None:
     spooled(tmp_path / "run")
     (tmp_path / "manifest-x").mkdir()
     for name in ("manifest-trainer-0.json", "manifest-trainer-1.json"):
@@ -261,7 +259,7 @@ def test_a_manifest_that_names_another_file_writes_none_there(tmp_path: Path) ->
     assert [entry.status for entry in manifest_of(tmp_path / "run").traces] == ["ok"]
 
 
-def test_below_a_mount_no_link_leads_to_the_run_folder(tmp_path: Path) -> None:
+def test_symbolic_links_below_the_mount_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount/run").symlink_to(tmp_path / "elsewhere")
@@ -273,7 +271,7 @@ def test_below_a_mount_no_link_leads_to_the_run_folder(tmp_path: Path) -> None:
     assert collected(tmp_path / "mount/run").exists()
 
 
-def test_the_run_folder_may_be_the_mount_itself(tmp_path: Path) -> None:
+def test_the_run_folder_may_be_the_mount(tmp_path: Path) -> None:
     spooled(tmp_path)
     assert run_once(tmp_path, "--mount", str(tmp_path), "--open-spool") == 0
     assert collected(tmp_path).exists()

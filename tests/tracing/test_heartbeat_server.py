@@ -55,7 +55,7 @@ def unreadable(port: int) -> list[str]:
     return found
 
 
-def test_it_tells_the_beat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_path: Path) -> None:
+def test_a_response_has_the_heartbeat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_path: Path) -> None:
     said = {"rank": 0, "world_size": 2, "attempt": 1, "step": 7, "loss": 2.5, "at": 100.5, "phase": "train"}
     write(tmp_path, "heartbeats/rank-0.json", json.dumps(said))
     write(tmp_path, "heartbeats/rank-1.json", json.dumps({**said, "rank": 1, "step": 9}))
@@ -70,7 +70,7 @@ def test_it_tells_the_beat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_pa
     assert answer["unreadable"] == []
 
 
-def test_a_job_that_has_said_nothing_yet_is_no_error(port: int) -> None:
+def test_a_missing_heartbeat_is_not_an_error(port: int) -> None:
     code, answer = ask(port)
     assert code == 200
     assert {name: answer[name] for name in NOTHING} == NOTHING
@@ -98,7 +98,7 @@ def test_a_job_that_has_said_nothing_yet_is_no_error(port: int) -> None:
         ),
     ],
 )
-def test_without_a_signature_of_now_and_for_this_pod_nothing_is_told(port: int, wrong: str) -> None:
+def test_a_request_without_a_current_signature_for_this_pod_gets_401(port: int, wrong: str) -> None:
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(b"GET /heartbeat HTTP/1.0\r\n" + wrong.encode() + b"\r\n\r\n")
     answer = connection.makefile("rb").read()
@@ -107,18 +107,18 @@ def test_without_a_signature_of_now_and_for_this_pod_nothing_is_told(port: int, 
     assert b"uid-1" not in answer
 
 
-def test_a_probe_needs_no_token_and_learns_nothing(port: int) -> None:
+def test_a_probe_needs_no_token_and_gets_no_data(port: int) -> None:
     assert ask(port, "/healthz", authorization="") == (200, {"ok": True})
 
 
-def test_other_paths_and_verbs_are_refused(port: int) -> None:
+def test_other_paths_and_methods_are_rejected(port: int) -> None:
     assert ask(port, "/../etc/passwd")[0] == 404
     assert ask(port, verb="POST")[0] == 405
     assert ask(port, body="x")[0] == 413
 
 
 @pytest.mark.parametrize("request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\x00 / HTTP/9\r\n:\r\n\r\n"])
-def test_what_is_no_request_is_answered_with_a_refusal(port: int, request_: bytes) -> None:
+def test_an_invalid_request_gets_an_error(port: int, request_: bytes) -> None:
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(request_)
     assert connection.makefile("rb").read().split()[1] in (b"401", b"405")
@@ -126,19 +126,19 @@ def test_what_is_no_request_is_answered_with_a_refusal(port: int, request_: byte
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', b"\xff\xfe", b"[" * 50_000])
-def test_a_corrupt_beat_is_named_and_is_none(port: int, tmp_path: Path, text: str | bytes) -> None:
+def test_a_corrupt_heartbeat_is_listed_as_unreadable(port: int, tmp_path: Path, text: str | bytes) -> None:
     write(tmp_path, "heartbeats/rank-0.json", text)
     assert unreadable(port) == ["heartbeats/rank-0.json: must be a JSON object"]
 
 
-def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path) -> None:
+def test_a_heartbeat_above_the_size_limit_is_listed_as_unreadable(port: int, tmp_path: Path) -> None:
     write(tmp_path, "heartbeats/rank-0.json", json.dumps({"step": 1, "more": "x" * MAX_FILE_BYTES}))
     (why,) = unreadable(port)
     assert f"at most {MAX_FILE_BYTES} bytes" in why
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a symbolic link", "a file with 2 hard links"])
-def test_what_is_no_regular_file_is_neither_read_nor_waited_for(port: int, tmp_path: Path, kind: str) -> None:
+def test_an_irregular_file_is_not_read_and_does_not_block(port: int, tmp_path: Path, kind: str) -> None:
     write(tmp_path, "elsewhere", '{"step": 1}')
     (tmp_path / "heartbeats").mkdir()
     beat = tmp_path / "heartbeats" / "rank-0.json"
@@ -150,10 +150,10 @@ def test_what_is_no_regular_file_is_neither_read_nor_waited_for(port: int, tmp_p
         beat.symlink_to(tmp_path / "elsewhere")
     else:
         beat.hardlink_to(tmp_path / "elsewhere")
-    assert unreadable(port) == [f"heartbeats/rank-0.json: is {kind}; must be a regular file"]
+    assert unreadable(port) == [f"heartbeats/rank-0.json: must be a regular file; got {kind}"]
 
 
-def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -> None:
+def test_only_numbers_and_known_phases_are_passed_on(port: int, tmp_path: Path) -> None:
     said = '{"step": 3, "loss": NaN, "at": "now", "phase": "secret", "token": "word", "rank": true, "steps": 1e999}'
     write(tmp_path, "heartbeats/rank-0.json", said)
     beat = ask(port)[1]["heartbeat"]
@@ -161,7 +161,7 @@ def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sent", [b"GET /heartbeat HTTP/1.0\r\nX: ", b"x" * (MAX_REQUEST_BYTES + 1)])
-def test_a_connection_without_a_whole_request_is_cut_off(
+def test_a_connection_without_a_complete_request_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 0.5)
@@ -171,7 +171,7 @@ def test_a_connection_without_a_whole_request_is_cut_off(
             assert idle.recv(1) == b""
 
 
-def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_server, "_RETRY_S", 0.05)
     said = threading.Event()
     with socket.socket() as taken:
@@ -190,26 +190,26 @@ def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: py
     one.stop()
 
 
-def test_one_that_is_stopped_at_once_ends(tmp_path: Path) -> None:
+def test_a_server_stopped_at_once_ends(tmp_path: Path) -> None:
     one = HeartbeatServer(ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(tmp_path)), print)
     one.start()
     one.stop()
     eventually(lambda: not one._thread.is_alive())
 
 
-def test_without_a_token_a_port_is_refused_and_so_is_a_secret_that_cannot_be_read(
+def test_a_port_without_token_and_an_unreadable_secret_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = tmp_path / "short"
     short.write_text("short")
     arguments = ["--run-dir", str(tmp_path), "--role", "r", "--index", "0", "--port", "0"]
     for wrong, why in (
-        ([], "--token-file must name a file with a token of 16 characters or more"),
-        (["--token-file", str(short)], "--token-file must name a file with a token of 16 characters or more"),
-        (["--token-file", str(tmp_path / "none")], "a secret cannot be read: FileNotFoundError"),
+        ([], "requires --token-file with a token of at least 16 characters"),
+        (["--token-file", str(short)], "requires --token-file with a token of at least 16 characters"),
+        (["--token-file", str(tmp_path / "none")], "cannot read a secret: FileNotFoundError"),
         (["--mount", "/elsewhere"], "--run-dir must lie below --mount /elsewhere"),
-        (["--port", "70000"], "no port"),
-        (["--address", "localhost"], "no IP address"),
+        (["--port", "70000"], "must be a port"),
+        (["--address", "localhost"], "must be an IP address"),
     ):
         with pytest.raises(SystemExit):
             main([*arguments, *wrong])
@@ -217,7 +217,7 @@ def test_without_a_token_a_port_is_refused_and_so_is_a_secret_that_cannot_be_rea
 
 
 @pytest.mark.slow
-def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
+def test_the_process_serves_heartbeats_from_start_to_end(tmp_path: Path) -> None:
     number = free_port((), random.Random())  # none that the kernel gives to others in the meantime
     write(tmp_path, "heartbeats/rank-0.json", '{"step": 4, "at": 1.0}')
     command = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(tmp_path), "--role", "r", "--index"]
@@ -245,7 +245,7 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_a_request_whose_time_or_nonce_was_changed_is_not_accepted() -> None:
+def test_a_request_with_a_changed_time_or_nonce_is_rejected() -> None:
     peer = HeartbeatSigner("0123456789abcdef-token", "u1", "p1")
     header = peer.authorization("/heartbeat", 1000.0, "a" * 32)
     assert peer.verify_request("/heartbeat", header, 1000.0)

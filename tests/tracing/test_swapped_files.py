@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixture
 
 
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda swap: swap.__name__)
-def test_nothing_outside_of_the_run_folder_is_read_or_written_wherever_a_link_is_swapped_in(
+def test_a_link_swapped_in_at_any_line_causes_no_access_outside_the_run_folder(
     tmp_path: Path, swap: Callable[[Stage], None]
 ) -> None:
     lines = collect_while_swapping(Stage(tmp_path / "undisturbed"), None, None)

@@ -13,7 +13,7 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
 from muster.tracing.analysis import TraceSummary, summarise_trace
 from muster.tracing.call_tree import build_call_tree
-from muster.tracing.events import Trace
+from muster.tracing.events import EventKind, Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
 from muster.tracing.operator_stats import operators_by_self_time, short_name
 from muster.tracing.reader import read_trace
@@ -91,12 +91,12 @@ def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) 
     ("name", "kind"),
     [("data", TimeCategory.DATA), ("optimizer", TimeCategory.OPTIMIZER), ("clip", TimeCategory.OPTIMIZER)],
 )
-def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: TimeCategory) -> None:
+def test_common_annotation_names_have_a_kind_of_work(traced: Traced, name: str, kind: TimeCategory) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation(name, 1, 2), op("aten::mul", 1, 1)])
     assert work_ms(summary) == {kind: 2.0, TimeCategory.OTHER: 2.0}
 
 
-def test_forward_and_backward_that_run_in_a_closure_of_the_optimizer_are_compute(traced: Traced) -> None:
+def test_forward_and_backward_in_an_optimizer_closure_are_compute(traced: Traced) -> None:
     """10 ms in Optimizer.step: forward 2, zero_grad 1, backward 3 (with frames), clipping and update 2; 2 of Python,
     of which the part after the backward pass is the optimizer's."""
     summary = traced.summary(
@@ -117,7 +117,7 @@ def test_forward_and_backward_that_run_in_a_closure_of_the_optimizer_are_compute
     assert work_ms(summary) == {TimeCategory.COMPUTE: 5.0, TimeCategory.OPTIMIZER: 4.0, TimeCategory.OTHER: 1.0}
 
 
-def test_an_annotation_around_the_backward_pass_in_a_closure_ends_before_the_optimizer_begins(traced: Traced) -> None:
+def test_a_closure_ends_with_the_annotation_around_its_backward_pass(traced: Traced) -> None:
     """Frameworks annotate their calls: the annotation goes on after the last of autograd's events."""
     summary = traced.summary(
         [
@@ -133,7 +133,7 @@ def test_an_annotation_around_the_backward_pass_in_a_closure_ends_before_the_opt
     assert work_ms(summary) == {TimeCategory.COMPUTE: 2.0, TimeCategory.OPTIMIZER: 5.0, TimeCategory.OTHER: 3.0}
 
 
-def test_an_optimizer_that_steps_within_the_backward_pass_is_the_optimizer(traced: Traced) -> None:
+def test_an_optimizer_step_within_the_backward_pass_is_optimizer_work(traced: Traced) -> None:
     summary = traced.summary(
         [
             a_step(1, 0, 10),
@@ -148,7 +148,7 @@ def test_an_optimizer_that_steps_within_the_backward_pass_is_the_optimizer(trace
     assert work_ms(summary) == {TimeCategory.OPTIMIZER: 6.0, TimeCategory.OTHER: 4.0}
 
 
-def test_on_a_device_what_a_closure_launches_is_compute_and_what_follows_it_the_optimizer(traced: Traced) -> None:
+def test_on_a_device_kernels_launched_by_a_closure_are_compute_and_later_ones_optimizer_work(traced: Traced) -> None:
     summary = traced.summary(
         [
             annotation("Optimizer.step#AdamW.step", 0, 10),
@@ -164,7 +164,7 @@ def test_on_a_device_what_a_closure_launches_is_compute_and_what_follows_it_the_
     assert work_ms(summary) == {TimeCategory.COMPUTE: 3.0, TimeCategory.OPTIMIZER: 3.0}
 
 
-def test_a_run_of_lightning_computes_more_than_it_spends_in_the_optimizer() -> None:
+def test_a_lightning_run_has_more_compute_than_optimizer_time() -> None:
     """Its forward and backward passes run in the closure that it hands to `optimizer.step`."""
     summary = summarise_trace(read_trace(DATA / "lightning.json.gz"))
     assert [number for number, _ in summary.steps] == [5, 6, 7]
@@ -172,26 +172,26 @@ def test_a_run_of_lightning_computes_more_than_it_spends_in_the_optimizer() -> N
     assert summary.share(TimeCategory.DATA) > 0.2
 
 
-def test_communication_inside_the_optimizer_stays_communication(traced: Traced) -> None:
+def test_communication_inside_the_optimizer_is_communication(traced: Traced) -> None:
     summary = traced.summary(
         [a_step(1, 0, 4), annotation("clip", 0, 4), op("c10d::allreduce_", 1, 2), op("aten::add", 1, 1)]
     )
     assert work_ms(summary) == {TimeCategory.OPTIMIZER: 2.0, TimeCategory.COMMUNICATION: 2.0}
 
 
-def test_frames_around_work_are_no_work(traced: Traced) -> None:
+def test_enclosing_operators_are_not_work(traced: Traced) -> None:
     """What runs directly in an annotation, a subclass dispatch or autograd's frame is Python."""
     frames = [annotation("FSDP::pre_forward", 0, 4), op("PythonSubclass", 1, 3), op("aten::mm", 2, 1)]
     assert work_ms(traced.summary([a_step(1, 0, 4), *frames])) == {TimeCategory.COMPUTE: 1.0, TimeCategory.OTHER: 3.0}
 
 
-def test_a_compiled_graph_computes_though_it_is_annotated_only(traced: Traced) -> None:
+def test_a_compiled_graph_with_only_an_annotation_is_compute(traced: Traced) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation("## Call CompiledFxGraph f2vzvlwqq ##", 1, 2)])
     assert work_ms(summary) == {TimeCategory.COMPUTE: 2.0, TimeCategory.OTHER: 2.0}
     assert [short_name(o.name) for o in summary.operators] == ["compiled graph f2vzvlwq"]
 
 
-def test_collectives_are_listed_by_the_time_that_nothing_hides(traced: Traced) -> None:
+def test_collectives_are_ordered_by_exposed_time(traced: Traced) -> None:
     summary = traced.summary(
         [
             a_step(1, 0, 10),
@@ -207,7 +207,7 @@ def test_collectives_are_listed_by_the_time_that_nothing_hides(traced: Traced) -
     ]
 
 
-def test_on_a_device_kernels_decide_and_the_optimizer_is_known_by_who_launched(traced: Traced) -> None:
+def test_on_a_device_kernels_decide_and_the_optimizer_is_identified_by_launches(traced: Traced) -> None:
     """Device time 10 to 20 ms: 3 compute, 2 optimizer, 2 communication alone, 1 copy, 2 idle of which 1 for data."""
     summary = traced.summary(
         [
@@ -236,7 +236,7 @@ def test_on_a_device_kernels_decide_and_the_optimizer_is_known_by_who_launched(t
     assert [c.name for c in summary.collectives] == ["nccl:AllGather"]
 
 
-def test_gaps_of_a_stream_have_three_reasons(traced: Traced) -> None:
+def test_gaps_of_a_stream_have_three_causes(traced: Traced) -> None:
     trace = traced.trace(
         [
             *(launch(i, at) for i, at in enumerate([0, 1, 150, 2, 3])),
@@ -253,7 +253,7 @@ def test_gaps_of_a_stream_have_three_reasons(traced: Traced) -> None:
     )
 
 
-def test_self_time_leaves_out_the_callees(traced: Traced) -> None:
+def test_self_time_excludes_callees(traced: Traced) -> None:
     found = operators_by_self_time(
         traced.trace(
             [
@@ -273,7 +273,7 @@ def test_self_time_leaves_out_the_callees(traced: Traced) -> None:
 
 
 @pytest.mark.parametrize("frame", ["PythonSubclass", "CompiledFunction", "CompiledFunctionBackward"])
-def test_torchs_frames_around_python_are_not_listed_but_what_runs_in_them_is(traced: Traced, frame: str) -> None:
+def test_torchs_operators_around_python_are_not_listed_but_their_callees_are(traced: Traced, frame: str) -> None:
     found = operators_by_self_time(traced.trace([op(frame, 0, 10), op("aten::addmm", 2, 6)]))
     assert [(o.name, o.total_ns / 1e6) for o in found] == [("aten::addmm", 6.0)]
 
@@ -282,13 +282,13 @@ spans = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, 
 
 
 @given(spans)
-def test_self_times_of_a_thread_sum_up_to_its_busy_time(
+def test_self_times_of_a_thread_sum_to_its_busy_time(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]]
 ) -> None:
     """Also when events do not nest cleanly, as rounded timestamps have it: nothing counts twice."""
     events = [Event(f"op{i}", start, length) for i, (start, length) in enumerate(pairs)]
     trace = read_trace(write_trace(tmp_path_factory.mktemp("nest") / "t.json", events))
-    tree = build_call_tree(trace.cpu_ops)
+    tree = build_call_tree(trace.of_kind(EventKind.CPU_OP))
     busy = {t for start, length in pairs for t in range(start, start + length)}
     reachable = {t for start, end in outermost(pairs) for t in range(start, end)}
     assert (tree.self_time() >= 0).all()
@@ -318,7 +318,7 @@ def test_skew_names_the_slowest_rank_of_each_step() -> None:
     assert found[0].spread == pytest.approx(0.5 / 1.1)
 
 
-def test_a_picture_tells_how_much_of_each_slot_was_busy() -> None:
+def test_a_timeline_has_the_utilisation_of_each_slot() -> None:
     width = 100
     spans = spans_from_pairs([(0, width), (2 * width, 2 * width + 50), (4 * width, 4 * width + 5)])
     picture = slot_levels(spans, 0, SLOTS * width)
@@ -340,7 +340,7 @@ def test_a_picture_tells_how_much_of_each_slot_was_busy() -> None:
         ("<<<(", "<<<("),
     ],
 )
-def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: str) -> None:
+def test_kernel_names_are_shortened_to_their_distinctive_part(name: str, short: str) -> None:
     assert short_name(name) == short
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
 @pytest.mark.slow
-def test_of_two_collectors_each_trace_goes_to_one(tmp_path: Path) -> None:
+def test_two_collectors_collect_each_trace_once(tmp_path: Path) -> None:
     for rank in range(20):
         spooled(tmp_path, rank)
     with collector(tmp_path, "--until-idle", pod=0) as first, collector(tmp_path, "--until-idle", pod=1) as second:
@@ -42,7 +42,7 @@ def test_of_two_collectors_each_trace_goes_to_one(tmp_path: Path) -> None:
     assert uncollected(tmp_path) == []
 
 
-def test_what_a_dead_collector_of_another_pod_had_claimed_is_taken_over(tmp_path: Path) -> None:
+def test_claims_of_a_terminated_collector_of_another_pod_are_taken_over(tmp_path: Path) -> None:
     abandoned(tmp_path, 3, pod=7)
     abandoned(tmp_path, 9, pod=7)
     assert run_once(tmp_path, "--ranks", "0-3") == 0
@@ -50,7 +50,7 @@ def test_what_a_dead_collector_of_another_pod_had_claimed_is_taken_over(tmp_path
     assert uncollected(tmp_path) == ["rank-9.attempt-0.steps-20-25.json"]
 
 
-def test_what_a_living_collector_of_another_pod_has_claimed_is_left_to_it(tmp_path: Path) -> None:
+def test_claims_of_a_running_collector_of_another_pod_are_not_taken_over(tmp_path: Path) -> None:
     source = abandoned(tmp_path, pod=7)
     with collector_lock(SharedFolder(tmp_path), "trainer-7") as locked:
         assert locked is True
@@ -58,7 +58,7 @@ def test_what_a_living_collector_of_another_pod_has_claimed_is_left_to_it(tmp_pa
     assert source.read_bytes() == TRACE
 
 
-def test_a_trace_that_a_dead_collector_had_written_down_is_not_listed_again(tmp_path: Path) -> None:
+def test_a_trace_recorded_by_a_terminated_collector_is_not_listed_again(tmp_path: Path) -> None:
     spooled(tmp_path)
     run_once(tmp_path, pod=7)
     abandoned(tmp_path, pod=7)  # as if it had been killed just before deleting the original
@@ -67,7 +67,7 @@ def test_a_trace_that_a_dead_collector_had_written_down_is_not_listed_again(tmp_
     assert uncollected(tmp_path) == []
 
 
-def test_a_trace_written_again_waits_while_another_pod_works_on_the_earlier_one(tmp_path: Path) -> None:
+def test_a_trace_written_again_waits_while_another_pod_has_claimed_the_earlier_one(tmp_path: Path) -> None:
     abandoned(tmp_path, pod=7)
     newer = spooled(tmp_path, content=trace_text(training_steps(2)))
     with collector_lock(SharedFolder(tmp_path), "trainer-7"):
@@ -78,7 +78,7 @@ def test_a_trace_written_again_waits_while_another_pod_works_on_the_earlier_one(
     assert len(listed(tmp_path)) == 1
 
 
-def test_leftovers_of_dead_collectors_are_collected_in_their_name(tmp_path: Path) -> None:
+def test_abandoned_traces_are_collected_for_their_owners(tmp_path: Path) -> None:
     abandoned(tmp_path, 0, pod=0)
     abandoned(tmp_path, 1, pod=1)
     alive = abandoned(tmp_path, 2, pod=2)
@@ -91,7 +91,7 @@ def test_leftovers_of_dead_collectors_are_collected_in_their_name(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_collectors_of_several_pods_killed_at_random_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+def test_random_kills_of_several_collectors_lose_and_duplicate_no_trace(tmp_path: Path, seed: int) -> None:
     """Three pods, one run folder; any of them is killed at any moment, and comes back or does not."""
     chance = random.Random(seed)
     contents = {rank: trace_text(training_steps(1500 + rank), rank=rank) for rank in range(12)}

@@ -43,7 +43,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_metrics_beats_and_events_are_kept_under_their_names_and_nothing_else_is(stage: Stage) -> None:
+def test_only_metrics_heartbeats_and_events_are_uploaded_under_their_names(stage: Stage) -> None:
     stage.write("metrics/rank-0.jsonl", '{"step": 1}\n')
     stage.write("heartbeats/rank-0.json", "{}")
     stage.write("events.jsonl", "{}\n")
@@ -63,7 +63,7 @@ def test_metrics_beats_and_events_are_kept_under_their_names_and_nothing_else_is
     }
 
 
-def test_only_what_changed_is_sent_again_and_not_before_its_time(stage: Stage) -> None:
+def test_only_changed_files_are_uploaded_and_not_before_the_interval_ends(stage: Stage) -> None:
     stage.write("heartbeats/rank-0.json", "{}")
     stage.write("heartbeats/rank-1.json", "{}")
     stage.keeping.sync()
@@ -74,13 +74,13 @@ def test_only_what_changed_is_sent_again_and_not_before_its_time(stage: Stage) -
     assert stage.kept["heartbeats/rank-1.json"] == b'{"step": 1}'
 
 
-def test_at_the_end_it_does_not_wait(stage: Stage) -> None:
+def test_the_final_sync_does_not_wait(stage: Stage) -> None:
     stage.keeping.sync()
     stage.write("heartbeats/rank-0.json", "{}")
     assert stage.keeping.sync(final=True) == 1
 
 
-def test_the_longer_sending_takes_the_longer_it_rests(stage: Stage) -> None:
+def test_the_interval_grows_with_the_duration_of_uploads(stage: Stage) -> None:
     stage.write("heartbeats/rank-0.json", "{}")
     stage.takes_s = 10.0
     stage.keeping.sync()
@@ -91,20 +91,20 @@ def test_the_longer_sending_takes_the_longer_it_rests(stage: Stage) -> None:
     assert stage.keeping.sync() == 1
 
 
-def test_a_line_that_is_being_written_waits(stage: Stage) -> None:
+def test_an_incomplete_line_is_not_uploaded(stage: Stage) -> None:
     stage.write("metrics/rank-0.jsonl", '{"step": 1}\n{"st')
     stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b'{"step": 1}\n'
 
 
-def test_of_a_large_file_the_newest_whole_lines_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_the_newest_complete_lines_are_uploaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_sync, "MAX_FILE_BYTES", 10)
     stage.write("metrics/rank-0.jsonl", "1111\n2222\n3333\n")
     stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b"3333\n"
 
 
-def test_what_lies_elsewhere_is_never_sent_and_a_pipe_is_not_waited_for(stage: Stage) -> None:
+def test_linked_files_are_not_uploaded_and_a_fifo_does_not_block(stage: Stage) -> None:
     secret = stage.write("secret", "x")
     (stage.folder / "metrics").mkdir()
     (stage.folder / "metrics/rank-0.jsonl").symlink_to(secret)
@@ -113,18 +113,18 @@ def test_what_lies_elsewhere_is_never_sent_and_a_pipe_is_not_waited_for(stage: S
     assert stage.kept == {}
 
 
-def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) -> None:
+def test_an_error_is_logged_once_and_the_upload_is_retried(stage: Stage) -> None:
     stage.write("heartbeats/rank-0.json", "{}")
     stage.trouble = OSError("no way there")
     for _ in range(3):
         stage.keeping.sync()
         stage.now += run_sync.SYNC_INTERVAL_S
-    assert stage.said == ["metrics, beats and events cannot be kept, tried again later: OSError: no way there"]
+    assert stage.said == ["cannot upload metrics, heartbeats and events, retrying: OSError: no way there"]
     stage.trouble = None
     assert stage.keeping.sync() == 1
 
 
-def test_a_report_wants_the_newest_window_and_no_name_that_it_does_not_know() -> None:
+def test_only_the_newest_window_and_known_names_are_selected() -> None:
     records = ["events.jsonl", "heartbeats/rank-1.json", "metrics/rank-0.jsonl", "traces/manifest-trainer-0.json"]
     newest = [f"traces/rank-{rank}.attempt-1.steps-30-35.json.gz" for rank in (0, 1)]
     others = [

@@ -41,7 +41,7 @@ def test_temporal_breakdown_and_overlap_equal_htas(
     assert found == HtaMetrics(idle, compute, non_compute, total, overlap)
 
 
-def test_reasons_of_idleness_and_launches_equal_htas() -> None:
+def test_causes_of_idle_time_and_launches_equal_htas() -> None:
     trace = round_to_microseconds(sample("ns_resolution.pt.trace.json.gz"))
     work = select_device_work(trace, include_last_step=False)
     assert idle_by_stream(trace, work) == (StreamIdle(7, host_wait_ns=1_709_000, kernel_wait_ns=8_404_000, other_ns=0),)
@@ -78,7 +78,7 @@ def test_kernels_are_typed_by_their_names(name: str, expected: KernelType) -> No
     assert kernel_type(name) is expected
 
 
-def test_full_resolution_counts_the_work_that_rounding_swallows() -> None:
+def test_full_resolution_includes_work_that_rounding_drops() -> None:
     """Rounding every start up and every end down makes 6.5 ms of idleness look like 10.1 ms."""
     exact = sample("ns_resolution.pt.trace.json.gz")
     idle_us = [

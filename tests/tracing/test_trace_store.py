@@ -20,7 +20,7 @@ class Failing(io.BytesIO):
         return super().read(3)
 
 
-def test_a_file_that_cannot_be_read_to_its_end_is_not_published(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_completely_is_not_published(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path / "kept"))
     store.put_file(io.BytesIO(b"before"), "traces/x")
     with pytest.raises(OSError, match="does not answer"):
@@ -28,9 +28,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_not_published(tmp_path: Path) 
     assert (tmp_path / "kept/traces/x").read_bytes() == b"before"
 
 
-def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_upload_removes_leftovers_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TraceStore(str(tmp_path / "kept"))
 
     def killed(*names: Any) -> None:
@@ -44,12 +42,12 @@ def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
     folder = tmp_path / "kept/traces"
     (left,) = folder.iterdir()
     assert left.name.startswith(".x.")
-    assert store.list() == ()
+    assert store.sizes() == {}
     store.put_file(io.BytesIO(b"one"), "traces/x")
     assert [path.name for path in folder.iterdir()] == ["x"]
 
 
-def test_a_folder_is_listed_once_for_a_name_until_an_upload_of_it_fails(
+def test_a_folder_is_listed_once_per_name_until_an_upload_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = TraceStore(str(tmp_path / "kept"))
