@@ -38,11 +38,11 @@ def is_credential(name: str) -> bool:
 def not_passed_message(names: Sequence[str], option: str) -> str:
     """A sentence that names variables which a job does not get, without values, and the way to pass one: `option`, such
     as `--env `, before its name."""
-    told = f"not passed to the job from your environment: {', '.join(names)}; {option}NAME passes one"
+    message = f"not passed to the job from your environment: {', '.join(names)}; {option}NAME passes one"
     credentials = [name for name in names if is_credential(name)]
     if not credentials:
-        return told
-    return f"{told}, credentials such as {', '.join(credentials)}, too: {option}{credentials[0]}"
+        return message
+    return f"{message}, credentials such as {', '.join(credentials)}, too: {option}{credentials[0]}"
 
 
 def redact(name: str, value: str) -> str:

@@ -49,10 +49,10 @@ def traced(location: str | None, trace: dict[str, int] | None = TRACE, **of_stat
 @pytest.mark.parametrize(
     ("one", "told"),
     [
-        (job(trace=TRACE), "there is nothing to report on: default/llama has no pods yet"),
+        (job(trace=TRACE), "the job has not started: default/llama has no pods yet"),
         (traced(None, None), "job default/llama was not traced"),
-        (traced(None), "nothing has been collected of job default/llama: the cluster has no collectors"),
-        (traced(""), "the traces of job default/llama go with its pods: the cluster has no store"),
+        (traced(None), "the run of job default/llama was not collected"),
+        (traced(""), "the traces of job default/llama are deleted with its pods"),
         (traced("pvc://runs/default/llama-u1"), "is in folder default/llama-u1 of claim runs in namespace default"),
         (traced("volume://muster-run/default/llama-u1"), "in folder default/llama-u1 of volume muster-run of its pods"),
     ],
@@ -96,7 +96,7 @@ def test_what_is_in_the_store_is_brought_here_and_reported_on(
 def test_watch_ends_with_the_command_for_the_report(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = one = traced("s3://bucket/default/llama-u1")
     cluster.films["llama"] = [one.status]
-    told = "for the report: muster report default/llama --context 'far away'"
+    told = "to build the report: muster report default/llama --context 'far away'"
     assert muster("watch", "llama").out.splitlines()[-1] == told
     assert "for the report" not in muster("watch", "llama", "--no-report").out
 

@@ -172,13 +172,13 @@ def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("runing", "'runing' is not known; did you mean 'Running'?"),
-        ("Running,pendig", "'pendig' is not known; did you mean 'Pending'?"),
+        ("runing", "unknown phase 'runing'; did you mean 'Running'?"),
+        ("Running,pendig", "unknown phase 'pendig'; did you mean 'Pending'?"),
         (
             "x",
-            "'x' is not known; write some of Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed",
+            "unknown phase 'x'; valid phases: Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed",
         ),
-        (",", "',' names no phase; write some of Pending,"),
+        (",", "must name at least one phase; got ','; valid phases: Pending,"),
     ],
 )
 def test_a_phase_that_there_is_not_is_refused_with_the_nearest_one(
@@ -213,7 +213,7 @@ def test_the_table_shows_how_far_a_job_is_where_its_status_tells(cluster: Memory
 
 def test_of_a_job_that_nobody_has_looked_at_the_table_says_so(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
-    assert "NotReconciled: nobody has looked at it yet" in " ".join(muster("jobs").out.split())
+    assert "NotReconciled: not yet processed" in " ".join(muster("jobs").out.split())
 
 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:

@@ -46,5 +46,5 @@ def test_no_figure_of_live_progress_is_broken_in_two(columns: int) -> None:
     assert max(map(len, lines)) <= columns
     figures = [part for line in lines[1:] for part in line.split(" · ")]
     assert figures == [
-        "1.2M tokens/s", "900 ms a step", "MFU 47.3%", "peak memory 31.4 GiB", "checkpoint at step 50", "8 ranks",
+        "1.2M tokens/s", "900 ms/step", "MFU 47.3%", "peak memory 31.4 GiB", "checkpoint at step 50", "8 ranks",
     ]  # fmt: skip

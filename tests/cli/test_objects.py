@@ -92,7 +92,7 @@ def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: M
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a"), "k": job("k", queue="a")}
     told = muster("delete", "queue", "a", "--yes").out
     assert told.startswith(
-        "queue a deleting\n  it goes once these have ended: default/j, default/k; let them end, or: muster cancel"
+        "queue a deleting\n  it is removed when these jobs have ended: default/j, default/k; to end one: muster cancel"
     )
 
 
@@ -155,7 +155,10 @@ def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryC
     assert [line.split()[1] for line in told.splitlines()][-1] == "company"
 
 
-@pytest.mark.parametrize(("words", "told"), [(["pod", "x"], "kind: 'pod' is not known"), ([], "nothing named")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(["pod", "x"], "kind: must be queue, flavor or job; got 'pod'"), ([], "must name a kind and objects")],
+)
 def test_delete_without_a_known_kind_is_invalid(
     cluster: MemoryClient, muster: Muster, words: list[str], told: str
 ) -> None:

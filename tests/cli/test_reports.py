@@ -119,9 +119,9 @@ def test_describe_of_a_traced_job_of_which_nothing_was_recorded_says_what_is_nee
     traced = {"startStep": 20, "steps": 5}
     over = status("Succeeded", traces={"files": 0, "report": ""})
     cluster.kept_jobs = {"a": job("a", over, trace=traced), "b": job("b", status("Running", traces={}), trace=traced)}
-    assert "none was recorded" in muster("describe", "a").out
+    assert "none recorded" in muster("describe", "a").out
     assert "trainer.instrument" in muster("describe", "a").out
-    assert "none was recorded" not in muster("describe", "b").out
+    assert "none recorded" not in muster("describe", "b").out
 
 
 def test_watch_ends_with_the_report_and_its_path_last(run_dir: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -153,7 +153,7 @@ def test_a_job_that_has_not_started_has_no_report(cluster: MemoryClient, muster:
 
 @pytest.mark.parametrize(
     ("word", "code", "told"),
-    [("nobody", 3, "'nobody' is neither a folder nor a job"), ("./nowhere", 3, "there is no folder ./nowhere")],
+    [("nobody", 3, "'nobody' is neither a folder nor a job"), ("./nowhere", 3, "folder ./nowhere does not exist")],
 )
 def test_what_is_neither_folder_nor_job_is_not_found(
     cluster: MemoryClient, muster: Muster, word: str, code: int, told: str

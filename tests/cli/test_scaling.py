@@ -54,7 +54,7 @@ def test_of_an_elastic_role_that_runs_with_fewer_pods_it_is_told_that_it_grows_l
     running = status("Running", elasticReplicas=1, admittedAt=admitted)
     cluster.kept_jobs["llama"] = job("llama", running, roles=[{**TWO_ROLES[0], "replicas": 1, "minReplicas": 1}])
     out = muster("scale", "llama", "3").out
-    assert "1 of them now: it grows once there is room" in out
+    assert "1 running now: it grows into free resources" in out
     assert ("at the earliest" in out) is earliest
 
 
@@ -63,7 +63,7 @@ def test_what_is_no_number_of_pods_is_refused(text: str, cluster: MemoryClient, 
     cluster.kept_jobs["llama"] = job()
     ended = muster("scale", "llama", "--", text)
     assert (ended.code, replicas(cluster)) == (2, {"trainer": 2})
-    assert "write one such as 4 or trainer=4" in ended.err
+    assert "must be a positive number of pods such as 4 or trainer=4; got" in ended.err
 
 
 def test_scale_names_the_roles_that_there_are_and_the_least_that_is_right(
@@ -83,7 +83,10 @@ def test_drain_tells_who_leaves_and_waits_until_they_have(cluster: MemoryClient,
     cluster.kept_jobs["llama"] = job(status=status("Running", placement=placement("n0", "n1")))
     cluster.on_nodes = ["llama"]
     ended = muster("drain", "n1", "--wait")
-    assert ended.out.splitlines() == ["node n1 is being drained; leaves: default/llama", "no job is left on node n1"]
+    assert ended.out.splitlines() == [
+        "node n1 is being drained; jobs to move: default/llama",
+        "no job is left on node n1",
+    ]
     assert cluster.asked == [("drain", "n1")]
 
 

@@ -29,7 +29,7 @@ def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines() == [
         "trainingjob default/llama submitted to queue research",
-        "follow it with: muster watch llama",
+        "to follow it: muster watch llama",
     ]
     assert list(cluster.kept_jobs) == ["llama"]
 
@@ -128,7 +128,9 @@ def test_a_name_that_is_there_twice_is_invalid_and_none_is_submitted(
     other.write_text(file.read_text())
     ended = muster("submit", str(file), str(other))
     assert ended.code == 2
-    assert f"error: metadata.name: two of the jobs are default/llama ({file}:3 and {other}:3);" in ended.err
+    assert (
+        f"error: metadata.name: must be unique; two jobs are named default/llama ({file}:3 and {other}:3)" in ended.err
+    )
     assert cluster.kept_jobs == {}
 
 
@@ -164,7 +166,7 @@ def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) 
     file.write_text(QUEUE_YAML)
     ended = muster("submit", str(file))
     assert ended.code == 2
-    assert "Queue 'research' is no job; `muster apply" in ended.err
+    assert "kind: must be TrainingJob; got Queue 'research'" in ended.err
 
 
 def test_options_count_instead_of_what_the_file_says(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -186,7 +188,7 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
             "--trace-steps: '25:20' must have END above FIRST, because step END is not included",
         ),
         ("--queue", "A B", "spec.queue: must consist of lower-case letters"),
-        ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
+        ("--priority", "abc", "Invalid value for '--priority': must be an integer such as 10 or -5; got 'abc'"),
     ],
 )
 def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:

@@ -88,4 +88,4 @@ def test_a_refusal_of_a_server_is_told_as_text(
 
 def test_why_a_job_is_silent_is_told_as_text(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Pending", "Odd", f"a{CLIPBOARD}b", placement=placement("n1")))
-    assert muster("logs", "llama").err == "default/llama has no pods yet: it waits in queue research; Odd: ab\n"
+    assert muster("logs", "llama").err == "default/llama has no pods yet: pending in queue research; Odd: ab\n"

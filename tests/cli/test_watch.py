@@ -128,8 +128,8 @@ def test_a_job_that_is_removed_as_soon_as_it_ends_is_not_told_to_be_deleted_befo
         (tmp_path / "job.yaml").write_text(json.dumps(one.model_dump(by_alias=True, exclude_none=True)))
         cluster.kept_queues["research"] = Queue(metadata=ObjectMeta(name="research"))
         ended = muster("submit", str(tmp_path / "job.yaml"), "--wait")
-    assert (ended.code, "its end was not seen" in ended.err) == (3, True), ended.err
-    assert "ttlSecondsAfterFinished 0" in ended.err
+    assert (ended.code, "its result is unknown" in ended.err) == (3, True), ended.err
+    assert "ttlSecondsAfterFinished: 0" in ended.err
 
 
 def drawn(sight: WatchFrame, curve: LossCurve | None = None, width: int = 100) -> str:
@@ -154,7 +154,7 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     )
     text = drawn(WatchFrame(job(status=status("Running")), figures, NOW), curve)
     assert "█" * 25 + "░" * 25 + " step 30/60  50%  ETA 8s" in text
-    assert "1.2k tokens/s · 250 ms a step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
+    assert "1.2k tokens/s · 250 ms/step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
     assert "█▅▁ loss 4 from 8" in text
 
 
@@ -172,7 +172,7 @@ def test_before_the_first_step_the_picture_tells_what_is_done_and_for_how_long(p
 
 def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
     text = drawn(WatchFrame(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
-    assert text.strip()[2:] == "running for 7s; no step was reported yet"
+    assert text.strip()[2:] == "running for 7s; no step reported yet"
 
 
 def test_into_a_pipe_compilation_is_told_at_once_and_every_30_s_while_it_lasts() -> None:
@@ -194,7 +194,7 @@ RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
     ("first_beat", "told"),
     [
         (beat(20, attempt=1, phase="compile", loss=None), ["resumed from step 20"]),
-        (beat(0, attempt=1, phase="compile", loss=None), ["starts again from the beginning"]),
+        (beat(0, attempt=1, phase="compile", loss=None), ["restarted from step 0"]),
         (beat(23, attempt=1), ["resumed from step 20"]),
         (beat(7, attempt=1), ["attempt 1 is at step 7"]),
         (beat(0, attempt=1, phase="setup", loss=None), []),
@@ -289,7 +289,10 @@ def test_of_a_job_without_room_the_newest_attempt_is_shown_with_a_word_on_where_
     logged.logged = {("trainer", 0): 1, ("trainer", 1): 0}
     ended = muster("logs", "llama")
     assert ended.out == "step 1\n[bold]\n"
-    assert ended.err == "the newest attempt only; trainer-1 wrote last in attempt 0: muster logs llama --attempt 0\n"
+    assert (
+        ended.err
+        == "showing the newest attempt only; last logs of trainer-1: attempt 0: muster logs llama --attempt 0\n"
+    )
     assert logged.asked == [("logs", "trainer", 0, 1, None, None, False)]
     named = muster("logs", "llama", "-i", "0", "-i", "1")
     assert named.out.splitlines() == [
@@ -319,11 +322,11 @@ def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Must
     [
         (
             status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=2),
-            "default/llama has no pods yet: it waits, number 2 in queue research; QuotaExceeded: needs 2, 1 left\n",
+            "default/llama has no pods yet: number 2 in queue research; QuotaExceeded: needs 2, 1 left\n",
         ),
         (
             status("Suspended"),
-            "default/llama has no pods: it is suspended; let it go on with: muster resume default/llama\n",
+            "default/llama has no pods: it is suspended; to resume it: muster resume default/llama\n",
         ),
         (status("Admitted"), "default/llama: its pods are starting\n"),
     ],
@@ -341,8 +344,8 @@ def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        (status("Running", startedAt=NOW), "default/llama runs and has written nothing yet\n"),
-        (status("Succeeded", startedAt=NOW), "default/llama wrote nothing\n"),
+        (status("Running", startedAt=NOW), "default/llama is running and has written no output yet\n"),
+        (status("Succeeded", startedAt=NOW), "default/llama wrote no output\n"),
         (
             status("Cancelled", "Cancelled", "cancelled by its user"),
             "default/llama never started: cancelled; Cancelled: cancelled by its user\n",
@@ -368,10 +371,10 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--role", "nobody"], "--role: 'nobody' is no role of the job; write one of trainer"),
-        (["--index", "7"], "--index: 7 is no index of the job; write 0 to 1"),
+        (["--role", "nobody"], "--role: must be one of the job's roles (trainer); got 'nobody'"),
+        (["--index", "7"], "--index: must be 0 to 1 for this job; got 7"),
         (["--since", "yesterday"], "--since: 'yesterday' must be an age such as 10m or 2h, or a time"),
-        (["--regex", "("], "--regex: '(' is no regular expression"),
+        (["--regex", "("], "--regex: must be a regular expression such as 'step [0-9]+'; got '('"),
     ],
 )
 def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster, words: list[str], told: str) -> None:

@@ -52,7 +52,7 @@ def written(folder: Path, name: str, script: str) -> str:
 def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: Muster) -> None:
     ended = muster("local", "status", "--json")
     assert (ended.code, '"reason": "NotRunning"' in ended.err) == (4, True)
-    assert muster("local", "down").out == "no daemon runs\n"
+    assert muster("local", "down").out == "no daemon is running\n"
     assert "2 nodes (2x4)" in muster("local", "up", "--nodes", "2x4").out
     assert re.fullmatch(r"[0-9-]{10}T[0-9:]{8}Z", muster("local", "status", "--json").rows[0]["startedAt"])
 
@@ -129,7 +129,7 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     assert "long" in watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=100)
-    assert (watching.returncode, err) == (130, "the job goes on; stop it with: muster cancel default/long\n")
+    assert (watching.returncode, err) == (130, "the job is still running; to stop it: muster cancel default/long\n")
     assert muster("describe", "long", "--json").rows[0]["status"]["phase"] == "Running"
 
 
@@ -151,7 +151,7 @@ def test_an_interrupted_wait_says_that_the_job_goes_on(home: Path, tmp_path: Pat
     _, err = waiting.communicate(timeout=100)
     assert (waiting.returncode, err.splitlines()[-1]) == (
         130,
-        "the job goes on; stop it with: muster cancel default/long",
+        "the job is still running; to stop it: muster cancel default/long",
     )
 
 

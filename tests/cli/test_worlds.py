@@ -115,11 +115,11 @@ def test_rows_that_cannot_be_read_are_named_and_refused_unless_they_are_skipped(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--policy", "lifo"], "--policy: 'lifo' is not known; write one of muster, fifo, priority, backfill"),
-        (["--bound-factor", "0.5"], "--bound-factor: 0.5 is below 1"),
-        (["--bound-factor", "nan"], "--bound-factor: nan is below 1"),
-        (["--stop-seconds", "-1"], "--stop-seconds: -1 is no time to stop; write 0 or more"),
-        (["--stop-seconds", "inf"], "--stop-seconds: inf is no time to stop"),
+        (["--policy", "lifo"], "--policy: must be one of muster, fifo, priority, backfill; got 'lifo'"),
+        (["--bound-factor", "0.5"], "--bound-factor: must be at least 1, or every job would be stopped early; got 0.5"),
+        (["--bound-factor", "nan"], "--bound-factor: must be at least 1, or every job would be stopped early; got nan"),
+        (["--stop-seconds", "-1"], "--stop-seconds: must be a finite number of seconds from 0; got -1"),
+        (["--stop-seconds", "inf"], "--stop-seconds: must be a finite number of seconds from 0; got inf"),
         (["--queues", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
         (["--json", "/nowhere/out.json"], "/nowhere/out.json: No such file or directory"),
         (["--placements", "/nowhere/out.csv"], "/nowhere/out.csv: No such file or directory"),

@@ -80,5 +80,5 @@ def test_a_drain_is_waited_for_while_the_server_is_away(served: Server, muster: 
     ended = muster("drain", "n1", "--wait")
     assert (ended.code, ended.out) == (
         0,
-        "node n1 is being drained; leaves: default/llama\nno job is left on node n1\n",
+        "node n1 is being drained; jobs to move: default/llama\nno job is left on node n1\n",
     )

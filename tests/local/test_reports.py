@@ -80,7 +80,7 @@ def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: 
     (event,) = [event for event in client.events("bare") if event["reason"] == "ReportFailed"]
     assert "muster_components.trainer.instrument" in event["message"]
     described = muster(home, "describe", "bare").stdout
-    assert "none was recorded" in described
+    assert "none recorded" in described
 
 
 def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(

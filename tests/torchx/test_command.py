@@ -170,7 +170,7 @@ def test_whoever_interrupts_a_wait_reads_that_the_job_goes_on(home: Path, client
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=100)
     last = err.strip().splitlines()[-1]
-    assert last.startswith("the job goes on; stop it with: muster cancel default/sh-")
+    assert last.startswith("the job is still running; to stop it: muster cancel default/sh-")
     name = last.rpartition("/")[2]
     assert client.job(name).status.phase != "Failed"
     client.cancel(name)

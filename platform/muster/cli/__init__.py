@@ -1,8 +1,7 @@
-"""The `muster` command: verbs only.
+"""The `muster` command line.
 
-Every verb asks the cluster, shows the answer as a table or as JSON, and ends with an exit code that scripts can use.
-What is shown is built in `muster.cli.views`, what is heavy is imported by the verb that needs it: `muster --help` must
-answer at once.
+Each command queries the cluster, prints a table or JSON, and ends with a documented exit code. `muster.cli.views`
+renders the output. Heavy modules are imported by the command that needs them, so that `muster --help` starts fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verbs, put together: names, order in the help, and what holds for all of them."""
+"""The Typer application: all commands, their order in the help, and the global options."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from muster.cli.help import CONTEXT_SETTINGS, HelpGroup, HelpTyper
 _HELP_SECTIONS = {
     "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),
     "Queues and nodes": ("apply", "delete", "queues", "nodes", "drain", "undrain"),
-    "Looking back": ("report",),
-    "What if": ("simulate", "replay"),
+    "Analysis": ("report",),
+    "Simulation": ("simulate", "replay"),
     "This host": ("local",),
 }
 
 
 class SectionedHelpGroup(HelpGroup):
-    """The verbs by what they are about."""
+    """The commands, grouped by subject."""
 
     sections = _HELP_SECTIONS
 
@@ -54,27 +54,27 @@ def _global_options(
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; else as {CLUSTER_ENV} says."
+            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; default: {CLUSTER_ENV}."
         ),
     ] = None,
     context: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig; else as {CONTEXT_ENV} says."),
+        typer.Option(metavar="NAME", help=f"The kubeconfig context to use; default: {CONTEXT_ENV}."),
     ] = None,
     kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A cluster by its kubeconfig, instead of KUBECONFIG's.")
+        str | None, typer.Option(metavar="FILE", help="The kubeconfig file to use instead of KUBECONFIG.")
     ] = None,
 ) -> None:
-    """Launch, queue and watch PyTorch training, on this host or in a cluster of Kubernetes.
+    """Launch, queue and watch PyTorch training, on this host or in a Kubernetes cluster.
 
-    Tables for people; --json for scripts, with the field names of the YAML. Exit codes: 0 done, 1 the job failed,
+    --json prints JSON with the field names of the YAML. Exit codes: 0 success, 1 the job failed,
     2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 130 interrupted.
     """
     select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
 
-for _room in (jobs, scale, logs, watch, objects, queues, drain, reports, simulate):
-    _room.register(app)
+for _module in (jobs, scale, logs, watch, objects, queues, drain, reports, simulate):
+    _module.register(app)
 app.add_typer(daemon.app, name="local")
 
 
@@ -92,7 +92,7 @@ def _invoke(words: list[str], as_json: bool) -> None:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer's way to say that the reader has gone
+        if isinstance(end.__context__, BrokenPipeError):  # Typer turns a closed stdout into SystemExit
             raise end.__context__ from None
         raise
     except Exception as error:
@@ -108,13 +108,13 @@ def _invoke(words: list[str], as_json: bool) -> None:
 
 
 def _usage_error_field(error: Exception) -> str:
-    """The option or argument that a usage error is about, where it says so: `--priority`."""
-    if (name := getattr(error, "option_name", None)) is not None:  # one that does not exist
+    """The option or argument that a usage error concerns, such as `--priority`; empty if unknown."""
+    if (name := getattr(error, "option_name", None)) is not None:  # an unknown option
         return str(name)
     names = getattr(getattr(error, "param", None), "opts", None) or [""]
     return str(max(names, key=len))
 
 
 def _is_usage_error(error: Exception) -> bool:
-    """Typer carries a click of its own; its errors are told by what they can do."""
+    """Typer vendors click, so that its errors can only be recognized by their attributes."""
     return hasattr(error, "format_message") and hasattr(error, "show") and hasattr(error, "exit_code")

@@ -1,4 +1,4 @@
-"""Which cluster the verbs talk to: this host, unless an option or the environment names one of Kubernetes."""
+"""Which cluster a command uses: this host, unless an option or the environment names a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _CLUSTER_OPTIONS = ("--cluster", "--context", "--kubeconfig")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What the options say; None where they say nothing."""
+    """Values of the cluster options; None if not given."""
 
     cluster: str | None = None
     context: str | None = None
     kubeconfig: str | None = None
 
 
-_selected: ContextVar[ClusterOptions | None] = ContextVar("said", default=None)
+_selected: ContextVar[ClusterOptions | None] = ContextVar("cluster_options", default=None)
 
 
 def select_cluster(options: ClusterOptions) -> None:
-    """Remember what the options of this command say. Raises `InvalidSpec` for what cannot be."""
+    """Set the cluster options of this command. Raises `InvalidSpec` if they are invalid or contradict each other."""
     resolve_context(options, os.environ)
     _selected.set(options)
 
 
 def selected_context() -> KubeContext | None:
-    """The cluster of Kubernetes that is meant, or None for this host."""
+    """The selected Kubernetes context, or None for this host."""
     return resolve_context(_selected.get() or ClusterOptions(), os.environ)
 
 
 def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> KubeContext | None:
-    """Options count before the environment, and a context or a kubeconfig that is named before a cluster's kind."""
+    """Options override the environment; a given context or kubeconfig overrides the kind of cluster."""
     named = options.context is not None or options.kubeconfig is not None
     option, kind = (
         ("--cluster", options.cluster)
@@ -50,9 +50,9 @@ def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> Kube
         else (CLUSTER_ENV, environ.get(CLUSTER_ENV) or None)
     )
     if kind not in (None, LOCAL, KUBERNETES):
-        usage_error(f"{option}: {kind!r} is not known; write {LOCAL} or {KUBERNETES}", option)
+        usage_error(f"{option}: must be {LOCAL} or {KUBERNETES}; got {kind!r}", option)
     if options.cluster == LOCAL and named:
-        usage_error("--cluster local: this host has no context; leave --context and --kubeconfig out", "--cluster")
+        usage_error("--cluster: local cannot be combined with --context or --kubeconfig", "--cluster")
     context = options.context or environ.get(CONTEXT_ENV) or None
     if not named and (kind == LOCAL or (kind is None and context is None)):
         return None
@@ -62,16 +62,16 @@ def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> Kube
 
 
 def hoist_options(arguments: Sequence[str]) -> list[str]:
-    """The words of a command with the options of this file before the verb, wherever they were written."""
-    front: list[str] = []
+    """The arguments with the cluster options moved before the command name, where Typer accepts global options."""
+    options: list[str] = []
     rest = list(arguments)
-    place = 0
-    while place < len(rest) and rest[place] != "--":
-        name, is_joined, _ = rest[place].partition("=")
+    index = 0
+    while index < len(rest) and rest[index] != "--":
+        name, is_joined, _ = rest[index].partition("=")
         length = 1 if is_joined else 2
         if name in _CLUSTER_OPTIONS:
-            front += rest[place : place + length]
-            del rest[place : place + length]
+            options += rest[index : index + length]
+            del rest[index : index + length]
         else:
-            place += 1
-    return [*front, *rest]
+            index += 1
+    return [*options, *rest]

@@ -1,4 +1,7 @@
-"""What the shell offers when a name is to be completed. Silent and quick: no daemon is started for it."""
+"""Shell completion of names, and the arguments and options that several commands share.
+
+Completion prints no errors and does not start the daemon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ def _complete_names(list_names: Callable[[], list[str]], incomplete: str) -> lis
     try:
         return sorted({name for name in list_names() if name.startswith(incomplete)})
     except Exception:
-        return []  # an error would end up in the middle of the user's command line
+        return []  # an error message would be printed into the user's command line
 
 
 def _complete_job_names(incomplete: str) -> list[str]:
@@ -28,7 +31,7 @@ def _complete_queue_names(incomplete: str) -> list[str]:
 
 
 def _complete_phases(incomplete: str) -> list[str]:
-    """Phases in the place of the last of `Running,Pe`; those named before it are not offered again."""
+    """Completions of the last phase of a list such as `Running,Pe`, without the phases already in the list."""
     from muster.cli.views.job_text import PHASE_STYLES
 
     before, comma, last = incomplete.rpartition(",")
@@ -51,18 +54,18 @@ PhaseOption = Annotated[
     typer.Option(
         "--phase",
         metavar="PHASE,...",
-        help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; or some.",
+        help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; several with commas.",
         autocompletion=_complete_phases,
     ),
 ]
 AllNamespacesOption = Annotated[
-    bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces; on this host they are shown anyway.")
+    bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces; on this host the default.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def split_job_name(job: str, namespace: str | None = None) -> tuple[str, str]:
-    """(name, namespace) of NAME or NAMESPACE/NAME; `namespace` counts where the name has none, else the usual one."""
+    """(name, namespace) of NAME or NAMESPACE/NAME. A name without one is in `namespace`, else the default namespace."""
     from muster.cli.connect import default_namespace
 
     before, slash, name = job.rpartition("/")

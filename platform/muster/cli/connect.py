@@ -1,4 +1,4 @@
-"""What the verbs need of a cluster: `LocalClient` of this host is one, `KubernetesClient` another."""
+"""The cluster client that commands use: `LocalClient` for this host, `KubernetesClusterClient` for a cluster."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class QueueQuotaRow(TypedDict):
-    """One flavor of one queue, in the shape of `spec.resources`: quantities by resource name.
+    """One flavor of one queue, shaped like `spec.resources`: quantities by resource name.
 
-    `used` is charged usage of the queue and all below it; `borrowed` the part of it above the guarantee; `available`
-    what the queue could still take (negative when over-admitted). A resource without a limit is not in `limit`.
+    `used` is the charged usage of the queue and its descendants; `borrowed` is the part above the guarantee;
+    `available` is what the queue can still admit (negative if over-admitted). `limit` omits unlimited resources.
     """
 
     flavor: str
@@ -58,7 +58,7 @@ class NodeTableRow(TypedDict):
     virtual: bool
     ready: bool
     cordoned: bool  # takes no new pods
-    draining: bool  # those that are there leave, too
+    draining: bool  # its pods are evicted, too
     labels: dict[str, str]
     allocatable: dict[str, str]
     used: dict[str, str]
@@ -66,7 +66,7 @@ class NodeTableRow(TypedDict):
 
 
 class ClusterClient(Protocol):
-    """The calls of the verbs. Raises `NotFound`, `Refused`, `Conflict`, `ClusterError` as `muster.errors` tells."""
+    """The calls that commands make. They raise `NotFound`, `Refused`, `Conflict`, `ClusterError`: see muster.errors."""
 
     def status(self) -> dict[str, Any]: ...
     def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]: ...
@@ -97,19 +97,19 @@ class ClusterClient(Protocol):
 
 
 def connect(start: bool = True) -> ClusterClient:
-    """The cluster that is meant; the daemon of this host is started unless `start` is False."""
+    """A client of the selected cluster. For this host, the daemon is started unless `start` is False."""
     target = selected_context()
     return _connect_local(start) if target is None else _kubernetes_client(target)
 
 
 def default_namespace() -> str:
-    """Where a job is that is named without a namespace."""
+    """The namespace of a job that is named without one."""
     target = selected_context()
     return "default" if target is None else _kubernetes_client(target).namespace
 
 
 def default_list_namespace() -> str | None:
-    """Whose jobs are listed unless somebody says: on this host all, in a cluster those of the context's namespace."""
+    """The namespace that lists show by default: on this host all (None), in a cluster that of the context."""
     target = selected_context()
     return None if target is None else _kubernetes_client(target).namespace
 
@@ -127,4 +127,4 @@ def _local_client(start: bool) -> ClusterClient:
     return LocalClient.connect(start=start)
 
 
-_connect_local: Callable[[bool], ClusterClient] = _local_client  # a test puts a cluster in memory here
+_connect_local: Callable[[bool], ClusterClient] = _local_client  # tests patch this with an in-memory cluster

@@ -1,4 +1,4 @@
-"""The verbs `local up|down|status`: the daemon that runs jobs on this host."""
+"""The commands `local up|down|status|snapshot`: the daemon that runs jobs on this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.cli.output import print_json, print_renderable
 
 app = HelpTyper(
     cls=HelpGroup,
-    help="The daemon that runs jobs on this host. It starts by itself, but not after `muster local down`.",
+    help="The daemon that runs jobs on this host. Commands start it if needed, but not after `muster local down`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,14 +26,14 @@ app = HelpTyper(
 def up(
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="4x8", help="Pretend 4 nodes of 8 GPUs: slots to learn and test with; `host`: no more."),
+        typer.Option(metavar="4x8", help="4 virtual nodes of 8 GPUs, for learning and tests; `host`: the real host."),
     ] = None,
     idle: Annotated[
-        str | None, typer.Option(metavar="10m", help="End by itself after so long without jobs and requests.")
+        str | None, typer.Option(metavar="10m", help="Stop after this time without jobs and requests.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the daemon, if it does not run."""
+    """Start the daemon if it is not running."""
     from muster.cli.views.daemon_status import node_label_lines
     from muster.local.client import LocalClient
     from muster.text.humanize import parse_duration
@@ -47,7 +47,7 @@ def up(
 @app.command()
 def down(
     force: Annotated[
-        bool, typer.Option("--force", help="Stop running jobs first; they go on from their checkpoints once it is up.")
+        bool, typer.Option("--force", help="Stop running jobs; they resume from their checkpoints at the next start.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,19 +60,19 @@ def down(
     except DaemonError as error:
         if error.reason != "NotRunning":
             raise
-        told = "no daemon runs"
+        result = "no daemon is running"
     else:
         client.down(force)
-        told = "stopped"
+        result = "stopped"
     if as_json:
-        print_json([{"result": told}])
+        print_json([{"result": result}])
     else:
-        print(told)
+        print(result)
 
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """Tell whether the daemon runs, and what it does. The exit code is 4 if none runs."""
+    """Show whether the daemon is running and what it runs. The exit code is 4 if it is not running."""
     from muster.local.client import LocalClient
 
     _print_status(LocalClient.connect(start=False).status(), as_json)
@@ -82,14 +82,14 @@ def status(as_json: JsonOption = False) -> None:
 def snapshot(
     out: Annotated[Path, typer.Argument(metavar="OUT.json", help="File to write; stdout without one.")] = Path("-"),
 ) -> None:
-    """Save the world that was planned last. `muster replay OUT.json` plans it again."""
+    """Save the scheduling snapshot of the last cycle. `muster replay OUT.json` plans it again."""
     from muster.local.client import LocalClient
 
-    world = LocalClient.connect(start=False).snapshot()
+    state = LocalClient.connect(start=False).snapshot()
     if str(out) == "-":
-        sys.stdout.buffer.write(world + b"\n")
+        sys.stdout.buffer.write(state + b"\n")
     else:
-        out.write_bytes(world)
+        out.write_bytes(state)
         print(f"wrote {out}; plan it again with: muster replay {out}")
 
 

@@ -1,4 +1,4 @@
-"""The verbs `drain` and `undrain`: empty a node for repair without a failure, and give it back."""
+"""The commands `drain` and `undrain`: move all jobs off a node for maintenance, and make it schedulable again."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node; see: 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this file."""
+    """Add the commands of this file."""
     app.command()(drain)
     app.command()(undrain)
 
 
 def drain(
     node: NodeArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="End once no job is left on it.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when no job is left on the node.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Have the jobs on a node go on elsewhere, and none come. They write a checkpoint first."""
+    """Move the jobs of a node to other nodes after a checkpoint, and place no jobs there."""
     from muster.cli.views.job_text import qualified_name
 
     client = connect()
     jobs = client.drain(node)
     names = [qualified_name(job) for job in jobs]
     if not as_json:
-        console().print(f"node {node} is being drained" + (f"; leaves: {', '.join(names)}" if names else ""))
+        console().print(f"node {node} is being drained" + (f"; jobs to move: {', '.join(names)}" if names else ""))
     if wait:
         _wait_until_empty(client, node)
     if as_json:
@@ -44,28 +44,28 @@ def drain(
 
 
 def undrain(node: NodeArgument, as_json: JsonOption = False) -> None:
-    """Let jobs come to a node again."""
+    """Make a drained node schedulable again."""
     connect().undrain(node)
     if as_json:
         print_json([{"node": node, "result": "undrained", "jobs": []}])
     else:
-        console().print(f"node {node} takes jobs again")
+        console().print(f"node {node} is schedulable again")
 
 
 def _wait_until_empty(client: ClusterClient, node: str) -> None:
-    """For as long as it takes; an API server that does not answer is given the time of its upgrade."""
+    """Wait without a limit, but for an unreachable API server no longer than `UNREACHABLE_TIMEOUT_S`."""
     from muster.errors import ClusterError, DaemonError
     from muster.kubernetes.decode import WRONG_VERSION
     from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
 
-    patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
+    deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
             if not client.jobs_on_node(node):
                 return
-            patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
+            deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
         except ClusterError as error:
-            lasting = isinstance(error, DaemonError) or error.reason == WRONG_VERSION
-            if lasting or time.monotonic() > patience:
+            is_permanent = isinstance(error, DaemonError) or error.reason == WRONG_VERSION
+            if is_permanent or time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)

@@ -1,7 +1,6 @@
-"""How a verb ends: one exit code and one message for everything that can go wrong.
+"""How a command ends: an exit code, and for an error one message on stderr instead of a traceback.
 
-A user sees a sentence, never a traceback; whoever asked for JSON gets the error as JSON too, on stderr. MUSTER_DEBUG=1
-shows the traceback.
+With --json the error is JSON, too. MUSTER_DEBUG=1 prints the traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from muster.text import sanitize
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of `muster`; docs/cli.md tables them."""
+    """Exit codes of `muster`, as documented in docs/cli.md."""
 
     OK = 0
     JOB_FAILED = 1
@@ -33,7 +32,7 @@ class ExitCode(enum.IntEnum):
 
 
 class CommandExit(Exception):
-    """A verb has said all there is to say and wants this exit code."""
+    """Ends the command with this exit code; the message has been printed."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__(code)
@@ -41,7 +40,7 @@ class CommandExit(Exception):
 
 
 def run_command(command: Callable[[], object], *, as_json: bool) -> int:
-    """Call `verb` and turn whatever it raises into a message on stderr and an exit code."""
+    """Call `command`, and turn its exceptions into a message on stderr and an exit code."""
     try:
         command()
         sys.stdout.flush()
@@ -54,7 +53,7 @@ def run_command(command: Callable[[], object], *, as_json: bool) -> int:
         return _exit_code(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader has gone, as in `muster jobs | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, as in `muster jobs | head -1`
         discard_stdout()
         return ExitCode.BROKEN_PIPE
     except OSError as error:
@@ -63,8 +62,8 @@ def run_command(command: Callable[[], object], *, as_json: bool) -> int:
         return ExitCode.INVALID
     except Exception as error:
         _print_traceback_if_debug()
-        told = f"this is a bug in Muster: {type(error).__name__}: {error}; MUSTER_DEBUG=1 shows where it happened"
-        print_error(told, "Bug", as_json=as_json)
+        message = f"this is a bug in Muster: {type(error).__name__}: {error}; MUSTER_DEBUG=1 shows where it happened"
+        print_error(message, "Bug", as_json=as_json)
         return ExitCode.BUG
 
 
@@ -76,12 +75,12 @@ def print_error(message: str, reason: str, field: str = "", *, as_json: bool) ->
         red, normal = ("\x1b[31m", "\x1b[0m") if _supports_color(sys.stderr) else ("", "")
         code = f" ({reason})" if reason not in ("Error", "Invalid") else ""
         text = f"{red}error:{normal} {sanitize.sanitize(message)}{code}"
-    with contextlib.suppress(OSError):  # nobody reads it; the exit code still tells
+    with contextlib.suppress(OSError):  # stderr is closed; the exit code still shows the error
         print(text, file=sys.stderr, flush=True)
 
 
 def discard_stdout() -> None:
-    """Point stdout at nothing, or the interpreter complains at its end about a reader that has gone."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
 
@@ -100,8 +99,8 @@ def _exit_code(error: MusterError) -> ExitCode:
 
 
 def _os_error_message(error: OSError) -> str:
-    what = error.strerror or str(error)
-    return f"{error.filename}: {what}" if error.filename else what
+    message = error.strerror or str(error)
+    return f"{error.filename}: {message}" if error.filename else message
 
 
 def _supports_color(stream: object) -> bool:

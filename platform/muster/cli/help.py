@@ -1,7 +1,7 @@
-"""How the verbs are put together and what `-h` prints: names as one writes them, a sentence each, and nothing else.
+"""The help format of `-h`: each argument, option and command with one sentence.
 
-Typer adds types, defaults, bounds and [required] in brackets; here what matters of these stands in the sentence, and
-what must be written stands in the usage line.
+Typer would add types, defaults, bounds and [required] in brackets. Here the sentences contain what matters of these,
+and the usage line shows what is required.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class HelpTyper(typer.Typer):
-    """Verbs whose help is plain."""
+    """A Typer application whose commands use `HelpCommand`."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
         """As Typer's."""
@@ -26,38 +26,38 @@ class HelpTyper(typer.Typer):
 
 
 class HelpCommand(TyperCommand):
-    """One verb."""
+    """One command."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What must be written is plain, what may be left out stands in brackets."""
+        """Required arguments as they are, optional ones in brackets."""
         return _usage_pieces(self.get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments and options, each with its sentence."""
+        """Arguments and options with their help."""
         _write_sections(self.get_params(ctx), formatter)
 
 
 class HelpGroup(TyperGroup):
-    """Verbs, listed under titles with the first sentence of each."""
+    """Commands, listed under section titles with the first sentence of their help."""
 
     sections: Mapping[str, Sequence[str]] = {}
-    """The verbs in their order, by title; empty: all of them, as they were added."""
+    """Command names in order, by title; empty: all commands in the order they were added."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All verbs in the order of the help."""
+        """All commands in the order of the help."""
         return [name for names in self._sections().values() for name in names]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The verb comes last."""
+        """The options, then the command."""
         return [*_usage_pieces(self.get_params(ctx)), "VERB ..."]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The verbs come first: whoever asks for help seeks one."""
+        """The commands first, then the global options."""
         self.format_commands(ctx, formatter)
         _write_sections(self.get_params(ctx), formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One section for each title."""
+        """One section per title."""
         for title, names in self._sections().items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             rows = [(name, verb.get_short_help_str(limit=1000)) for name, verb in found if verb is not None]

@@ -1,4 +1,4 @@
-"""Verbs about jobs: submit, jobs, describe, cancel, suspend, resume."""
+"""The commands submit, jobs, describe, cancel, suspend and resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this file."""
+    """Add the commands of this file."""
     app.command()(submit)
     app.command("jobs")(list_jobs)
     app.command()(describe)
@@ -43,7 +43,7 @@ def _parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no whole number; write one such as 10 or -5") from None
+        raise typer.BadParameter(f"must be an integer such as 10 or -5; got {text!r}") from None
 
 
 def submit(
@@ -52,20 +52,18 @@ def submit(
     priority: Annotated[
         int | None, typer.Option(help="Priority within the queue; higher first.", parser=_parse_int, metavar="N")
     ] = None,
-    max_runtime: Annotated[
-        str | None, typer.Option(metavar="2h", help="Longest stay; lets the job start ahead where it delays nobody.")
-    ] = None,
+    max_runtime: Annotated[str | None, typer.Option(metavar="2h", help="Maximum run time; enables backfill.")] = None,
     trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
     namespace: NamespaceOption = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Pass on a variable of your environment, or NAME=VALUE. Repeatable."),
+        typer.Option(metavar="NAME", help="Pass a variable of your environment, or NAME=VALUE. Repeatable."),
     ] = None,
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="On this host: allow more processes than CPU cores or GPUs.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; the exit code tells how it was.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate the jobs without submitting them.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs end; exit code 1 if one failed.")] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Submit one job and watch it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -80,12 +78,12 @@ def submit(
     read = [job for file in files for job in load_jobs(file, overrides)]
     _check_unique_names(read)
     if follow and len(read) != 1:
-        usage_error(f"--watch: shows one job, and the files hold {len(read)}; use --wait", "--watch")
+        usage_error(f"--watch: must be used with one job; the files contain {len(read)}; use --wait", "--watch")
     client = connect()
     with locate_errors(read):
         accepted = client.submit_all([one.job for one in read], dry_run)
-    if not as_json and (left_out := client.newly_left_out(accepted)):
-        print_note(f"note: {not_passed_message(left_out, '--env ')}")
+    if not as_json and (omitted := client.newly_left_out(accepted)):
+        print_note(f"note: {not_passed_message(omitted, '--env ')}")
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:
@@ -111,7 +109,7 @@ def list_jobs(
     phase: PhaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what runs, what waits and why, and what ended."""
+    """List jobs: running, waiting with the reason, and finished."""
     from muster.cli.views.job_table import job_table, sorted_for_display
 
     phases = None if phase is None else _parse_phases(phase)
@@ -123,35 +121,37 @@ def list_jobs(
         for job in listing.jobs
         if (queue is None or job.spec.queue == queue) and (phases is None or job.status.phase in phases)
     ]
-    odd = [one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)]
+    unreadable = [
+        one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)
+    ]
     if queue is not None and not _has_jobs_in_queue(listing, queue):
         _check_queue_exists(client, queue)
     if as_json:
-        print_json([*sorted_for_display(jobs), *({**one.document, "unreadable": one.error} for one in odd)])
+        print_json([*sorted_for_display(jobs), *({**one.document, "unreadable": one.error} for one in unreadable)])
     elif jobs:
         print_renderable(job_table(jobs, time.time(), console().width))
-    elif not odd:
+    elif not unreadable:
         shown = {"namespace": of, "queue": queue, "phase": phases and ",".join(sorted(phases))}
         print(_no_match_message(client, listing, {name: value for name, value in shown.items() if value}))
-    for one in () if as_json else odd:
+    for one in () if as_json else unreadable:
         print_note(f"warning: job {one.name} cannot be read: {one.error}")
 
 
 def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:
     return any(job.spec.queue == queue for job in job_list.jobs) or any(
-        odd.queue == queue for odd in job_list.unreadable
+        item.queue == queue for item in job_list.unreadable
     )
 
 
 def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[str, str]) -> str:
-    """What is printed in place of an empty table; `filters` are the values of the options by name."""
+    """The message for an empty table; `filters` holds the values of the given options by name."""
     from muster.errors import Refused
 
     where = ""
     if "namespace" in filters:
         try:
             job_list = client.job_list(None)
-        except Refused:  # whoever may not list all namespaces is answered for this one
+        except Refused:  # listing all namespaces is forbidden: count this namespace only
             where = f" in namespace {filters.pop('namespace')}"
     total = len(job_list.jobs) + len(job_list.unreadable)
     if not total:
@@ -163,7 +163,7 @@ def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[st
 
 
 def _check_queue_exists(client: ClusterClient, name: str) -> None:
-    """Raises `NotFound` where there is no such queue, as far as queues may be read."""
+    """Raises `NotFound` if the queue does not exist; does nothing if reading queues is forbidden."""
     from muster.errors import NotFound, Refused
     from muster.text.suggest import did_you_mean
 
@@ -172,28 +172,28 @@ def _check_queue_exists(client: ClusterClient, name: str) -> None:
     except Refused:
         return
     if name not in known:
-        hint = did_you_mean(name, known, f"there is {', '.join(known[:8])}" if known else "there is no queue yet")
-        raise NotFound(f"there is no queue {name!r}; {hint}", field="--queue")
+        hint = did_you_mean(name, known, f"existing queues: {', '.join(known[:8])}" if known else "no queue exists yet")
+        raise NotFound(f"queue {name!r} does not exist; {hint}", field="--queue")
 
 
 def _parse_phases(text: str) -> frozenset[str]:
-    """`Running,Pending`, in any case. Raises `InvalidSpec` Usage that names what is no phase and the nearest one."""
+    """Parse `Running,Pending`, case-insensitive. Raises `InvalidSpec` Usage that suggests the nearest phase."""
     from muster.cli.views.job_text import PHASE_STYLES
     from muster.text.suggest import did_you_mean
 
     names = [name.strip() for name in text.split(",") if name.strip()]
-    otherwise = f"write some of {', '.join(PHASE_STYLES)}"
+    valid = f"valid phases: {', '.join(PHASE_STYLES)}"
     if not names:
-        usage_error(f"--phase: {text!r} names no phase; {otherwise}", "--phase")
+        usage_error(f"--phase: must name at least one phase; got {text!r}; {valid}", "--phase")
     for name in names:
         if name.capitalize() not in PHASE_STYLES:
-            told = did_you_mean(name.capitalize(), PHASE_STYLES, otherwise)
-            usage_error(f"--phase: {name!r} is not known; {told}", "--phase")
+            hint = did_you_mean(name.capitalize(), PHASE_STYLES, valid)
+            usage_error(f"--phase: unknown phase {name!r}; {hint}", "--phase")
     return frozenset(name.capitalize() for name in names)
 
 
 def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
-    """Show one job: why it waits, where it runs, what happened."""
+    """Show one job: its status, why it waits, its nodes and its events."""
     from muster.cli.views.job_details import JobDetails, job_details_view
 
     client, (name, space) = connect(), split_job_name(job, namespace)
@@ -201,28 +201,28 @@ def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonO
     if as_json:
         print_json([found])
         return
-    story = JobDetails(
+    details = JobDetails(
         job=found,
         events=client.events(name, space),
         heartbeats=client.heartbeats(name, space),
         run_dir=client.run_dir(name, space),
         now=time.time(),
     )
-    print_renderable(job_details_view(story))
+    print_renderable(job_details_view(details))
 
 
 def cancel(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
-    """Stop jobs for good: SIGTERM, a checkpoint, the end. Their records and logs stay."""
+    """Cancel jobs: SIGTERM, time for a checkpoint, then SIGKILL. Their records and logs are kept."""
     _apply_to_jobs(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
 
 
 def suspend(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
-    """Stop jobs after a checkpoint, and free their room. They wait until they are resumed."""
+    """Stop jobs after a checkpoint and release their resources until they are resumed."""
     _apply_to_jobs(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
 
 
 def resume(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
-    """Queue suspended jobs again; they go on from their last checkpoint."""
+    """Queue suspended jobs again; they resume from their last checkpoint."""
     _apply_to_jobs(jobs, namespace, as_json, "resumed", lambda client: client.resume)
 
 
@@ -233,7 +233,7 @@ def _apply_to_jobs(
     past_tense: str,
     get_action: Callable[[ClusterClient], Callable[[str, str], object]],
 ) -> None:
-    """Act on every job, or on none: when one of several does not exist or is finished, nothing has happened."""
+    """Act on all jobs or none: if one of several does not exist or is finished, no job is changed."""
     client, keys = connect(), list(dict.fromkeys(split_job_name(job, namespace) for job in jobs))
     if len(keys) > 1:
         _check_actionable(client, keys, past_tense)
@@ -247,7 +247,7 @@ def _apply_to_jobs(
 
 
 def _outcome_of_cancel(before: TrainingJob) -> str:
-    """What a cancel says of a job as it was before: its processes stop later."""
+    """The result of a cancel that is printed, from the job before it; the processes stop later."""
     from muster.lifecycle import has_terminated
 
     if not before.spec.cancel:
@@ -256,34 +256,33 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
-    """Raises `Refused` that tells of every job that cannot be acted on."""
+    """Raises `Refused` naming every job that cannot be acted on."""
     from muster.cli.cluster_options import selected_context
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
     from muster.validation import final_phase, resumed_in_vain
 
-    faults: list[Refused] = []
-    leaving: set[str] = set()  # in a cluster the operator is the one to judge
+    errors: list[Refused] = []
+    deleting: set[str] = set()  # in a cluster, the operator checks this
     if past_tense == "resumed" and selected_context() is None:
-        leaving = {row["name"] for row in client.queues() if row.get("reason") == "Deleting"}
+        deleting = {row["name"] for row in client.queues() if row.get("reason") == "Deleting"}
     for key in keys:
         try:
             job = client.job(*key)
         except NotFound as error:
-            faults.append(error)
+            errors.append(error)
         else:
-            if is_finished(job.status) and not (
-                past_tense == "cancelled" and job.spec.cancel
-            ):  # to cancel again is no error
-                faults.append(Conflict(f"job {key[0]!r} has already ended in phase {final_phase(job)}"))
-            elif job.spec.suspend and job.spec.queue in leaving:
-                faults.append(resumed_in_vain(job))
-    if faults:
-        raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {past_tense}", reason=faults[0].reason)
+            is_repeated_cancel = past_tense == "cancelled" and job.spec.cancel  # allowed
+            if is_finished(job.status) and not is_repeated_cancel:
+                errors.append(Conflict(f"job {key[0]!r} has already ended in phase {final_phase(job)}"))
+            elif job.spec.suspend and job.spec.queue in deleting:
+                errors.append(resumed_in_vain(job))
+    if errors:
+        raise type(errors[0])(f"{'; '.join(map(str, errors))}; nothing was {past_tense}", reason=errors[0].reason)
 
 
 def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
-    """The job once it is over; until it starts, what `watch` says of its waiting is printed unless `quiet`."""
+    """Return the job once it has ended; while it is pending, print changes as `watch` does, unless `quiet`."""
     from muster.cli.views.job_text import deleted_message, is_over
     from muster.cli.views.watch_view import WatchFrame, change_lines
     from muster.errors import NotFound
@@ -294,13 +293,13 @@ def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool)
         for job in client.watch(name, namespace):
             if is_over(job):
                 return job
-            sight = WatchFrame(job, None, time.time())
+            frame = WatchFrame(job, None, time.time())
             if not quiet and job.status.phase == "Pending":
-                for line in change_lines(before, sight):
+                for line in change_lines(before, frame):
                     console().print(line, soft_wrap=True)
-            last, before = job, sight
+            last, before = job, frame
     except KeyboardInterrupt:
-        print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
+        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
     except NotFound as error:
         raise NotFound(deleted_message(name, namespace, last)) from error
@@ -308,7 +307,7 @@ def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool)
 
 
 def _check_unique_names(jobs: list[LoadedJob]) -> None:
-    """Raises `InvalidSpec` for a name that is there twice: the second would be refused once the first is submitted."""
+    """Raises `InvalidSpec` for a duplicate name, before the first of the two is submitted."""
     from muster.errors import InvalidSpec
 
     seen: dict[str, LoadedJob] = {}
@@ -317,19 +316,19 @@ def _check_unique_names(jobs: list[LoadedJob]) -> None:
         if first is not one:
             field = "metadata.name"
             places = f"{first.source.location(field)} and {one.source.location(field)}"
-            told = f"{field}: two of the jobs are {one.name} ({places}); give each a name of its own"
-            raise InvalidSpec(told, field=field)
+            message = f"{field}: must be unique; two jobs are named {one.name} ({places})"
+            raise InvalidSpec(message, field=field)
 
 
 def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
-    told = "would be submitted" if dry_run else "submitted"
-    console().print(f"trainingjob {_qualified_name(job)} {told} to queue {job.spec.queue}")
+    result = "would be submitted" if dry_run else "submitted"
+    console().print(f"trainingjob {_qualified_name(job)} {result} to queue {job.spec.queue}")
     if not dry_run and not quiet:
-        console().print(f"follow it with: muster watch {_job_argument(job)}", style="dim")
+        console().print(f"to follow it: muster watch {_job_argument(job)}", style="dim")
 
 
 def _print_ended(job: TrainingJob) -> None:
-    """One line of a job that succeeded; of another one also why, its exit code, its last line and where to look."""
+    """One line; for a job that did not succeed also the reason, exit code, last log line and the next command."""
     from muster.cli.views import job_text
 
     out, (code, message) = console(), job_text.phase_reason(job)
@@ -349,7 +348,7 @@ def _print_ended(job: TrainingJob) -> None:
 
 
 def _job_argument(job: TrainingJob) -> str:
-    """As a verb takes it: the namespace only where it is not the default one."""
+    """The job as a command argument: with the namespace only if it is not `default`."""
     name, namespace = _name_and_namespace(job)
     return name if namespace == "default" else f"{namespace}/{name}"
 

@@ -1,8 +1,7 @@
-"""Whose logs `muster logs` shows: which replicas, and of which attempt.
+"""Which replicas and which attempt `muster logs` shows.
 
-An elastic job that was shrunk, or suspended since, has logs of replicas that its newest attempt did not have. Lines of
-several attempts side by side would tell of a run that there never was, so only those of the newest one are shown unless
-replicas are named; the others are told of.
+After an elastic job shrank, some replicas have logs of earlier attempts only. Lines of different attempts must not be
+merged: unless replicas are named, only the newest attempt is shown, and a note says which replicas were left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAX_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class PodAttempt:
-    """One pod whose log is shown; without an attempt: of the present one."""
+    """One pod whose log is shown; attempt None is the current one."""
 
     role: str
     index: int
@@ -34,29 +33,29 @@ class PodAttempt:
 
     @property
     def name_with_attempt(self) -> str:
-        """As its log is called in the run folder."""
+        """The name of its log in the run folder."""
         return self.name if self.attempt is None else f"{self.name}.attempt-{self.attempt}"
 
 
 def select_pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -> list[PodAttempt]:
-    """The pods of a role and of some indexes; without these, those that the job has at its present size."""
+    """The pods of a role and of the given indexes; by default those of the job at its current size."""
     roles = job.spec.roles
     if role is not None and role not in {item.name for item in roles}:
         usage_error(
-            f"--role: {role!r} is no role of the job; write one of {', '.join(item.name for item in roles)}", "--role"
+            f"--role: must be one of the job's roles ({', '.join(item.name for item in roles)}); got {role!r}", "--role"
         )
     pods = [
         PodAttempt(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)
     ]
     chosen = [pod for pod in pods if pod.index in indexes] if indexes else _placed_pods(job, pods)
     if not chosen:
-        told = ", ".join(map(str, indexes or ()))
-        usage_error(f"--index: {told} is no index of the job; write 0 to {max(pod.index for pod in pods)}", "--index")
+        given = ", ".join(map(str, indexes or ()))
+        usage_error(f"--index: must be 0 to {max(pod.index for pod in pods)} for this job; got {given}", "--index")
     return chosen
 
 
 def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
-    """Without those that an elastic job has not at its present size: their last logs are an earlier attempt's."""
+    """The pods in the current placement: other replicas of an elastic job have logs of earlier attempts only."""
     from muster.lifecycle.placement import index_range
 
     placed = {
@@ -71,8 +70,8 @@ def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
 def select_pods_of_attempt(
     job: TrainingJob, role: str | None, indexes: list[int] | None, attempt: int
 ) -> list[PodAttempt]:
-    """Like `pods_of`, of an attempt that may have had roles and replicas that the job has no more: whoever names one of
-    those gets its log if there is one, and is told by the cluster if there is none."""
+    """Like `select_pods`, for a given attempt. The attempt may have had roles and replicas that the job no longer has:
+    named ones are not checked here, the cluster raises `NotFound` if they have no log."""
     names = [role] if role is not None else [item.name for item in job.spec.roles]
     if indexes and min(indexes) >= 0 and len(names) == 1:
         return [PodAttempt(names[0], index, attempt) for index in sorted(set(indexes))]
@@ -80,13 +79,13 @@ def select_pods_of_attempt(
 
 
 def with_newest_log_attempt(pods: Iterable[PodAttempt], newest: Mapping[tuple[str, int], int]) -> list[PodAttempt]:
-    """Each with the newest attempt that it has a log of, as far as that is known."""
+    """The pods, each with the newest attempt of which it has a log; None if unknown."""
     return [replace(pod, attempt=newest.get((pod.role, pod.index))) for pod in pods]
 
 
 def split_by_newest_attempt(pods: Sequence[PodAttempt]) -> tuple[list[PodAttempt], list[PodAttempt]]:
-    """The pods whose newest logs are of the newest attempt of all, and those whose newest are of earlier ones. Pods
-    without a log count to neither, unless there is no log at all."""
+    """(pods with a log of the newest attempt of all, pods whose newest log is of an earlier attempt). Pods without a
+    log are in neither, unless no pod has a log."""
     attempts = [pod.attempt for pod in pods if pod.attempt is not None]
     if not attempts:
         return list(pods), []
@@ -97,9 +96,9 @@ def split_by_newest_attempt(pods: Sequence[PodAttempt]) -> tuple[list[PodAttempt
 
 
 def omitted_logs_message(omitted: Sequence[PodAttempt], job: str) -> str:
-    """Where to find what is not shown."""
+    """The note about the replicas that are not shown, with the command that shows them."""
     attempts = sorted({pod.attempt for pod in omitted if pod.attempt is not None})
-    whose = ", ".join(pod.name for pod in omitted)
-    whose = whose if len(omitted) <= _MAX_NAMED else pluralize(len(omitted), "other replica")
-    when = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
-    return f"the newest attempt only; {whose} wrote last in {when}: muster logs {job} --attempt {attempts[-1]}"
+    names = ", ".join(pod.name for pod in omitted)
+    names = names if len(omitted) <= _MAX_NAMED else pluralize(len(omitted), "other replica")
+    last = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
+    return f"showing the newest attempt only; last logs of {names}: {last}: muster logs {job} --attempt {attempts[-1]}"

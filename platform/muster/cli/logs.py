@@ -1,4 +1,4 @@
-"""The verb `logs`: what the pods of a job wrote, merged and filtered."""
+"""The command `logs`: the output of a job's pods, merged and filtered."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb of this file."""
+    """Add the command of this file."""
     app.command()(logs)
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Part of a log, whatever its attempt, and of that the lines that match."""
+    """Options of a log read other than the attempt, and a pattern that lines must match."""
 
     options: LogOptions
     pattern: re.Pattern[str] | None
 
     @property
     def is_unfiltered(self) -> bool:
-        """Whether nothing of a log is left out, whether it is followed or not."""
+        """Whether all lines are shown; following does not count as a filter."""
         return self.pattern is None and replace(self.options, follow=False) == DEFAULT_LOG_OPTIONS
 
 
@@ -60,15 +60,15 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="This attempt instead of the newest; the first is 0.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    since: Annotated[str | None, typer.Option(metavar="10m", help="From this time, or so long ago.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or so long ago.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")] = False,
+    since: Annotated[str | None, typer.Option(metavar="10m", help="From this time, or duration ago.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or duration ago.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each pod only.", metavar="N")] = None,
     regex: Annotated[str | None, typer.Option("--regex", "-e", metavar="REGEX", help="Lines that match only.")] = None,
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the pods of a job wrote. Several pods are told apart by a prefix."""
+    """Print the logs of a job's pods, with a prefix per pod if there are several."""
     from muster.spec import TERMINAL_PHASES
     from muster.text.humanize import parse_time
 
@@ -83,18 +83,15 @@ def logs(
     client = connect()
     found = client.job(name, space)
     pods = select_pods(found, role, index) if attempt is None else select_pods_of_attempt(found, role, index, attempt)
-    goes_on = follow and found.status.phase not in (
-        "Terminating",
-        *TERMINAL_PHASES,
-    )  # then it is of the present attempt
-    if attempt is None and not goes_on:
+    is_live = follow and found.status.phase not in ("Terminating", *TERMINAL_PHASES)  # shows the current attempt
+    if attempt is None and not is_live:
         pods = with_newest_log_attempt(pods, client.log_attempts(name, space))
         if not index:
-            pods, left_out = split_by_newest_attempt(pods)
-            if left_out:
-                print_note(omitted_logs_message(left_out, job))
+            pods, omitted = split_by_newest_attempt(pods)
+            if omitted:
+                print_note(omitted_logs_message(omitted, job))
     if follow and found.status.phase in ("Pending", "Suspended", "Admitted"):
-        _print_no_output_reason(found)  # now: what comes may take hours
+        _print_no_output_reason(found)  # before waiting: the first line may take hours
     lines = _merge_lines(client, (name, space), pods, search)
     any_line = _print_json_lines(lines, found.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
     if not any_line and not follow and attempt is None and search.is_unfiltered:
@@ -111,15 +108,16 @@ def _compile_regex(regex: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
-        usage_error(f"--regex: {regex!r} is no regular expression: {error}; write one such as 'step [0-9]+'", "--regex")
+        message = f"--regex: must be a regular expression such as 'step [0-9]+'; got {regex!r}: {error}"
+        usage_error(message, "--regex")
 
 
 def _print_lines(lines: Iterator[tuple[PodAttempt, str]], pods: list[PodAttempt], follow: bool) -> bool:
-    """True when there was a line. Where logs are of several attempts, each line tells its own. A terminal is given
-    text and colours; a pipe, which obeys nothing, what was written."""
+    """Print lines and return whether there was one. With logs of several attempts, the prefix includes the attempt. A
+    terminal gets text and colours without other control sequences, a pipe the bytes that were written."""
     any_line, out = False, console()
     shown = sanitize_keep_colors if out.file.isatty() else str
-    colours = {pod: _COLORS[place % len(_COLORS)] for place, pod in enumerate(pods)}
+    colours = {pod: _COLORS[index % len(_COLORS)] for index, pod in enumerate(pods)}
     several = len({pod.attempt for pod in pods}) > 1
     names = {pod: pod.name_with_attempt if several else pod.name for pod in pods}
     width = max(map(len, names.values()))
@@ -134,7 +132,7 @@ def _print_lines(lines: Iterator[tuple[PodAttempt, str]], pods: list[PodAttempt]
 
 
 def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: int, follow: bool) -> bool:
-    """One object a line when following, which has no end to close a list at; else a list. True when there was one."""
+    """Print a JSON list, or when following one object per line; return whether there was a line."""
     import json
 
     from muster.cli.output import print_json
@@ -162,7 +160,7 @@ def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: 
 def _merge_lines(
     client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], log_filter: LogFilter
 ) -> Iterator[tuple[PodAttempt, str]]:
-    """The pods' lines: one pod after the other, or as they come when following."""
+    """The lines of all pods: one pod after the other, or in order of arrival when following."""
     options = log_filter.options
     if options.follow and len(pods) > 1:
         lines = _interleave_lines(client, job, pods, options)
@@ -183,18 +181,18 @@ def _interleave_lines(
             for line in _pod_lines(client, job, pod, options):
                 arriving.put((pod, line))
             arriving.put((pod, None))
-        except Exception as error:  # raised again where the verb can tell it
+        except Exception as error:  # raised again in the main thread
             arriving.put((pod, error))
 
     for pod in pods:
         threading.Thread(target=read, args=(pod,), daemon=True).start()
-    left = len(pods)
-    while left:
+    open_logs = len(pods)
+    while open_logs:
         pod, line = arriving.get()
         if isinstance(line, Exception):
             raise line
         if line is None:
-            left -= 1
+            open_logs -= 1
         else:
             yield pod, line
 

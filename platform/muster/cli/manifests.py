@@ -1,4 +1,4 @@
-"""Files of objects, and what the command line sets over them."""
+"""Reading manifests, and applying the options of `muster submit` to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from muster.yaml_input.source_map import MAX_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SpecOverrides:
-    """Options of `muster submit` that count instead of what a file says; None leaves the file's word."""
+    """Options of `muster submit` that override fields of the manifest; None keeps the manifest's value."""
 
     queue: str | None = None
     priority: int | None = None
@@ -32,15 +32,15 @@ class SpecOverrides:
     trace_steps: str | None = None
     namespace: str | None = None
     oversubscribe: bool = False
-    pass_names: Sequence[str] = ()  # variables of the user's environment that pods on this host get, too
-    variables: Mapping[str, str] = field(default_factory=dict)  # over those of the templates
+    pass_names: Sequence[str] = ()  # variables of the user's environment that pods on this host inherit
+    variables: Mapping[str, str] = field(default_factory=dict)  # override env of the pod templates
 
 
 def parse_env_overrides(given: Sequence[str], on_host: bool) -> tuple[list[str], dict[str, str]]:
-    """What `--env NAME` and `--env NAME=VALUE` mean: (names that the job gets from the user's environment, values that
-    are written into the job). On a cluster all are written into the job; secrets are refused there.
+    """Parse `--env NAME` and `--env NAME=VALUE` into (names passed from the user's environment, values written into
+    the job). For a cluster all values are written into the job, and names of secrets are refused.
 
-    Raises `InvalidSpec` for what is neither, and for a name that is not set.
+    Raises `InvalidSpec` for another form, and for a name that is not set.
     """
     names, values = parse_env_options(given, "--env")
     missing = [name for name in names if name not in os.environ]
@@ -50,16 +50,14 @@ def parse_env_overrides(given: Sequence[str], on_host: bool) -> tuple[list[str],
         return names, values
     secret = next((name for name in names if is_secret_name(name)), None)
     if secret is not None:
-        message = (
-            f"--env {secret}: would be readable in the job by others of its namespace; make a Secret, and name it in"
-        )
-        raise InvalidSpec(f"{message} the template: env[].valueFrom.secretKeyRef", field="--env")
+        message = f"--env {secret}: must not be a credential: others in the namespace can read the job's spec"
+        raise InvalidSpec(f"{message}; use a Secret with env[].valueFrom.secretKeyRef in the template", field="--env")
     return [], {name: os.environ[name] for name in names} | values
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A job that was read, with the overrides put in, and where it is written."""
+    """A job with its overrides applied, and its source location."""
 
     job: TrainingJob
     source: ParsedObject
@@ -71,26 +69,26 @@ class LoadedJob:
 
 
 def load_objects(file: str) -> list[AnyObject]:
-    """The objects of one file; `-` is stdin. Raises `InvalidSpec`, `OSError`."""
-    return [placed.item for placed in _load_documents(file)]
+    """Objects of one file; `-` is stdin. Raises `InvalidSpec`, `OSError`."""
+    return [parsed.item for parsed in _load_documents(file)]
 
 
 def _load_documents(file: str) -> list[ParsedObject]:
-    """Warns of fields that a cluster may know and this Muster does not; on this host they are refused."""
-    newer = selected_context() is not None
+    """Parse a file. Unknown pod fields are a warning for a cluster, which may be newer, and an error on this host."""
+    allow_unknown = selected_context() is not None
     if file == "-":
-        found = parse_objects(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", allow_unknown_pod_fields=newer)
+        found = parse_objects(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", allow_unknown_pod_fields=allow_unknown)
     else:
         with Path(file).open("rb") as stream:
-            found = parse_objects(stream.read(MAX_BYTES + 1), file, allow_unknown_pod_fields=newer)
-    for doubt in (doubt for placed in found for doubt in placed.warnings):
-        print_note(f"warning: {doubt}")
+            found = parse_objects(stream.read(MAX_BYTES + 1), file, allow_unknown_pod_fields=allow_unknown)
+    for warning in (warning for parsed in found for warning in parsed.warnings):
+        print_note(f"warning: {warning}")
     return found
 
 
 @contextmanager
 def locate_errors(jobs: Sequence[LoadedJob]) -> Iterator[None]:
-    """Put file and line before whatever these jobs are refused for, where it is known which of them it is."""
+    """Prefix a refusal with file and line of the job that it concerns, if that is known."""
     try:
         yield
     except (InvalidSpec, Refused) as error:
@@ -98,23 +96,24 @@ def locate_errors(jobs: Sequence[LoadedJob]) -> Iterator[None]:
         if about is None:
             raise
         of = f"job {about.job.metadata.name}: " if len(jobs) > 1 else ""
-        told = f"{about.source.location(error.field)}: {of}{error}"
-        raise type(error)(told, field=error.field, reason=error.reason) from error
+        message = f"{about.source.location(error.field)}: {of}{error}"
+        raise type(error)(message, field=error.field, reason=error.reason) from error
 
 
 def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
-    """The jobs of one file with the overrides put in. Raises `InvalidSpec` when it holds anything else."""
+    """The jobs of one file with the overrides applied. Raises `InvalidSpec` if it contains another kind."""
     jobs = []
-    for placed in _load_documents(file):
-        item = placed.item
+    for parsed in _load_documents(file):
+        item = parsed.item
         if not isinstance(item, TrainingJob):
-            told = (
-                f"{file}: {item.kind} {item.metadata.name!r} is no job; `muster apply {file}` takes queues and flavors"
+            message = (
+                f"{file}: kind: must be TrainingJob; got {item.kind} {item.metadata.name!r};"
+                f" apply queues and flavors with: muster apply {file}"
             )
-            raise InvalidSpec(told, field="kind")
+            raise InvalidSpec(message, field="kind")
         job = _apply_overrides(item, overrides)
         job = pass_variables(allow_oversubscription(job) if overrides.oversubscribe else job, overrides.pass_names)
-        jobs.append(LoadedJob(job, placed))
+        jobs.append(LoadedJob(job, parsed))
     return jobs
 
 
@@ -150,6 +149,6 @@ def _validate(written: dict[str, Any]) -> TrainingJob:
     import json
 
     text = json.dumps({"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"} | written)
-    job = parse_objects(text, "options", allow_unknown_pod_fields=True)[0].item  # the file itself was checked before
+    job = parse_objects(text, "options", allow_unknown_pod_fields=True)[0].item  # unknown fields were checked at load
     assert isinstance(job, TrainingJob)
     return job

@@ -1,4 +1,4 @@
-"""Verbs about objects as such: apply, delete."""
+"""The commands apply and delete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESULT_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this file."""
+    """Add the commands of this file."""
     app.command()(apply)
     app.command()(delete)
 
@@ -33,7 +33,7 @@ def apply(
     files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with objects; - is stdin.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Create or change queues and flavors: all of the files', or none."""
+    """Create or change the queues and flavors of files: all, or none."""
     from muster.cli.manifests import load_objects
 
     objects = [item for file in files for item in load_objects(file)]
@@ -44,7 +44,7 @@ def delete(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="queue, flavor or job.")] = None,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names of that kind.")] = None,
     files: Annotated[
-        list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete what a file names.")
+        list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete the objects in a file.")
     ] = None,
     namespace: NamespaceOption = None,
     yes: Annotated[
@@ -54,7 +54,7 @@ def delete(
 ) -> None:
     """Delete objects: all that are named, or none.
 
-    A job that runs is stopped first; a queue goes once no unfinished job names it.
+    A running job is stopped first; a queue is removed once no unfinished job uses it.
     """
     from muster.cli.manifests import load_objects
 
@@ -62,7 +62,7 @@ def delete(
     if kind is not None:
         known = next((name for name, words in _KINDS.items() if kind.lower() in words), None)
         if known is None:
-            usage_error(f"kind: {kind!r} is not known; write queue, flavor or job", "kind")
+            usage_error(f"kind: must be queue, flavor or job; got {kind!r}", "kind")
         targets += [(known, *split_job_name(name, namespace)) for name in names or []]
     for file in files or []:
         targets += [
@@ -70,7 +70,7 @@ def delete(
             for item in load_objects(file)
         ]
     if not targets:
-        usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
+        usage_error("must name a kind and objects (queue research) or use --file FILE.yaml; got neither")
     client, targets = connect(), list(dict.fromkeys(targets))
     if not yes:
         _confirm_delete(client, targets)
@@ -82,8 +82,8 @@ def delete(
 
 
 def _confirm_delete(client: ClusterClient, targets: list[tuple[str, str, str]]) -> None:
-    """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse where the answer is not yes, or
-    where nobody can be asked."""
+    """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse if the answer is not yes, or if
+    stdin is not a terminal."""
     queues = {name for kind, name, _ in targets if kind == "Queue"}
     message = " ".join(
         _in_use_message(queue, names)
@@ -93,7 +93,7 @@ def _confirm_delete(client: ClusterClient, targets: list[tuple[str, str, str]]) 
     if not message:
         return
     if not sys.stdin.isatty():
-        raise Refused(f"{message} Pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
+        raise Refused(f"{message} Use --yes to delete it anyway; nothing was deleted", reason="QueueInUse")
     print_note(message)
     print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -109,15 +109,15 @@ def _in_use_message(queue: str, names: list[str]) -> str:
 
 
 def _print_blocking_jobs(client: ClusterClient, queue: str) -> None:
-    """Which jobs a queue waits for that is being deleted, and what to do about them."""
+    """Print the jobs that block the removal of a queue, and what to do about them."""
     names = _unfinished_jobs_by_queue(client, {queue}).get(queue)
     if names:
-        message = f"it goes once these have ended: {_abbreviate(names)}; let them end, or: muster cancel JOB"
+        message = f"it is removed when these jobs have ended: {_abbreviate(names)}; to end one: muster cancel JOB"
         console().print(f"  {message}", soft_wrap=True, markup=False)
 
 
 def _unfinished_jobs_by_queue(client: ClusterClient, queues: Collection[str]) -> dict[str, list[str]]:
-    """The unfinished jobs of some queues, by queue, as far as they may be read."""
+    """Unfinished jobs by queue; empty if listing jobs is forbidden."""
     from muster.cli.views.job_text import is_over, qualified_name
 
     unfinished: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ def _unfinished_jobs_by_queue(client: ClusterClient, queues: Collection[str]) ->
     try:
         jobs = client.jobs()
     except Refused:
-        return unfinished  # in a cluster, whoever may delete queues need not see everybody's jobs
+        return unfinished  # RBAC may allow deleting queues without listing jobs of all namespaces
     for job in jobs:
         if job.spec.queue in queues and not is_over(job):
             unfinished.setdefault(job.spec.queue, []).append(qualified_name(job))
@@ -139,15 +139,15 @@ def _abbreviate(names: list[str]) -> str:
 
 
 def _children_first(client: ClusterClient, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Queues from the leaves up, in the places where queues stand: no queue is deleted above one that stays."""
+    """The targets with their queues reordered, children before parents, so that no parent is deleted first."""
     queues = [target for target in targets if target[0] == "Queue"]
     if len(queues) < 2:
         return targets
     try:
-        places = {row["name"]: place for place, row in enumerate(client.queues())}  # parents first
+        order = {row["name"]: index for index, row in enumerate(client.queues())}  # parents first
     except Refused:
-        return targets  # they may not be read: as they were named
-    ordered = iter(sorted(queues, key=lambda target: -places.get(target[1], 0)))
+        return targets  # reading queues is forbidden: keep the given order
+    ordered = iter(sorted(queues, key=lambda target: -order.get(target[1], 0)))
     return [next(ordered) if target[0] == "Queue" else target for target in targets]
 
 

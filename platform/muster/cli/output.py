@@ -1,4 +1,4 @@
-"""Where output goes: one console for people, plain JSON for scripts. Neither passes on what a terminal would obey."""
+"""Output: a Rich console for people, JSON for scripts. Both drop terminal control sequences in data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """The console on stdout. Rich honours NO_COLOR; into a pipe lines are as long as they need to be."""
+    """The console on stdout. Rich honours NO_COLOR. The width of a pipe is 160 columns."""
     from rich.console import Console
 
     class SanitizingConsole(Console):
-        """Whatever is drawn is text: no escape sequence gets through but those that Rich makes."""
+        """Removes all escape sequences but those that Rich itself makes."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             return (
@@ -36,7 +36,7 @@ def console() -> Console:
 
 
 def print_note(text: str) -> None:
-    """Say something on stderr, which is no part of the output."""
+    """Print a note or warning on stderr."""
     print(plain_text(text), file=sys.stderr, flush=True)
 
 
@@ -49,25 +49,25 @@ def print_renderable(renderable: RenderableType) -> None:
 
 @contextmanager
 def trim_padding(out: Console) -> Iterator[None]:
-    """What is printed inside goes into a pipe without the blanks that fill lines up to the console's width."""
+    """Within this context, strip the blanks at line ends that pad to the console's width, if stdout is a pipe."""
     if out.file.isatty():
         yield
         return
-    with out.capture() as drawn:
+    with out.capture() as captured:
         yield
-    out.file.write("".join(f"{_PADDING.sub(_without_blanks, line)}\n" for line in drawn.get().splitlines()))
+    out.file.write("".join(f"{_PADDING.sub(_without_blanks, line)}\n" for line in captured.get().splitlines()))
 
 
-_PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # FORCE_COLOR has colours end behind the blanks
+_PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # with FORCE_COLOR, colour codes end after the blanks
 
 
-def _without_blanks(filling: re.Match[str]) -> str:
-    return filling[0].replace(" ", "")
+def _without_blanks(padding: re.Match[str]) -> str:
+    return padding[0].replace(" ", "")
 
 
 def print_json(rows: Sequence[Any]) -> None:
-    """Print a list of objects; field names as in the YAML, quantities and times as Kubernetes writes them, values of
-    environment variables that hold secrets hidden."""
+    """Print a JSON list of objects with the field names of the YAML, and quantities and times in Kubernetes' form.
+    Values of environment variables that hold secrets are redacted."""
     from muster.env_vars import redact_secrets
 
     values = [to_json_value(row) for row in rows]
@@ -75,6 +75,6 @@ def print_json(rows: Sequence[Any]) -> None:
 
 
 def to_json_value(value: BaseModel | Any) -> Any:
-    """An object of ours as JSON values; what is not set is left out."""
+    """A model as JSON values without unset fields; other values unchanged."""
     dump = getattr(value, "model_dump", None)
     return value if dump is None else dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,4 +1,4 @@
-"""Verbs about where jobs go: queues, nodes."""
+"""The commands queues and nodes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this file."""
+    """Add the commands of this file."""
     app.command()(queues)
     app.command()(nodes)
 
 
 def queues(
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the queue tree: what is used, guaranteed, borrowed."""
+    """Show the queue tree: used, guaranteed and borrowed resources."""
     from muster.cli.views.queue_tree import queue_tree
 
     client = connect()
@@ -47,7 +47,7 @@ def queues(
 
 
 def nodes(as_json: JsonOption = False) -> None:
-    """Show the nodes: flavor, topology domain, what is used of them."""
+    """Show the nodes: flavor, used resources, state."""
     from muster.cli.views.node_table import node_table
 
     rows = cast("list[NodeTableRow]", connect().nodes())

@@ -1,4 +1,4 @@
-"""The run of a job in a cluster, brought here: from the store that its status names, or why it cannot be."""
+"""Fetches the run of a job in a cluster from the store named in its status."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def fetch_run(job: TrainingJob, max_bytes: int) -> Path:
-    """The folder here that holds what a report needs of the job's run. Raises `Refused` that says where the run is
-    instead, and as `muster.tracing.run_fetch.fetch` does."""
+    """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
+    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_fetch.fetch_run`."""
     from muster.local.home import home_path
     from muster.tracing.run_fetch import fetch_run
 
@@ -28,29 +28,27 @@ def fetch_run(job: TrainingJob, max_bytes: int) -> Path:
 
 
 def store_url(job: TrainingJob) -> str:
-    """The URL of the run's folder in a store; `Refused` where there is none."""
+    """The URL of the run's folder in a store. Raises `Refused` if it has none."""
     name, traces = qualified_name(job), job.status.traces
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:
-        raise Refused(f"there is nothing to report on: {no_output_reason(job)}", reason="NotStarted")
+        raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
     if traces is None and job.spec.trace is None:
         from muster.tracing.recording import HOW_TO_TRACE
 
-        told = f"job {name} was not traced, so that nothing of it was collected; {HOW_TO_TRACE}"
+        message = f"job {name} was not traced, so its run was not collected; {HOW_TO_TRACE}"
         raise Refused(
-            f"{told}; its run folder is inside the cluster: copy it here and name the folder", reason="RunNotAccessible"
+            f"{message}; or copy its run folder out of the cluster: muster report DIR", reason="RunNotAccessible"
         )
     if traces is None:
-        told = (
-            f"nothing has been collected of job {name}: the cluster has no collectors, or its pods are still starting"
-        )
-        raise Refused(f"{told}; whoever runs the operator gives it an image for them", reason="RunNotAccessible")
+        message = f"the run of job {name} was not collected: the operator has no collector image (--collector-image),"
+        raise Refused(f"{message} or the pods are still starting", reason="RunNotAccessible")
     scheme = urlsplit(traces.location).scheme
     if is_remote_store(traces.location):
         return traces.location
     if not scheme:
-        told = f"the traces of job {name} go with its pods: the cluster has no store for them (--collector-store)"
-        raise Refused(f"{told} and the job no volume called muster-run", reason="RunNotAccessible")
+        message = f"the traces of job {name} are deleted with its pods: the operator has no --collector-store"
+        raise Refused(f"{message} and the job has no volume named muster-run", reason="RunNotAccessible")
     volume, _, folder = traces.location.partition("://")[2].partition("/")
     of = f"claim {volume} in namespace {job.metadata.namespace}" if scheme == "pvc" else f"volume {volume} of its pods"
-    told = f"the run of job {name} is in folder {folder or '/'} of {of}, since the cluster has no store for traces"
-    raise Refused(f"{told}; copy that folder here and name it: muster report DIR", reason="RunNotAccessible")
+    message = f"the run of job {name} is in folder {folder or '/'} of {of}, not in a store"
+    raise Refused(f"{message}; copy that folder to this host: muster report DIR", reason="RunNotAccessible")

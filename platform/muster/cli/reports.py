@@ -1,4 +1,4 @@
-"""The verb `report`: the analysis of a run, across its ranks."""
+"""The command `report`: the analysis of a run across its ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb of this file."""
+    """Add the command of this file."""
     app.command()(report)
 
 
@@ -32,31 +32,31 @@ def report(
         typer.Argument(metavar="DIR|JOB|FILE", help="A run folder, any folder of traces, a job, or some traces."),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Write the report there.")
+        Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Folder of the report.")
     ] = None,
     max_trace_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Leave out traces that unpack to more; default 4Gi.")
+        str, typer.Option(metavar="SIZE", help="Skip traces larger than this when unpacked; default 4Gi.")
     ] = "4Gi",
     max_trace_events: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Leave out traces with more events; default 5000000.")
+        int, typer.Option(metavar="N", min=1, help="Skip traces with more events; default 5000000.")
     ] = 5_000_000,
     max_fetch_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Fetch no run from a store that is larger; default 16Gi.")
+        str, typer.Option(metavar="SIZE", help="Largest run to fetch from a store; default 16Gi.")
     ] = "16Gi",
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the report of a run, as a page and here. The page needs no network; its path is printed last.
+    """Build the report of a run, as an HTML page and as text. The page works offline; its path is printed last.
 
-    What a job in a cluster has left in the cluster's store is brought here first, with your credentials for the store
-    in the environment.
+    The run of a job in a cluster is fetched first from the cluster's store, with the store's credentials in your
+    environment.
     """
     from muster.tracing.json_stream import TraceLimits
 
     limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
-    most_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
+    max_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = _resolve_run(runs[0], namespace, most_bytes)
+        run_dir, job = _resolve_run(runs[0], namespace, max_bytes)
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
@@ -74,12 +74,12 @@ def report(
 
 
 def build_and_print(run_dir: Path, out: Console, *, job: str | None = None) -> None:
-    """Build the report of a run folder and print what it found; the last line is the page's path."""
+    """Build and print the report of a run folder; the last line is the page's path."""
     print_report(_build_page([run_dir], job, None), out)
 
 
 def print_report(page: Path, out: Console) -> None:
-    """Print what a report found that has been built; the last line is the page's path. Raises InvalidTrace, OSError."""
+    """Print a report that was built; the last line is the page's path. Raises InvalidTrace, OSError."""
     from muster.tracing.report import load, render_terminal
 
     with trim_padding(out):
@@ -88,7 +88,7 @@ def print_report(page: Path, out: Console) -> None:
 
 
 def _is_without_traces(page: Path, name: str, namespace: str) -> bool:
-    """Whether a report shows no trace, and the job asked for none: a trace that did not come is a finding."""
+    """Whether a report has no trace and the job requested none; a missing requested trace is a finding instead."""
     from muster.tracing.report import load
 
     return not load(page).traces and connect().job(name, namespace).spec.trace is None
@@ -100,13 +100,15 @@ def _parse_bytes(text: str, option: str) -> int:
     except ValueError:
         size = 0
     if size < 1:
-        told = f"{option} must be a number of bytes from 1 to 2^62, such as 500Mi or 16Gi; got {text[:MAX_QUANTITY]!r}"
-        raise InvalidSpec(told, field=option)
+        message = (
+            f"{option} must be a number of bytes from 1 to 2^62, such as 500Mi or 16Gi; got {text[:MAX_QUANTITY]!r}"
+        )
+        raise InvalidSpec(message, field=option)
     return size
 
 
 def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
-    """The page, built with all the CPUs that this process may use."""
+    """Build the page with all CPUs available to this process."""
     from muster.tracing.json_stream import TraceLimits
     from muster.tracing.report import build
 
@@ -120,7 +122,7 @@ def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path,
     if path.exists():
         return path, None
     if run.count("/") > 1 or run.startswith((".", "~", "/")):
-        raise NotFound(f"there is no folder {run}")
+        raise NotFound(f"folder {run} does not exist")
     name, space = split_job_name(run, namespace)
     try:
         found = connect().run_dir(name, space)
@@ -131,5 +133,5 @@ def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path,
 
         return fetch_run(connect().job(name, space), max_bytes), name
     if not found.is_dir():
-        raise Refused(f"job {run} has not started yet: there is no run folder", reason="NotStarted")
+        raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
     return found, name

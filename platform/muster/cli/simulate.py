@@ -1,4 +1,4 @@
-"""Verbs about worlds that are not this one: simulate, replay."""
+"""The commands simulate and replay: the planner on recorded workloads and saved snapshots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLICIES = "muster, fifo, priority, backfill"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this file."""
+    """Add the commands of this file."""
     app.command()(simulate)
     app.command()(replay)
 
@@ -37,46 +37,48 @@ def simulate(
     ],
     jobs: Annotated[Path, typer.Option(metavar="JOBS.csv", help="name,submit_s,runtime_s,pods and more; or OpenB's.")],
     policy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"{_POLICIES}; several are compared. Without it: muster.")
+        list[str] | None, typer.Option(metavar="NAME", help=f"{_POLICIES}; several are compared. Default: muster.")
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="All policies side by side.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all policies.")] = False,
     queues: Annotated[
-        Path | None, typer.Option(metavar="QUEUES.yaml", help="A queue tree; without one the queues share equally.")
+        Path | None, typer.Option(metavar="QUEUES.yaml", help="A queue tree; default: all queues have equal shares.")
     ] = None,
     bound_factor: Annotated[
         float | None,
-        typer.Option(metavar="1.5", help="Jobs without max_runtime_s declare their runtime times this."),
+        typer.Option(metavar="1.5", help="Jobs without max_runtime_s declare this multiple of their runtime."),
     ] = None,
     stop_seconds: Annotated[
         float | None,
-        typer.Option(metavar="10", help="How long pods take to stop once they are told to. Without it: 10."),
+        typer.Option(metavar="10", help="Seconds from SIGTERM to the end of a pod. Default: 10."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid rows.")] = False,
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures; - is stdout.")
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics as JSON; - is stdout.")
     ] = None,
     placements: Annotated[
-        Path | None, typer.Option(metavar="OUT.csv", help="Write every stay of a pod on a node, to audit.")
+        Path | None, typer.Option(metavar="OUT.csv", help="Write node, start and end of every pod.")
     ] = None,
 ) -> None:
-    """Replay a recorded workload under a virtual clock. The engine and planner are the real ones."""
+    """Simulate a recorded workload with a virtual clock and the production engine and planner."""
     from muster.cli.views.simulation_table import simulation_table
     from muster.simulate import SimulationConfig, WorkloadAssumptions, read_workload
 
     policies = _parse_policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
-        usage_error(f"--bound-factor: {bound_factor} is below 1: every job would be stopped early; write 1 or more")
+        usage_error(f"--bound-factor: must be at least 1, or every job would be stopped early; got {bound_factor}")
     if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
-        usage_error(f"--stop-seconds: {stop_seconds:g} is no time to stop; write 0 or more")
+        usage_error(f"--stop-seconds: must be a finite number of seconds from 0; got {stop_seconds:g}")
     for out in (json_out, placements):
-        if out is not None and not out.parent.is_dir():  # told now rather than after a minute's work
+        if out is not None and not out.parent.is_dir():  # before the simulation, which may take minutes
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
     workload = read_workload(nodes, jobs, skip_invalid=skip_bad)
-    habits = WorkloadAssumptions(bound_factor=bound_factor)
+    assumptions = WorkloadAssumptions(bound_factor=bound_factor)
     if stop_seconds is not None:
-        habits = replace(habits, stop_s=stop_seconds, grace_s=max(habits.grace_s, math.ceil(stop_seconds)))
-    setup = SimulationConfig(assumptions=habits, queue_tree=None if queues is None else _load_queue_tree(queues))
-    results = [_simulate_policy(workload, one, setup) for one in policies]
+        assumptions = replace(
+            assumptions, stop_s=stop_seconds, grace_s=max(assumptions.grace_s, math.ceil(stop_seconds))
+        )
+    config = SimulationConfig(assumptions=assumptions, queue_tree=None if queues is None else _load_queue_tree(queues))
+    results = [_simulate_policy(workload, one, config) for one in policies]
     if placements is not None:
         for result in results:
             _write_placements(placements, result, workload, several=len(results) > 1)
@@ -93,11 +95,11 @@ def simulate(
 
 
 def replay(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved world; - is stdin.")],
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}. Without it: muster.")] = "muster",
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved snapshot; - is stdin.")],
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}. Default: muster.")] = "muster",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the plan for a saved world. It tells who starts where, who waits for what, who has to leave."""
+    """Print the plan for a saved snapshot: admissions with their nodes, waiting gangs with reasons, evictions."""
     from muster.cli.views.plan_table import decision_rows, plan_table
     from muster.engine import decode_snapshot
     from muster.engine import replay as replayed
@@ -107,14 +109,14 @@ def replay(
     is_piped = str(snapshot) == "-"
     saved = sys.stdin.buffer.read() if is_piped else snapshot.read_bytes()
     try:
-        world = decode_snapshot(saved)
+        state = decode_snapshot(saved)
     except InvalidSpec as error:
         raise InvalidSpec(f"{'stdin' if is_piped else snapshot}: {error}", field=error.field) from error
-    decisions = replayed(world, chosen)
+    decisions = replayed(state, chosen)
     if as_json:
-        print_json(decision_rows(world, decisions))
+        print_json(decision_rows(state, decisions))
     else:
-        print_renderable(plan_table(world, decisions))
+        print_renderable(plan_table(state, decisions))
 
 
 def _parse_policies(names: list[str]) -> list[Policy]:
@@ -122,7 +124,7 @@ def _parse_policies(names: list[str]) -> list[Policy]:
 
     for name in names:
         if name not in POLICIES:
-            usage_error(f"--policy: {name!r} is not known; write one of {', '.join(POLICIES)}", "--policy")
+            usage_error(f"--policy: must be one of {', '.join(POLICIES)}; got {name!r}", "--policy")
     return [POLICIES[name] for name in dict.fromkeys(names)]
 
 
@@ -136,33 +138,31 @@ def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
     return tuple(item for item in found if isinstance(item, Queue))
 
 
-def _simulate_policy(workload: RecordedWorkload, policy: Policy, setup: SimulationConfig) -> SimulationResult:
-    """One policy, its progress on stderr when somebody looks."""
-    from dataclasses import replace
-
+def _simulate_policy(workload: RecordedWorkload, policy: Policy, config: SimulationConfig) -> SimulationResult:
+    """Simulate one policy, with a progress bar if stderr is a terminal."""
     from muster import gc_tuning
     from muster.simulate import SimulationProgress, run
 
     gc_tuning.reduce_gc_frequency()
     if not sys.stderr.isatty():
-        return run(workload, policy, setup)
+        return run(workload, policy, config)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(policy.name, total=len(workload.jobs), told="")
+        task = bar.add_task(policy.name, total=len(workload.jobs), text="")
 
-        def shown(now: SimulationProgress) -> None:
-            told = f"jobs, {now.waiting} waiting, day {now.now_s / 86_400:.1f}"
-            bar.update(task, completed=now.finished, total=now.jobs, told=told)
+        def show(now: SimulationProgress) -> None:
+            text = f"jobs, {now.waiting} waiting, day {now.now_s / 86_400:.1f}"
+            bar.update(task, completed=now.finished, total=now.jobs, text=text)
 
-        return run(workload, policy, replace(setup, progress=shown))
+        return run(workload, policy, replace(config, progress=show))
 
 
 def _write_placements(file: Path, result: SimulationResult, workload: RecordedWorkload, several: bool) -> None:
-    """One file; of several policies each has its own, with the policy in its name."""
+    """Write one file; with several policies, the policy is in the file's name."""
     from muster.simulate import write_placements
 
     target = file.with_name(f"{file.stem}.{result.policy}{file.suffix}") if several else file

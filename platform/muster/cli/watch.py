@@ -1,7 +1,7 @@
-"""The verb `watch`: a job from its place in the queue to its report.
+"""The command `watch`: follows a job from the queue to its report.
 
-On a terminal one block is drawn anew; into a pipe a line is printed when something has changed. Both end with what the
-report found and, as the very last line, where it lies. The exit code tells how the job ended.
+On a terminal a status block is redrawn; into a pipe a line is printed for each change. Both end with the findings of
+the report and its path as the last line. The exit code is that of the job's end.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ REPORT_TIMEOUT_S = 930.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb of this file."""
+    """Add the command of this file."""
     app.command()(watch)
 
 
 def watch(
     job: JobArgument,
     namespace: NamespaceOption = None,
-    report: Annotated[bool, typer.Option(help="Build and show the report at the end, or not.")] = True,
+    report: Annotated[bool, typer.Option(help="Build and show the report at the end.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch one job until it ends. The exit code is 0 if it succeeded, 1 if not."""
+    """Watch one job until it ends. The exit code is 0 if it succeeded, else 1."""
     watch_job(connect(), *split_job_name(job, namespace), report=report, as_json=as_json)
 
 
 def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
-    """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
+    """Show a job until it has ended. Raises `CommandExit` if it did not succeed, `NotFound` if it does not exist."""
     from muster.cli.views.job_text import deleted_message, is_over
     from muster.errors import NotFound
 
     out = console()
-    client.job(name, namespace)  # tells at once if there is none
-    sights = _watch_frames(client, name, namespace)
+    client.job(name, namespace)  # raises NotFound before anything is drawn
+    frames = _watch_frames(client, name, namespace)
     show = _last_frame if as_json else _draw_live if out.is_terminal else _print_changes
     try:
-        last = show(sights, out)
+        last = show(frames, out)
     except KeyboardInterrupt:
-        print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
+        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
     if last is None or not is_over(last.job):
         raise NotFound(deleted_message(name, namespace, None if last is None else last.job))
@@ -76,7 +76,7 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
 
 
 def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[WatchFrame]:
-    """What there is to see, whenever the job changes and twice a second in between, until it is over or gone."""
+    """A frame at every change of the job and twice a second, until the job has ended or was deleted."""
     from muster.cli.views.job_text import is_over
     from muster.cli.views.watch_view import WatchFrame
     from muster.errors import NotFound
@@ -93,7 +93,7 @@ def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[
             changes.put(None)
         except NotFound:
             changes.put(None)
-        except Exception as error:  # raised again where the verb can tell it
+        except Exception as error:  # raised again in the main thread
             changes.put(error)
 
     threading.Thread(target=read, daemon=True).start()
@@ -109,56 +109,56 @@ def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[
         except queue.Empty:
             pass
         if job is not None:
-            beat = None
+            heartbeat = None
             if is_over(job):
-                said = leading_heartbeat(client.heartbeats(name, namespace))
-                beat = None if said is None else final_heartbeat(said)
+                leading = leading_heartbeat(client.heartbeats(name, namespace))
+                heartbeat = None if leading is None else final_heartbeat(leading)
             elif job.status.phase == "Running":
-                beat = current_heartbeat(client.heartbeats(name, namespace), job.status.attempt)
-            yield WatchFrame(job, beat, time.time())
+                heartbeat = current_heartbeat(client.heartbeats(name, namespace), job.status.attempt)
+            yield WatchFrame(job, heartbeat, time.time())
 
 
 def _last_frame(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     last = None
-    for sight in frames:
-        last = sight
+    for frame in frames:
+        last = frame
     return last
 
 
 def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
-    """Draw on a terminal; what was drawn last stays."""
+    """Draw on a terminal; the last frame remains visible."""
     from rich.live import Live
 
     from muster.cli.views.watch_view import LossCurve, change_lines, render_frame
 
     last, curve = None, LossCurve()
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        for sight in frames:
-            for line in change_lines(last, sight):
+        for frame in frames:
+            for line in change_lines(last, frame):
                 live.console.print(line)
-            curve = curve.with_heartbeat(sight.heartbeat)
-            live.update(render_frame(sight, curve, out.width), refresh=True)
-            last = sight
+            curve = curve.with_heartbeat(frame.heartbeat)
+            live.update(render_frame(frame, curve, out.width), refresh=True)
+            last = frame
     if last is not None and last.heartbeat is not None:
         out.print(render_frame(last, curve, out.width))
     return last
 
 
 def _print_changes(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
-    """Print lines into a pipe: what has changed at once, progress now and then."""
+    """Print lines into a pipe: changes at once, progress every `PROGRESS_INTERVAL_S`."""
     from muster.cli.views.job_text import is_over
     from muster.cli.views.watch_view import change_lines
     from muster.progress import ProgressLines
 
     last, progress = None, ProgressLines(PROGRESS_INTERVAL_S)
-    for sight in frames:
-        for line in change_lines(last, sight):
+    for frame in frames:
+        for line in change_lines(last, frame):
             out.print(line, soft_wrap=True)
-        told = progress.next_line(sight.heartbeat, sight.now, finished=is_over(sight.job))
-        if told is not None:
-            out.print(told, soft_wrap=True, markup=False)
+        progress_text = progress.next_line(frame.heartbeat, frame.now, finished=is_over(frame.job))
+        if progress_text is not None:
+            out.print(progress_text, soft_wrap=True, markup=False)
         out.file.flush()
-        last = sight
+        last = frame
     return last
 
 
@@ -172,7 +172,7 @@ def _print_end(frame: WatchFrame, out: Console) -> None:
 
 
 def _run_dir_if_known(client: ClusterClient, name: str, namespace: str) -> Path | None:
-    """Where the run can be reached from here; that nobody tells any more changes nothing of how the job ended."""
+    """The run folder on this host. None if the cluster no longer answers: that must not change the exit code."""
     from muster.errors import ClusterError, NotFound
 
     try:
@@ -182,7 +182,7 @@ def _run_dir_if_known(client: ClusterClient, name: str, namespace: str) -> Path 
 
 
 def _wait_for_report(client: ClusterClient, job: TrainingJob) -> TrainingJob:
-    """The job once its report is built: of a job that was traced, the cluster builds it after the end."""
+    """The job once its report is built; the cluster builds the report of a traced job after its end."""
     from muster.errors import NotFound
 
     until = time.monotonic() + REPORT_TIMEOUT_S
@@ -200,9 +200,9 @@ def _awaits_report(job: TrainingJob) -> bool:
 
 
 def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context: str) -> None:
-    """Show the report, or build it where the cluster does not; a run that measured nothing has none.
+    """Show the report, or build it if the cluster does not; a run without traces and metrics has none.
 
-    That it cannot be built is told, but how the job ended counts more.
+    A report that cannot be built is a note on stderr and does not change the exit code.
     """
     from muster.cli.reports import build_and_print, print_report
     from muster.errors import InvalidTrace
@@ -214,7 +214,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
 
         command = report_command(job, context)
         if command is not None:
-            out.print(f"for the report: {command}", soft_wrap=True, markup=False)
+            out.print(f"to build the report: {command}", soft_wrap=True, markup=False)
         return
     try:
         if traces is not None and traces.report:
@@ -222,7 +222,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
         elif traces is not None and not traces.files and not any((run_dir / "traces").rglob("rank-*")):
             print_note(f"no report: no trace was recorded: {RECORDED_BY}")
         elif traces is not None or _awaits_report(job):
-            print(f"no report: it could not be built; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
+            print(f"no report: the build failed; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
         elif any((run_dir / "metrics").glob("*.jsonl")) or any((run_dir / "traces").glob("*.json.gz")):
             build_and_print(run_dir, out, job=job.metadata.name)
     except (InvalidTrace, OSError) as error:

@@ -38,7 +38,7 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
     name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
     `muster.validation` as far as what that depends on may be read; what fails midway says what was written before
     it."""
-    told = _check_apply(kube_client, documents)
+    message = _check_apply(kube_client, documents)
     for item in documents:
         _apply_object(kube_client, item, DRY_RUN)
     rows: list[dict[str, Any]] = []
@@ -49,7 +49,9 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
             error.args = (_partial_write_message(error, item, rows),)
             raise
     noted = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
-    return [row | ({"notices": told[name]} if name in told else {}) for row, name in zip(rows, noted, strict=True)]
+    return [
+        row | ({"notices": message[name]} if name in message else {}) for row, name in zip(rows, noted, strict=True)
+    ]
 
 
 def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
@@ -65,19 +67,19 @@ def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, 
     """Change how many pods roles have. Each write says which job it means and which role it takes to stand where, so
     that an edit that comes in between is not overwritten: `Conflict`."""
     check_unfinished(job)
-    wanted = with_replicas(job, replicas)
+    requested = with_replicas(job, replicas)
     name, namespace = job.metadata.name, job.metadata.namespace or kube_client.config.namespace
-    queries.preflight_job(kube_client, wanted, namespace)
+    queries.preflight_job(kube_client, requested, namespace)
     patch = [
         step
-        for place, role in enumerate(wanted.spec.roles)
+        for place, role in enumerate(requested.spec.roles)
         if role.replicas != job.spec.roles[place].replicas
         for step in (
             {"op": "test", "path": f"/spec/roles/{place}/name", "value": role.name},
             {"op": "replace", "path": f"/spec/roles/{place}/replicas", "value": role.replicas},
         )
     ]
-    if wanted.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
+    if requested.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
         patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
     if not patch:
         return job
@@ -97,40 +99,40 @@ def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, 
 
 
 def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dict[str, list[str]]:
-    told: dict[str, list[str]] = {}  # notices, by queue
+    message: dict[str, list[str]] = {}  # notices, by queue
     others: list[Queue | Flavor] = [item for item in documents if not isinstance(item, TrainingJob)]
     if others:
         with _ignore_forbidden():
             known: list[Queue | Flavor] = [*queries.list_queues(kube_client), *queries.list_flavors(kube_client)]
             check_apply(others, known)
-            told = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
+            message = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
     for job in documents:
         if isinstance(job, TrainingJob):
             namespace = job.metadata.namespace or kube_client.config.namespace
             with _ignore_undecodable(), contextlib.suppress(NotFound):
                 check_edit(queries.get_job(kube_client, job.metadata.name, namespace), job)
             queries.preflight_job(kube_client, job, namespace, others)
-    return told
+    return message
 
 
 def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, str]) -> dict[str, Any]:
     """Create the object, or put its spec in the place of what is there; labels and annotations are added. Raises
     `Conflict` for one that is being deleted, or that somebody edits at the same time."""
-    wanted = to_manifest(item, kube_client.config.namespace)
-    meta = wanted["metadata"]
+    requested = to_manifest(item, kube_client.config.namespace)
+    meta = requested["metadata"]
     name, namespace = meta["name"], meta.get("namespace")
     path = paths.object_path(item.kind, name, namespace)
     try:
         there = kube_client.get(path)
     except NotFound:
         kube_client.request(
-            "POST", paths.collection_path(item.kind, namespace), wanted, query={**STRICT_FIELD_VALIDATION, **query}
+            "POST", paths.collection_path(item.kind, namespace), requested, query={**STRICT_FIELD_VALIDATION, **query}
         )
         return _result_row(item.kind, namespace, name, "created")
     _check_not_terminating(item, there)
-    if decodes_equal(type(item), _merge_spec(there, wanted), there):
+    if decodes_equal(type(item), _merge_spec(there, requested), there):
         return _result_row(item.kind, namespace, name, "unchanged")
-    _replace_object(kube_client, item, there, wanted, query)
+    _replace_object(kube_client, item, there, requested, query)
     return _result_row(item.kind, namespace, name, "configured")
 
 
@@ -186,13 +188,13 @@ def _ignore_undecodable() -> Iterator[None]:
 def _partial_write_message(error: MusterError, item: AnyObject, rows: Sequence[dict[str, Any]]) -> str:
     """The error, with what was written before it."""
     before = [object_label(row) for row in rows if row["result"] != "unchanged"]
-    told = f"{error}; written before that: {', '.join(before)}" if before else str(error)
+    message = f"{error}; written before that: {', '.join(before)}" if before else str(error)
     if isinstance(error, ClusterError):
         this = object_label(
             _result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, "")
         )
-        return f"{told}; whether {this} was written is not known: apply it again"
-    return told
+        return f"{message}; whether {this} was written is not known: apply it again"
+    return message
 
 
 def _merge_spec(existing: JsonObject, desired: JsonObject) -> JsonObject:

@@ -140,8 +140,8 @@ class KubernetesClusterClient:
         try:
             return self.jobs_on_node(node)
         except MusterError as error:
-            told = f"node {node} is being drained, but which jobs are on it cannot be told"
-            error.args = (f"{told}: {error}; undo it with: muster undrain {node}",)
+            message = f"node {node} is being drained, but which jobs are on it cannot be told"
+            error.args = (f"{message}: {error}; undo it with: muster undrain {node}",)
             raise
 
     def undrain(self, node: str) -> None:

@@ -112,13 +112,13 @@ class _Kubeconfig:
         name, where = context_name or self.current, os.pathsep.join(map(str, self.paths))
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
-            told = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
-            raise NotFound(f"{told}; there are: {known}", field="--context", reason="ContextNotFound")
+            message = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
+            raise NotFound(f"{message}; there are: {known}", field="--context", reason="ContextNotFound")
         context = self.contexts[name]
         cluster = self.clusters.get(context.get("cluster", ""))
         if cluster is None or not cluster.get("server"):
-            told = f"{where}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
-            raise ClusterError(told, reason="InvalidKubeconfig")
+            message = f"{where}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
+            raise ClusterError(message, reason="InvalidKubeconfig")
         return name, context, cluster, self.users.get(context.get("user", ""), {})
 
 
@@ -132,8 +132,8 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
         )
         acting_as = _impersonation_headers(user)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
-        told = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
-        raise ClusterError(told, reason="InvalidKubeconfig") from error
+        message = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
+        raise ClusterError(message, reason="InvalidKubeconfig") from error
     server = str(cluster["server"]).rstrip("/")
     return ClientConfig(
         server=server,
@@ -236,8 +236,8 @@ def _login_by_official_client(
         from kubernetes import client, config
     except ImportError as error:
         how = "pip install '/path/to/muster[kubernetes]', of a clone of Muster"
-        told = f"context {context!r} logs in by a program; for that: {how}"
-        raise ClusterError(told, reason="MissingKubernetesClient") from error
+        message = f"context {context!r} logs in by a program; for that: {how}"
+        raise ClusterError(message, reason="MissingKubernetesClient") from error
     settings = client.Configuration()
     try:
         config.load_kube_config(

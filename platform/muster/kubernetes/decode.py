@@ -29,11 +29,11 @@ def decode(model: type[T], document: Mapping[str, Any]) -> T:
     try:
         return model.model_validate(plain)
     except ValidationError as error:
-        told = (
+        message = (
             f"{model.__name__} {plain['metadata'].get('name')!r} cannot be read by this version of Muster: "
             f"{_decode_error_message(plain, model, error)}; mend it, or install the version that the cluster has"
         )
-        raise ClusterError(told, reason=WRONG_VERSION) from error
+        raise ClusterError(message, reason=WRONG_VERSION) from error
 
 
 def decode_jobs(documents: Iterable[Mapping[str, Any]]) -> JobList:
@@ -46,8 +46,8 @@ def decode_jobs(documents: Iterable[Mapping[str, Any]]) -> JobList:
         except ValidationError as error:
             from muster.yaml_input.truncate import truncate_value
 
-            whole = truncate_value({"apiVersion": API_VERSION, "kind": "TrainingJob", **plain})  # which lists leave out
-            unreadable.append(UnreadableJobItem(whole, _decode_error_message(plain, TrainingJob, error)))
+            total = truncate_value({"apiVersion": API_VERSION, "kind": "TrainingJob", **plain})  # which lists leave out
+            unreadable.append(UnreadableJobItem(total, _decode_error_message(plain, TrainingJob, error)))
     jobs.sort(key=lambda job: (job.metadata.creation_timestamp or 0.0, job.metadata.name))
     return JobList(jobs, sorted(unreadable, key=lambda one: one.name))
 
@@ -123,15 +123,15 @@ def to_manifest(item: TrainingJob | Queue | Flavor, namespace: str) -> dict[str,
 
 def to_node_view(node: Mapping[str, Any]) -> NodeView:
     """A node, without what pods take of it."""
-    meta, wanted, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    meta, requested, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     ready: Mapping[str, Any] = next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), {})
     return NodeView(
         name=meta["name"],
         allocatable=_parse_resources(status.get("allocatable", {}).items()),
         labels=meta.get("labels", {}),
-        taints=tuple(NodeTaint(t["key"], t.get("value", ""), t["effect"]) for t in wanted.get("taints", ())),
+        taints=tuple(NodeTaint(t["key"], t.get("value", ""), t["effect"]) for t in requested.get("taints", ())),
         ready=ready.get("status") == "True",
-        cordoned=bool(wanted.get("unschedulable")),
+        cordoned=bool(requested.get("unschedulable")),
     )
 
 

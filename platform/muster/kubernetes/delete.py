@@ -77,8 +77,8 @@ def _jobs_on_flavor(listing: JobList, flavor: str) -> list[str]:
     """Jobs that have pods on a flavor's nodes; those that cannot be read may have ended."""
     jobs = (job for job in listing.jobs if is_admitted(job.status))
     users = [job.metadata for job in jobs if any(part.flavor == flavor for part in job.status.placement)]
-    odd = [one.name for one in listing.unreadable if flavor in one.flavors]
-    return [*(f"{meta.namespace}/{meta.name}" for meta in users), *odd]
+    unreadable = [one.name for one in listing.unreadable if flavor in one.flavors]
+    return [*(f"{meta.namespace}/{meta.name}" for meta in users), *unreadable]
 
 
 def _delete(
@@ -101,9 +101,9 @@ def _deleted_uid(answer: JsonObject) -> str:
 
 def _result_row(target: ObjectRef, answer: JsonObject) -> dict[str, Any]:
     kind, name, namespace = target
-    leaving = answer.get("kind") == kind and answer["metadata"].get("finalizers")
+    deleting = answer.get("kind") == kind and answer["metadata"].get("finalizers")
     space = namespace if kind == "TrainingJob" else None
-    return {"kind": kind, "namespace": space, "name": name, "result": "deleting" if leaving else "deleted"}
+    return {"kind": kind, "namespace": space, "name": name, "result": "deleting" if deleting else "deleted"}
 
 
 def object_label(row: dict[str, Any]) -> str:

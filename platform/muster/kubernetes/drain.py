@@ -34,8 +34,8 @@ def jobs_on_node(job_list: JobList, node: str) -> list[TrainingJob]:
     """Unfinished jobs that have a place on the node. Raises `ClusterError` WrongVersion for one that cannot be read."""
     for one in job_list.unreadable:
         if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
-            told = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.error}"
-            raise ClusterError(told, reason=WRONG_VERSION)
+            message = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.error}"
+            raise ClusterError(message, reason=WRONG_VERSION)
     return [
         job
         for job in job_list.jobs
@@ -56,11 +56,11 @@ def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints
         except NotFound as error:
             raise NotFound(f"there is no node {name!r}; see: muster nodes", field="node") from error
         taints: _Taints = node.get("spec", {}).get("taints", [])
-        wanted = change(taints)
-        if [(t["key"], t["effect"]) for t in wanted] == [(t["key"], t["effect"]) for t in taints]:
+        requested = change(taints)
+        if [(t["key"], t["effect"]) for t in requested] == [(t["key"], t["effect"]) for t in taints]:
             return
         guarded = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        body = {"metadata": guarded, "spec": {"taints": wanted or None}}
+        body = {"metadata": guarded, "spec": {"taints": requested or None}}
         try:
             kube_client.request("PATCH", paths.node_path(name), body, content_type=MERGE_PATCH)
         except Conflict:

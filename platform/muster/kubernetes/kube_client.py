@@ -168,8 +168,8 @@ class KubeClient:
         return connection
 
     def _unreachable(self, error: Exception) -> ClusterError:
-        told = f"{self.config.server} does not answer: {str(error) or type(error).__name__}"
-        return ClusterError(told, reason="Unreachable")
+        message = f"{self.config.server} does not answer: {str(error) or type(error).__name__}"
+        return ClusterError(message, reason="Unreachable")
 
 
 class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
@@ -208,11 +208,11 @@ def error_from_response(code: int, answer: bytes, method: str, path: str) -> Mus
     message = status.get("message") or answer[:300].decode(errors="replace").strip() or f"{method} {path}: {code}"
     reason = status.get("reason") or "ApiError"
     if code == 401:
-        told = "the API server does not know who this is (401): the login of this kubeconfig has expired or is wrong"
-        return ClusterError(told, reason="Unauthorized")
+        text = "the API server does not know who this is (401): the login of this kubeconfig has expired or is wrong"
+        return ClusterError(text, reason="Unauthorized")
     if code == 404 and not status.get("details", {}).get("name") and "/muster.dev/" in path:
-        told = "this cluster knows no TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
-        return ClusterError(told, reason="NotInstalled")
+        text = "this cluster knows no TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
+        return ClusterError(text, reason="NotInstalled")
     if code == 404:
         return NotFound(message)
     if code == 409:
@@ -229,9 +229,9 @@ def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
     causes = [cause for cause in status.get("details", {}).get("causes", ()) if cause.get("message")]
     if not causes:
         return InvalidSpec(message)
-    told = "; ".join(f"{cause['field']}: {cause['message']}" if cause.get("field") else cause["message"]
+    text = "; ".join(f"{cause['field']}: {cause['message']}" if cause.get("field") else cause["message"]
                      for cause in causes)  # fmt: skip
-    return InvalidSpec(told, field=causes[0].get("field", ""))
+    return InvalidSpec(text, field=causes[0].get("field", ""))
 
 
 def _proxy_for(scheme: str, host: str) -> str | None:

@@ -48,8 +48,8 @@ def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> 
     _check_replica(job, replica)
     number = job.status.attempt if options.attempt is None else options.attempt
     if number < job.status.attempt:
-        told = f"attempt {number} of job {replica.job!r} is over, and its pods are gone with their logs"
-        raise NotFound(f"{told}; the present one is {job.status.attempt}", field="attempt", reason="LogUnavailable")
+        message = f"attempt {number} of job {replica.job!r} is over, and its pods are gone with their logs"
+        raise NotFound(f"{message}; the present one is {job.status.attempt}", field="attempt", reason="LogUnavailable")
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
@@ -122,14 +122,14 @@ class _LogPosition:
 def _follow(log: _ReplicaLog, options: LogOptions) -> Iterator[str]:
     """The log from its beginning to the end of the attempt, however often the server breaks off."""
     place = _LogPosition()
-    over, patience = False, time.monotonic() + UNREACHABLE_TIMEOUT_S
+    over, deadline = False, time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         begun = place.last_time is not None
         try:
             over = _has_attempt_ended(log)  # asked first: what the pod wrote before its end is still read
-            patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
-            told = LogOptions(until=options.until, follow=not over) if begun else replace(options, follow=not over)
-            for at, line in place.skip_read(log.open(told, place.last_time if begun else options.since)):
+            deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
+            message = LogOptions(until=options.until, follow=not over) if begun else replace(options, follow=not over)
+            for at, line in place.skip_read(log.open(message, place.last_time if begun else options.since)):
                 if options.until is not None and at is not None and at > options.until:
                     return
                 if options.since is None or at is None or at >= options.since:
@@ -137,7 +137,7 @@ def _follow(log: _ReplicaLog, options: LogOptions) -> Iterator[str]:
         except (NotFound, InvalidSpec):  # there is no pod yet, or its container has not started
             pass
         except ClusterError as error:
-            if error.reason in _FATAL_REASONS or time.monotonic() > patience:
+            if error.reason in _FATAL_REASONS or time.monotonic() > deadline:
                 raise
             over = False  # its end may not have been read
         if over or (options.until is not None and time.time() > options.until + _POLL_S):
@@ -175,12 +175,12 @@ def _check_replica(job: TrainingJob, replica: Replica) -> None:
     replicas = {role.name: role.replicas for role in job.spec.roles}
     name = job.metadata.name
     if replica.role not in replicas:
-        told = f"job {name!r} has no role {replica.role!r}; it has {', '.join(replicas)}"
-        raise NotFound(told, field="role", reason="RoleNotFound")
+        message = f"job {name!r} has no role {replica.role!r}; it has {', '.join(replicas)}"
+        raise NotFound(message, field="role", reason="RoleNotFound")
     most = replicas[replica.role] - 1
     if not 0 <= replica.index <= most:
-        told = f"role {replica.role!r} of job {name!r} has replicas 0 to {most}, no {replica.index}"
-        raise NotFound(told, field="index", reason="ReplicaNotFound")
+        message = f"role {replica.role!r} of job {name!r} has replicas 0 to {most}, no {replica.index}"
+        raise NotFound(message, field="index", reason="ReplicaNotFound")
 
 
 def _split_timestamp(line: str) -> tuple[float | None, str]:

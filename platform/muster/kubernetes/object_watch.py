@@ -22,14 +22,14 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
     it is deleted, also if another has its name by then, and `ClusterError` when the server does not answer for two
     minutes."""
     last: TrainingJob | None = None
-    patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
+    deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
             present = decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", name, namespace)))
             if last is not None and present.metadata.uid != last.metadata.uid:
                 raise _deleted_error(last)
             for job in _watch_from(kube_client, present):
-                patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
+                deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
                 if last is None or job.metadata.resource_version != last.metadata.resource_version:
                     yield job
                 last = job
@@ -37,7 +37,7 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
                     return
         except ClusterError as error:
             wrong = last is None and error.reason != "Unreachable"  # no such cluster, no such user
-            if wrong or time.monotonic() > patience:
+            if wrong or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_S)
 

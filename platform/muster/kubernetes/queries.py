@@ -40,8 +40,8 @@ def list_queues(kube_client: KubeClient) -> list[Queue]:
 
 def list_flavors(kube_client: KubeClient) -> list[Flavor]:
     """All flavors; of one that cannot be read the name alone."""
-    found, odd = _decode_flavors(kube_client)
-    return [*found, *map(_flavor_without_spec, odd)]
+    found, unreadable = _decode_flavors(kube_client)
+    return [*found, *map(_flavor_without_spec, unreadable)]
 
 
 def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
@@ -66,21 +66,21 @@ def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
     """Rows of the queue tree. Use is counted from the jobs of all namespaces that can be read: raises `Refused` where
     some are not to be. Nodes need not be."""
     every = _list_all_jobs(kube_client)
-    world = _observed_state(kube_client, every, _list_nodes_if_allowed(kube_client))
-    return queue_rows(world.queues, _build_snapshot(world), waiting_by_queue(every), world.decode_errors.queues)
+    state = _observed_state(kube_client, every, _list_nodes_if_allowed(kube_client))
+    return queue_rows(state.queues, _build_snapshot(state), waiting_by_queue(every), state.decode_errors.queues)
 
 
 def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
     """Rows of the nodes, with the pods that jobs have on them."""
     views = list_nodes(kube_client)
     every = _list_all_jobs(kube_client)
-    world = _observed_state(kube_client, every, views)
+    state = _observed_state(kube_client, every, views)
     pods: dict[str, list[str]] = {}
     for job in every:
         for seat in pod_slots(job.status.placement) if not is_finished(job.status) else ():
             name = pod_name(job.metadata.name, job.metadata.uid, seat.role, seat.index, job.status.attempt)
             pods.setdefault(seat.node, []).append(name)
-    return node_rows(views, _build_snapshot(world), pods)
+    return node_rows(views, _build_snapshot(state), pods)
 
 
 def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
@@ -104,14 +104,14 @@ def preflight_job(
     tree = {item.metadata.name: item for item in (*written, *others) if isinstance(item, Queue)}
     kinds = {item.metadata.name: item for item in (*readable, *others) if isinstance(item, Flavor)}
     new = {(item.kind, item.metadata.name) for item in others}
-    odd_queues = {name: why for name, why in odd_queues.items() if ("Queue", name) not in new}
-    odd_flavors = {name: why for name, why in odd_flavors.items() if ("Flavor", name) not in new}
-    placed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
-    check_dependencies_valid(placed, tree, odd_queues, odd_flavors)
+    odd_queues = {name: reason for name, reason in odd_queues.items() if ("Queue", name) not in new}
+    odd_flavors = {name: reason for name, reason in odd_flavors.items() if ("Flavor", name) not in new}
+    parsed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    check_dependencies_valid(parsed, tree, odd_queues, odd_flavors)
     named = [*kinds.values(), *map(_flavor_without_spec, odd_flavors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
-    check_submit(placed, tree.values(), named, _namespace_labels(kube_client, namespace), classes)
-    gang = to_gang(placed, time.time(), {}, to_roles(placed.spec))
+    check_submit(parsed, tree.values(), named, _namespace_labels(kube_client, namespace), classes)
+    gang = to_gang(parsed, time.time(), {}, to_roles(parsed.spec))
     views = _list_nodes_if_few(kube_client)
     known = None if views is None else [to_node(view, list(kinds.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in kinds.values()], known)
@@ -126,11 +126,11 @@ def nodes_with_flavors(kube_client: KubeClient, objects: Iterable[Queue | Flavor
 
 def job_not_found(kube_client: KubeClient, name: str, namespace: str) -> NotFound:
     """What to raise of a job that is not there: with the nearest name, as far as the others may be read."""
-    told = f"there is no job {name!r} in namespace {namespace!r} of context {kube_client.config.context_name!r}"
+    message = f"there is no job {name!r} in namespace {namespace!r} of context {kube_client.config.context_name!r}"
     with contextlib.suppress(MusterError):
         page = kube_client.get(paths.collection_path("TrainingJob", namespace), {"limit": str(_MAX_SUGGESTED_NAMES)})
-        told += f"; {name_hint(name, [item['metadata']['name'] for item in page['items']], 'job')}"
-    return NotFound(told)
+        message += f"; {name_hint(name, [item['metadata']['name'] for item in page['items']], 'job')}"
+    return NotFound(message)
 
 
 def is_not_forbidden(error: Refused) -> bool:
@@ -178,8 +178,10 @@ def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
     except Refused as error:
         if is_not_forbidden(error):
             raise
-        told = "what is used is counted from the jobs of all namespaces, and you may not list them; see: kubectl get mq"
-        raise Refused(f"{told} ({error})", reason="Forbidden") from error
+        message = (
+            "what is used is counted from the jobs of all namespaces, and you may not list them; see: kubectl get mq"
+        )
+        raise Refused(f"{message} ({error})", reason="Forbidden") from error
 
 
 def _list_nodes_if_allowed(kube_client: KubeClient) -> tuple[NodeView, ...]:

@@ -49,12 +49,12 @@ def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: b
 
 def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str]) -> TrainingJob:
     with _attribute_errors_to(job):
-        wanted = to_manifest(job, kube_client.config.namespace)
-        name, namespace = job.metadata.name, wanted["metadata"]["namespace"]
+        requested = to_manifest(job, kube_client.config.namespace)
+        name, namespace = job.metadata.name, requested["metadata"]["namespace"]
         path = paths.collection_path("TrainingJob", namespace)
         try:
             return decode(
-                TrainingJob, kube_client.request("POST", path, wanted, query={**STRICT_FIELD_VALIDATION, **query})
+                TrainingJob, kube_client.request("POST", path, requested, query={**STRICT_FIELD_VALIDATION, **query})
             )
         except Conflict as error:
             if error.reason != "AlreadyExists":

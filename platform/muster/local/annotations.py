@@ -1,4 +1,4 @@
-"""What the annotations of a job may say (`muster.dev/...`), checked before anything has changed."""
+"""Validation of a job's `muster.dev/...` annotations, before anything is changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION
 
 
 def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None) -> None:
-    """Raises `InvalidSpec` for a name that is not known, and for a value that is not valid or may no longer change;
-    `old`: the job as it is stored."""
+    """Raises `InvalidSpec` for an unknown name, and for a value that is invalid or immutable; `old` is the stored
+    job."""
     _refuse_unknown(job, {} if old is None else old.metadata.annotations)
     job_log_limit(job, 0)
     allows_oversubscription(job)
@@ -30,18 +30,18 @@ def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None
         field = f"metadata.annotations[{PASS_ENVIRONMENT_ANNOTATION}]"
         stored, given = ",".join(passed_variables(old)), ",".join(passed_variables(job))
         raise InvalidSpec(
-            f"{field}: must be {stored!r} or left out: a job keeps the environment that it was submitted with;"
-            f" got {given!r}. Delete the job and submit it again to change it",
+            f"{field}: must be {stored!r} or omitted: a job keeps the environment of its submission; got {given!r};"
+            " to change it, delete the job and submit it again",
             field=field,
         )
 
 
 def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:
-    """What an earlier version has stored stays, so that its job can still be changed."""
+    """Annotations that an earlier version stored are accepted, so that the job can still be changed."""
     known = sorted(name.removeprefix(_PREFIX) for name in _KNOWN)
     for name in job.metadata.annotations:
         if name.startswith(_PREFIX) and name not in _KNOWN and name not in stored:
             field = field_path(("metadata", "annotations", name))
             near = closest_match(name.removeprefix(_PREFIX), known)
-            right = f"did you mean {_PREFIX + near!r}?" if near else f"known here: {', '.join(sorted(_KNOWN))}"
-            raise InvalidSpec(f"{field}: unknown annotation; {right}", field=field)
+            hint = f"did you mean {_PREFIX + near!r}?" if near else f"valid on this host: {', '.join(sorted(_KNOWN))}"
+            raise InvalidSpec(f"{field}: unknown annotation; {hint}", field=field)

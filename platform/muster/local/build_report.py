@@ -1,6 +1,6 @@
-"""`python -m muster.local.build_report RUN_DIR JOB PARENT_PID`: build one report, slowly and modestly.
+"""`python -m muster.local.build_report RUN_DIR JOB PARENT_PID`: builds one report at low priority.
 
-A process of its own, so that reading large traces neither blocks the daemon nor can take it down.
+It is a separate process, so that reading large traces cannot block or kill the daemon.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(run_dir: Path, job: str, parent: int) -> int:
-    """0 when the report is there."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the next daemon builds it anew
+    """Exit code: 0 if the report was built."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the next daemon builds it again
     if os.getppid() != parent:
         return 1
     os.nice(10)
@@ -27,8 +27,8 @@ def main(run_dir: Path, job: str, parent: int) -> int:
 
     try:
         collect_abandoned(run_dir, time.time())
-    except OSError as error:  # a full disk, perhaps: the report reads what nobody collected as well
-        print(f"what dead collectors left behind stays where it is: {error}", file=sys.stderr)
+    except OSError as error:  # for example a full disk: the report also reads traces that were not collected
+        print(f"traces of terminated collectors were not collected: {error}", file=sys.stderr)
     try:
         build(run_dir, name=job, workers=len(os.sched_getaffinity(0)))
     except (InvalidTrace, OSError) as error:

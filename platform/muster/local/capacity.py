@@ -1,7 +1,7 @@
-"""What this host has for replicas: CPUs, memory, NVIDIA GPUs; no more than we may use ourselves.
+"""The CPUs, memory and NVIDIA GPUs of this host that this process may use.
 
 A container or a batch system often gives a process fewer CPUs and less memory than the machine has, so the affinity
-mask and the cgroup (both versions) are looked at. GPUs are asked of nvidia-smi: no torch, no CUDA context.
+mask and the cgroup limits (v1 and v2) apply. GPUs are listed by nvidia-smi, without torch or a CUDA context.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NVIDIA_SMI_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What can be given out. `gpus` are the names CUDA_VISIBLE_DEVICES takes; `gpu_model` is empty without one."""
+    """Allocatable resources. `gpus` are names for CUDA_VISIBLE_DEVICES; `gpu_model` is empty without a GPU."""
 
     hostname: str
     cpu_milli: int
@@ -43,7 +43,7 @@ def measure_capacity(environ: Mapping[str, str] = os.environ) -> Capacity:
 
 
 def cpu_milli(root: Path = Path("/")) -> int:
-    """Milli-cores: the affinity mask, or the cgroup's CPU quota where that is less."""
+    """Milli-cores: the smaller of the affinity mask and the cgroup's CPU quota."""
     limits = [len(os.sched_getaffinity(0)) * 1000]
     for folder in _cgroup_folders(root, "cpu"):
         try:
@@ -56,7 +56,7 @@ def cpu_milli(root: Path = Path("/")) -> int:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes: all memory of the machine, or the cgroup's limit where that is less."""
+    """Bytes: the smaller of the machine's memory and the cgroup's limit."""
     total = next(
         int(line.split()[1]) * 1024
         for line in (root / "proc/meminfo").read_text().splitlines()
@@ -72,7 +72,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Our group of this controller and all groups above it; both cgroup versions."""
+    """This process's cgroup of the controller and its ancestors; v1 and v2."""
     folders: list[Path] = []
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -88,7 +88,7 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 
 def _gpus(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(index, model) of the NVIDIA GPUs; those that CUDA_VISIBLE_DEVICES leaves us, when it is set."""
+    """(index, model) of the NVIDIA GPUs, restricted to CUDA_VISIBLE_DEVICES if it is set."""
     if not (os.path.isdir("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl")):
         return []
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
@@ -105,25 +105,25 @@ def _gpus(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 def visible_gpus(answer: str, visible: str | None) -> list[tuple[str, str]]:
     """(name for CUDA_VISIBLE_DEVICES, model) from nvidia-smi's lines "index, uuid, name".
 
-    With `visible` only those that it names: by index, by UUID (`GPU-...`, its beginning will do), or slices of a GPU
-    (`MIG-...`), which nvidia-smi does not list here: each is given out as one GPU.
+    With `visible` only those that it names: by index, by UUID or its prefix (`GPU-...`), or MIG slices (`MIG-...`),
+    which nvidia-smi does not list here: each counts as one GPU.
     """
     rows = [[part.strip() for part in line.split(",", 2)] for line in answer.splitlines() if line.count(",") >= 2]
     if visible is None:
         return [(index, model) for index, _, model in rows]
-    wanted = [name.strip() for name in visible.split(",") if name.strip()]
+    requested = [name.strip() for name in visible.split(",") if name.strip()]
     gpus = [
         (index, model)
         for index, uuid, model in rows
-        if any(name == index or (name.startswith("GPU-") and uuid.startswith(name)) for name in wanted)
+        if any(name == index or (name.startswith("GPU-") and uuid.startswith(name)) for name in requested)
     ]
     models = {model for _, _, model in rows}
     of_slices = f"{models.pop()} MIG" if len(models) == 1 else ""
-    return gpus + [(name, of_slices) for name in dict.fromkeys(wanted) if name.startswith("MIG-")]
+    return gpus + [(name, of_slices) for name in dict.fromkeys(requested) if name.startswith("MIG-")]
 
 
 def _node_name(hostname: str) -> str:
-    """A host name as Kubernetes writes one: lower case, no odd characters."""
+    """The host name as a Kubernetes node name: lower case, other characters replaced by `-`."""
     name = "".join(char if char.isalnum() or char in "-." else "-" for char in hostname.lower()).strip("-.")
     return name or "localhost"
 

@@ -1,6 +1,6 @@
-"""The cluster on this host, for the command line, TorchX and tests.
+"""The client of the daemon on this host, for the command line, TorchX and tests.
 
-A client starts the daemon when there is none. It also reads run folders itself: they are files of the same user.
+It starts the daemon if needed, and reads logs and heartbeats from run folders directly.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ class LocalClient:
     def connect(cls, home: str | os.PathLike[str] | None = None, start: bool = True) -> LocalClient:
         """A client of the daemon of `home` (default $MUSTER_HOME, else ~/.muster); starts it unless `start` is False.
 
-        One that was stopped with `down` is started by `submit` and `apply` alone, or by `up`. A daemon of another
-        version that this client cannot talk to is replaced; its replicas go on. Raises `DaemonError` NotRunning when
-        there is none and none is to be started.
+        After `down`, only `submit`, `apply` and `up` start it again. A daemon with an incompatible API version is
+        replaced; its replicas keep running. Raises `DaemonError` NotRunning if none runs and `start` is False.
         """
         if not start and not home_path(home).is_dir():
-            raise DaemonUnavailable(f"no daemon runs: {home_path(home)} does not exist")
+            raise DaemonUnavailable(f"no daemon is running: {home_path(home)} does not exist")
         client = cls(open_home(home), start)
         client._daemon.ensure_compatible()
         return client
@@ -62,7 +61,7 @@ class LocalClient:
     # ---- the daemon
 
     def status(self) -> dict[str, Any]:
-        """What the daemon is and does."""
+        """Version, pid, nodes and job counts of the daemon."""
         answer: dict[str, Any] = self._daemon.request("GET", "/status")
         return answer
 
@@ -70,10 +69,10 @@ class LocalClient:
     def up(
         cls, home: str | os.PathLike[str] | None = None, nodes: str | None = None, idle_s: float | None = None
     ) -> LocalClient:
-        """Start the daemon; with `nodes`, of that virtual shape (`host`: this host as it is).
+        """Start the daemon; `nodes` is the shape of its virtual nodes (`host`: the real host).
 
-        A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning. A shape that is none
-        is `InvalidSpec`, and a daemon that runs goes on as it was.
+        A daemon with other nodes is replaced if no job runs, else `Refused` JobsRunning. An invalid shape raises
+        `InvalidSpec` and leaves a running daemon as it is.
         """
         if nodes not in (None, HOST_SHAPE):
             parse_shape(nodes)
@@ -84,15 +83,15 @@ class LocalClient:
         return client
 
     def down(self, force: bool = False) -> None:
-        """Stop the daemon. While jobs run: `Refused`, unless `force`: then they are stopped with their grace, and start
-        again from their last checkpoint when the daemon is next up."""
+        """Stop the daemon. Raises `Refused` while jobs run, unless `force`: then they are stopped with their grace
+        period, and resume from their last checkpoint when the daemon is started again."""
         self._daemon.stop(force)
 
     # ---- objects
 
     def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
         """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
-        unchanged. A queue whose quota is hardly meant has `notices`, too."""
+        unchanged. A queue with a questionable quota also has `notices`."""
         items = [annotate_submitter(item) if isinstance(item, TrainingJob) else item for item in documents]
         url = f"/v{API_VERSION}/apply"
         answer: list[dict[str, Any]] = self._daemon.request(
@@ -101,8 +100,8 @@ class LocalClient:
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Delete an object: {kind, namespace, name, result}. `deleting`: a job's replicas stop first, a queue waits for
-        its unfinished jobs; asking again is no error. The run folder stays."""
+        """Delete an object: {kind, namespace, name, result}. Result `deleting`: a job's replicas stop first, a queue
+        waits for its unfinished jobs; a repeated delete is no error. The run folder is kept."""
         url = f"/v{API_VERSION}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
         answer: dict[str, Any] = self._daemon.request("DELETE", url)
         return answer
@@ -114,11 +113,12 @@ class LocalClient:
         return answer
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
-        """Submit a job, as the daemon completed it; `dry_run` only checks. Refused early when it could never start."""
+        """Submit a job and return it with server-set fields; `dry_run` only validates. Raises `Refused` if it could
+        never start."""
         return self.submit_all([job], dry_run)[0]
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
-        """Submit jobs, all of them or none, with what they get of our environment."""
+        """Submit jobs, all or none, with the environment variables that they inherit from this process."""
         url = f"/v{API_VERSION}/jobs" + ("?dryRun=true" if dry_run else "")
         body = _with_environments([annotate_submitter(job) for job in jobs])
         return [
@@ -126,14 +126,14 @@ class LocalClient:
         ]
 
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        """Names of the variables of our environment that none of these jobs gets; none at all unless one of them was
-        not among those that this returned last for this home."""
+        """Names of this process's variables that none of these jobs inherits; empty if all of them were in the last
+        non-empty result for this home, so that the user is not notified again."""
         names = omitted_env_vars(os.environ, [name for job in jobs for name in passed_variables(job)])
         try:
-            told = set(json.loads(self._home.left_out.read_bytes()))
+            already_reported = set(json.loads(self._home.left_out.read_bytes()))
         except (OSError, ValueError, TypeError):
-            told = set()
-        if told.issuperset(names):
+            already_reported = set()
+        if already_reported.issuperset(names):
             return []
         with suppress(OSError):
             self._home.left_out.write_text(json.dumps(names))
@@ -145,7 +145,7 @@ class LocalClient:
         return [TrainingJob.model_validate(job) for job in self._daemon.request("GET", url)]
 
     def job_list(self, namespace: str | None = None) -> JobList:
-        """The same; there are none here that cannot be read."""
+        """Like `jobs`; the list of unreadable jobs is always empty on this host."""
         return JobList(self.jobs(namespace))
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
@@ -153,20 +153,20 @@ class LocalClient:
         return TrainingJob.model_validate(self._daemon.request("GET", _job_url(namespace, name))["job"])
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Stop a job for good; its record stays."""
+        """Cancel a job; its record is kept."""
         return self._patch(name, namespace, {"cancel": True})
 
     def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Have a job checkpoint and give its room back until it is resumed."""
+        """Stop a job after a checkpoint and release its resources until it is resumed."""
         return self._patch(name, namespace, {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Let a suspended job wait in its queue again."""
+        """Queue a suspended job again."""
         return self._patch(name, namespace, {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
-        """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` RoleNotFound, `Conflict` when it is
-        over."""
+        """Change the number of pods of roles. Raises `InvalidSpec`, `NotFound` RoleNotFound, `Conflict` if the job is
+        finished."""
         return TrainingJob.model_validate(
             self._daemon.request("POST", f"{_job_url(namespace, name)}/replicas", dict(replicas))
         )
@@ -181,19 +181,21 @@ class LocalClient:
         return [Flavor.model_validate(flavor) for flavor in self._daemon.request("GET", f"/v{API_VERSION}/flavors")]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes: name, flavor, pretended, ready, labels, allocatable, used, pods."""
+        """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
         answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/nodes")
         return answer
 
     def drain(self, node: str) -> list[TrainingJob]:
-        """Raises `Refused`: what would leave has nowhere else to go. `NotFound` for a node that there is not."""
+        """Raises `Refused`, since all nodes are this host; `NotFound` for an unknown node."""
         known = [str(row["name"]) for row in self.nodes()]
         if node not in known:
-            there = f"there is {', '.join(known[:8])}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
-            raise NotFound(f"there is no node {node!r}; {did_you_mean(node, known, there)}", field="node")
-        is_here = "is this host" if len(known) == 1 else "is pretended: all nodes here are this host"
+            names = f"existing nodes: {', '.join(known[:8])}" + (
+                f" and {len(known) - 8} more" if len(known) > 8 else ""
+            )
+            raise NotFound(f"node {node!r} does not exist; {did_you_mean(node, known, names)}", field="node")
+        is_here = "is this host" if len(known) == 1 else "is virtual: all nodes here are this host"
         raise Refused(
-            f"node {node!r} {is_here}; to stop what runs here: muster local down --force", reason="DrainUnsupported"
+            f"node {node!r} {is_here}; to stop all jobs: muster local down --force", reason="DrainUnsupported"
         )
 
     def undrain(self, node: str) -> None:
@@ -205,7 +207,7 @@ class LocalClient:
         return self.drain(node)
 
     def snapshot(self) -> bytes:
-        """The newest world that was planned on, for `muster replay`."""
+        """The scheduling snapshot of the last cycle, for `muster replay`."""
         return json.dumps(self._daemon.request("GET", f"/v{API_VERSION}/snapshot")).encode()
 
     # ---- what a job does
@@ -221,16 +223,16 @@ class LocalClient:
         return answer
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
-        """The run folder; it is made when the first replica starts."""
+        """The run folder; it is created when the first replica starts."""
         return Path(self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")["runDir"])
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """What every rank said last, by rank (docs/run-folder.md)."""
+        """The last heartbeat of every rank, by rank (docs/run-folder.md)."""
         return rank_heartbeats(self.run_dir(name, namespace))
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
-        """The job now and after every change, until it is finished and its last process has ended. Raises
-        `NotFound` when it is deleted, also if another has its name by then."""
+        """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound`
+        if it is deleted, even if a new job has its name."""
         mark = uid = ""
         while True:
             query = urlencode({"after": mark, "timeout": _WATCH_TIMEOUT_S})
@@ -254,15 +256,15 @@ class LocalClient:
     ) -> Iterator[str]:
         """Lines of one replica's log; times are exact to about a second.
 
-        Raises `NotFound` for a role or index that the job does not have, and did not have in the attempt that is asked
-        for, and for an attempt that has not begun.
+        Raises `NotFound` for a role or index that the job does not have (and did not have in the given attempt), and
+        for an attempt that has not begun.
         """
         attempt, until, follow = options.attempt, options.until, options.follow
         seen = self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
         run_dir = Path(seen["runDir"])
         check_replica(job, role, index, run_dir / "logs", attempt)
-        if attempt is not None and not follow:  # who follows may wait for one to begin
+        if attempt is not None and not follow:  # following waits for an attempt to begin
             check_attempt(job, attempt)
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
@@ -271,14 +273,14 @@ class LocalClient:
         if options.tail_lines is not None:
             begin = tail_offset(path, begin, end, options.tail_lines)
 
-        def over() -> bool:
+        def has_ended() -> bool:
             if until is not None and time.time() > until + 1.0:
                 return True
             return self._attempt_finished(job, role, index, number)
 
-        return read_lines(path, begin, end, over if follow and end is None else None)
+        return read_lines(path, begin, end, has_ended if follow and end is None else None)
 
-    # ---- small things
+    # ---- helpers
 
     def _attempt_finished(self, of: TrainingJob, role: str, index: int, attempt: int) -> bool:
         try:
@@ -300,7 +302,7 @@ def _job_url(namespace: str, name: str) -> str:
 
 
 def _with_environments(items: Sequence[AnyObject]) -> dict[str, Any]:
-    """Objects as the daemon takes them; what jobs get of our environment goes beside them, not in them."""
+    """The request body; the environments of jobs are sent beside the objects, since objects are printed."""
     environments = [submitter_environment(item) if isinstance(item, TrainingJob) else None for item in items]
     return {"objects": [_to_json(item) for item in items], "environments": environments}
 

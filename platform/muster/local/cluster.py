@@ -1,7 +1,7 @@
-"""The `muster.cluster.Cluster` of this host: what the engine sees, and its writes carried out.
+"""The `muster.cluster.Cluster` of this host: observes the state for the engine and applies its writes.
 
-All writes of a round reach the database in one transaction; only then are processes touched (`Replicas`), so a crash
-leaves either nothing of a round, or a database from which the rest follows.
+All writes of a cycle are committed in one transaction before `PodSupervisor` starts or stops processes. After a crash
+the database has either none of them or all, and the supervisor completes the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOG = logging.getLogger("muster.local")
 
 @dataclass(slots=True)
 class _CachedPodViews:
-    """What the last observation was made of, so that the same again is the same object."""
+    """The records and views of the last observation, so that unchanged pods yield the same object."""
 
     records: tuple[PodRecord, ...]
     views: tuple[PodView, ...]
@@ -74,34 +74,34 @@ class LocalCluster:
         self._clock = clock
         self._heartbeats = HeartbeatReader()
         self._quarantine = Quarantine()
-        self._previously_live: frozenset[str] | None = None  # as of the last look; None: there was none yet
+        self._previously_live: frozenset[str] | None = None  # at the last observation; None before the first
         self._cached_pod_views: dict[str, _CachedPodViews] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
         self._random = random.Random()
 
-    # ---- what the engine sees
+    # ---- observation
 
     def observe(self) -> ObservedState:
-        """The world now."""
+        """The current state, without quarantined jobs; their pods count as unmanaged usage."""
         with self.lock:
             now = self._clock()
-            aside = self._quarantine.active(now)
-            jobs = tuple(job for uid, job in self._store.jobs.items() if uid not in aside)
-            left_alone = (pod for uid in aside for pod in self._store.pods.get(uid, {}).values())
+            quarantined = self._quarantine.active(now)
+            jobs = tuple(job for uid, job in self._store.jobs.items() if uid not in quarantined)
+            quarantined_pods = (pod for uid in quarantined for pod in self._store.pods.get(uid, {}).values())
             return ObservedState(
                 now=now,
-                nodes=with_unmanaged_usage(self.nodes, left_alone),
+                nodes=with_unmanaged_usage(self.nodes, quarantined_pods),
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
                 jobs=jobs,
-                pods={uid: views for uid, views in self._observe_pods().items() if uid not in aside},
+                pods={uid: views for uid, views in self._observe_pods().items() if uid not in quarantined},
                 heartbeats=self._read_heartbeats(jobs, now),
                 namespaces=self._namespace_labels(jobs),
             )
 
     def _read_heartbeats(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Heartbeat]:
-        """The newest beats of those that run or have replicas, and once more after the last of these has ended: what is
-        told to stop writes a checkpoint before it does. A daemon that has just begun reads those of all jobs."""
+        """The newest heartbeats of jobs that are admitted or have live pods, and once more after the last pod has ended,
+        which may have written a checkpoint at SIGTERM. The first observation reads those of all jobs."""
         before, self._previously_live = self._previously_live, self._jobs_with_live_pods()
         read = [
             job
@@ -114,7 +114,7 @@ class LocalCluster:
         return self._heartbeats.read(((job.metadata.uid, self.run_dir(job)) for job in read), now)
 
     def _jobs_with_live_pods(self) -> frozenset[str]:
-        """The uids of jobs that have replicas which have not ended."""
+        """The uids of jobs with pods that have not ended."""
         pods = self._store.pods.items()
         return frozenset(uid for uid, records in pods if any(not pod.finished for pod in records.values()))
 
@@ -160,7 +160,7 @@ class LocalCluster:
                                 raise
                             refused = error
                             break
-                        except Exception as error:  # of this one job; again and again, unless it is left alone
+                        except Exception as error:  # would fail in every cycle: quarantine the job
                             refused = self._quarantine_job(write, error)
                             break
                     self.finish_deletions()
@@ -170,26 +170,23 @@ class LocalCluster:
             raise refused
 
     def _quarantine_job(self, write: Write, error: Exception) -> Conflict:
-        """Leave the job of a write alone that can never be carried out; what to raise. Raises `error` itself where it
-        is about no job."""
+        """Quarantine the job of a write that fails; return the error to raise. Raises `error` itself if the write does
+        not concern a job."""
         if isinstance(write, WriteQueueStatus | WriteFlavorStatus):
             raise error
         now = self._clock()
         self._quarantine.add(write.job_uid, now)
-        told = f"{type(error).__name__}: {error}"
-        said = (
-            f"it is left alone, and tried again every {QUARANTINE_S:g} s: what is decided cannot be written "
-            f"down: {told}"
-        )
-        _LOG.error("job %s: %s", write.job_uid, said, exc_info=error)
-        self._store.add_event(EventRecord(write.job_uid, now, "Warning", "StatusWriteFailed", said))
-        return Conflict(f"job {write.job_uid} is set aside: {told}")
+        cause = f"{type(error).__name__}: {error}"
+        message = f"failed to persist the status; retrying in {QUARANTINE_S:g} s: {cause}"
+        _LOG.error("job %s: %s", write.job_uid, message, exc_info=error)
+        self._store.add_event(EventRecord(write.job_uid, now, "Warning", "StatusWriteFailed", message))
+        return Conflict(f"job {write.job_uid} is quarantined: {cause}")
 
     def _apply_write(self, write: Write) -> None:
         if isinstance(write, WriteStatus):
             job = self._store.jobs.get(write.job_uid)
             if job is None or job.metadata.resource_version != write.resource_version:
-                raise Conflict(f"job {write.job_uid} changed meanwhile")
+                raise Conflict(f"job {write.job_uid} was changed since it was observed")
             self._store.put(job.model_copy(update={"status": write.status}))
         elif isinstance(write, CreatePod):
             self._create_pod(write)
@@ -236,7 +233,7 @@ class LocalCluster:
         self._store.put_pod(record)
 
     def _rendezvous_port(self, write: CreatePod, peers: Iterable[PodRecord]) -> int:
-        """The port of the role's attempt: its pods share one; another attempt gets another."""
+        """The port of the role's attempt, shared by its pods; each attempt has its own."""
         for pod in peers:
             if (pod.role, pod.attempt) == (write.role, write.attempt):
                 return pod.port
@@ -250,35 +247,35 @@ class LocalCluster:
         if pod.finished:
             self._store.remove_pod(pod)
             return
-        asked_at = self._clock() if pod.deleting_at is None else pod.deleting_at
-        self._store.put_pod(replace(pod, deleting_at=asked_at, grace_s=0.0 if write.force else write.grace_s))
+        deleting_at = self._clock() if pod.deleting_at is None else pod.deleting_at
+        self._store.put_pod(replace(pod, deleting_at=deleting_at, grace_s=0.0 if write.force else write.grace_s))
 
     def _remove_job(self, uid: str) -> None:
         job = self._store.jobs.get(uid)
         pods = list(self._store.pods.get(uid, {}).values())
         if job is None or any(not pod.finished for pod in pods):
-            return  # its replicas first; the engine asks again
+            return  # its pods must end first; the engine repeats the write
         for pod in pods:
             self._store.remove_pod(pod)
         self._store.remove(job)
 
     def finish_deletions(self) -> None:
-        """Let go of queues that were deleted and that no unfinished job and no queue names any more: with its last
-        child goes the parent. Inside a transaction."""
+        """Remove deleted queues that no unfinished job and no child queue references, children before parents. Call it
+        inside a transaction."""
         queues, jobs = self._store.queues, self._store.jobs.values()
-        leaving = {name: queue for name, queue in queues.items() if queue.metadata.deletion_timestamp is not None}
-        named = {job.spec.queue for job in jobs if not is_finished(job.status)} if leaving else set[str]()
-        while going := leaving.keys() - named - {queue.spec.parent for queue in queues.values()}:
-            for name in sorted(going):
-                self._store.remove(leaving.pop(name))
+        deleting = {name: queue for name, queue in queues.items() if queue.metadata.deletion_timestamp is not None}
+        named = {job.spec.queue for job in jobs if not is_finished(job.status)} if deleting else set[str]()
+        while removable := deleting.keys() - named - {queue.spec.parent for queue in queues.values()}:
+            for name in sorted(removable):
+                self._store.remove(deleting.pop(name))
 
     def _remove_pod_folders(self, uids: Iterable[str]) -> None:
-        """Remove what shims and daemon told each other; the run folder stays, checkpoints and all."""
+        """Remove the folders shared with shims; the run folder with its checkpoints is kept."""
         for uid in uids:
             if uid not in self._store.jobs:
                 shutil.rmtree(self._home.job_pods_dir(uid), ignore_errors=True)
 
 
 def namespace_labels(name: str) -> dict[str, str]:
-    """What Kubernetes puts on every namespace; here they have no others."""
+    """The label that Kubernetes sets on every namespace; on this host the only one."""
     return {"kubernetes.io/metadata.name": name}

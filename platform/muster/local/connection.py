@@ -1,4 +1,4 @@
-"""One request over the daemon's socket, and its answer or its error as `muster.errors` has it."""
+"""One HTTP request over the daemon's socket; errors are raised as the types of `muster.errors`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _ERROR_TYPES = {
 
 
 class DaemonUnavailable(DaemonError):
-    """No daemon listens, or it is about to go: the request was not looked at, so it may be made again."""
+    """No daemon listens, or it is shutting down. The request was not processed and can be retried."""
 
     reason = "NotRunning"
 
 
 def request(path: Path, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
-    """The decoded answer. Raises what the daemon refused with, `NobodyThere`, or `DaemonError` when it breaks off."""
+    """The decoded response. Raises the daemon's error, `DaemonUnavailable`, or `DaemonError` if the connection
+    breaks."""
     connection = _UnixHTTPConnection(path, timeout_s)
     try:
         try:
             connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise DaemonUnavailable(f"no daemon runs at {path}", reason="NotRunning") from error
+            raise DaemonUnavailable(f"no daemon is running at {path}", reason="NotRunning") from error
         headers = {"Content-Type": "application/json", "Host": "localhost"}
         connection.request(method, url, None if body is None else json.dumps(body).encode(), headers)
         response = connection.getresponse()
@@ -43,7 +44,8 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
     except (OSError, http.client.HTTPException, ValueError) as error:
         if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
             raise DaemonUnavailable(f"the daemon at {path} was killed", reason="NotRunning") from error
-        raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="ConnectionLost") from error
+        message = f"the connection to the daemon was lost ({method} {url}): {error!r}"
+        raise DaemonError(message, reason="ConnectionLost") from error
     finally:
         connection.close()
     if response.status >= 400:
@@ -52,7 +54,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
 
 
 def _error_from_response(body: dict[str, str]) -> MusterError:
-    message, reason = body.get("message", "the daemon refused"), body.get("reason", "Error")
+    message, reason = body.get("message", "the daemon refused the request"), body.get("reason", "Error")
     if reason == "ShuttingDown":
         return DaemonUnavailable(message, reason="NotRunning")
     kind = _ERROR_TYPES.get(body.get("type", ""), MusterError)

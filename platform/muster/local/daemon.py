@@ -1,8 +1,8 @@
 """The daemon of one home: `python -m muster.local.daemon`.
 
-One thread runs the engine and minds the processes; requests come in on threads of their own and only change the
-database. It can be killed at any instruction: shims keep the replicas, the next daemon takes both over. By itself it
-ends when nothing is unfinished and nobody asked for a while.
+One thread runs the engine and supervises the processes; request threads only change the database. The daemon can be
+killed at any time: shims keep the replicas running, and the next daemon takes them over. It exits when no job is
+unfinished and no request came for the idle time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from muster.local.wiring import DaemonComponents, assemble
 ALREADY_RUNNING_EXIT_CODE = 3  # exit code when another daemon has the home
 _LOG = logging.getLogger("muster.local")
 _DEFAULT_IDLE_S = 600.0
-_HEARTBEAT_POLL_S = 5.0  # while jobs run: how often beats and checkpoints are looked at
+_HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while jobs run
 _MAX_SLEEP_S = 60.0
 _MAX_RETRY_S = 30.0
 _REPORTS_RETRY_S = 30.0
@@ -53,7 +53,7 @@ class Daemon:
         self._engine = Engine(components.cluster)
         self._started_at = time.time()
         self._wake_read_fd, self._wake_write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._mode = ""  # "", down (replicas are being stopped) or handover (they go on)
+        self._mode = ""  # "", down (replicas are being stopped) or handover (they keep running)
         self._next_cycle_at: float | None = None
         self._consecutive_failures = 0
         self._reports_not_before = 0.0  # monotonic
@@ -61,15 +61,15 @@ class Daemon:
         self.tracker.on_change = self.wake
 
     def wake(self) -> None:
-        """Something changed: the loop is to look. Any thread."""
-        with suppress(BlockingIOError):  # it has been told often enough
+        """Wake the loop after a change. Thread-safe."""
+        with suppress(BlockingIOError):  # the pipe is full: the loop will wake up anyway
             os.write(self._wake_write_fd, b"!")
 
     def status(self) -> dict[str, Any]:
-        """What this daemon is and does."""
+        """The answer of GET /status."""
         unfinished = self._components.service.unfinished_jobs()
         nodes = self._components.cluster.nodes
-        pretended = bool(self._components.shape)
+        is_virtual = bool(self._components.shape)
         return {
             "api": [API_VERSION, API_VERSION],
             "version": version(),
@@ -79,8 +79,10 @@ class Daemon:
             "mode": self._mode or "up",
             "nodes": len(nodes),
             "shape": self._components.shape,
-            "virtual": pretended,
-            "note": "virtual nodes are slots, not isolation: all replicas run on this host" if pretended else "",
+            "virtual": is_virtual,
+            "note": "virtual nodes provide slots without isolation: all replicas run on this host"
+            if is_virtual
+            else "",
             "running": sum(is_admitted(job.status) for job in unfinished),
             "waiting": sum(job.status.phase == "Pending" for job in unfinished),
             "suspended": sum(job.status.phase == "Suspended" for job in unfinished),
@@ -88,7 +90,7 @@ class Daemon:
         }
 
     def request_stop(self, mode: str, force: bool) -> None:
-        """End soon. `handover`: replicas go on. `down`: there are none, or (`force`) they are stopped first."""
+        """Stop the daemon. `handover`: replicas keep running. `down`: none run, or with `force` they are stopped."""
         if mode == "handover":
             self._mode = self._mode or "handover"
             self.wake()
@@ -98,8 +100,8 @@ class Daemon:
             names = ", ".join(sorted(running)[:8])
             jobs = "1 job runs" if len(running) == 1 else f"{len(running)} jobs run"
             raise Refused(
-                f"{jobs}: {names}; wait for the end, cancel or suspend, or use --force: what runs is stopped, and"
-                " starts again from its last checkpoint when the daemon is next up",
+                f"{jobs}: {names}; wait for them, cancel or suspend them, or use --force to stop them until the daemon"
+                " is started again, when they resume from their last checkpoint",
                 reason="JobsRunning",
             )
         self._home.stopped_marker.touch()
@@ -109,7 +111,7 @@ class Daemon:
         self.wake()
 
     def run(self) -> None:
-        """Until idle, asked to stop, or the home is gone."""
+        """Run until idle, stopped, or the home folder was removed."""
         while True:
             if not self._owns_home():
                 _LOG.error("%s was removed: stopping everything", self._home.path)
@@ -119,11 +121,11 @@ class Daemon:
                 self._run_cycle()
                 self._consecutive_failures = 0
             except ClusterError as error:
-                _LOG.warning("%s; trying again", error)
+                _LOG.warning("%s; retrying", error)
                 self._consecutive_failures += 1
                 self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
             except Exception:
-                _LOG.exception("a round failed")
+                _LOG.exception("a cycle failed")
                 self._consecutive_failures += 1
                 self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
             if self._can_exit():
@@ -138,22 +140,22 @@ class Daemon:
         if self._mode:
             self._next_cycle_at = time.time() + 0.1
         else:
-            round_ = self._engine.run_cycle()
-            # Carrying out writes is a pass of its own: what it finds is newer than what the engine has seen.
-            changed = parts.supervisor.pop_changed() or bool(round_.writes)
-            self._log_events(round_.writes)
-            parts.notifier.waits, parts.notifier.snapshot = round_.waits, self._engine.snapshot
-            self._next_cycle_at = time.time() if changed else round_.wake_at
+            cycle = self._engine.run_cycle()
+            # Applying the writes also syncs the pods, which may find changes that the engine has not observed yet.
+            changed = parts.supervisor.pop_changed() or bool(cycle.writes)
+            self._log_events(cycle.writes)
+            parts.notifier.waits, parts.notifier.snapshot = cycle.waits, self._engine.snapshot
+            self._next_cycle_at = time.time() if changed else cycle.wake_at
         parts.notifier.notify()
 
     def _step_reports(self) -> None:
-        """Reports are made beside the jobs: whatever fails there never keeps the engine from its round."""
+        """Start or finish reports; their failures must not stop the engine's cycle."""
         if time.monotonic() < self._reports_not_before:
             return
         try:
             self._components.reports.step()
         except Exception as error:
-            _LOG.warning("reports: %s: %s; trying again in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
+            _LOG.warning("reports: %s: %s; retrying in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
             self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
 
     def _log_events(self, writes: Sequence[Write]) -> None:
@@ -165,21 +167,21 @@ class Daemon:
 
     def _can_exit(self) -> bool:
         with self._components.cluster.lock:
-            living = self._components.supervisor.live_shim_count()
-        if self._mode == "handover" or (self._mode == "down" and living == 0):
+            live_shims = self._components.supervisor.live_shim_count()
+        if self._mode == "handover" or (self._mode == "down" and live_shims == 0):
             self._components.notifier.notify()
             return self.tracker.close()
         needed = any(job.status.phase != "Suspended" for job in self._components.service.unfinished_jobs())
-        if self._mode or living or self._components.reports.busy or needed:
+        if self._mode or live_shims or self._components.reports.busy or needed:
             return False
         return self.tracker.close_if_idle(self._idle_s)
 
     def _wait(self) -> None:
-        """Until someone rings, a shim ends, or it is time."""
+        """Sleep until `wake`, the end of a shim, or the next scheduled time."""
         now = time.time()
         with self._components.cluster.lock:
-            due, files = self._components.supervisor.next_sync_at(), self._components.supervisor.shim_fds()
-        times = [at for at in (self._next_cycle_at, due) if at is not None]
+            sync_at, files = self._components.supervisor.next_sync_at(), self._components.supervisor.shim_fds()
+        times = [at for at in (self._next_cycle_at, sync_at) if at is not None]
         idle_left = self.tracker.idle_remaining_s(self._idle_s)
         times.append(now + (min(_MAX_SLEEP_S, idle_left) if idle_left > 0 else _HEARTBEAT_POLL_S))
         if files or self._components.reports.busy:
@@ -193,14 +195,14 @@ class Daemon:
 
     def _owns_home(self) -> bool:
         try:
-            here, held = os.stat(self._home.lock), os.fstat(self._lock)
+            current, ours = os.stat(self._home.lock), os.fstat(self._lock)
         except OSError:
             return False
-        return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+        return (current.st_dev, current.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def serve(home: Home, options: argparse.Namespace) -> None:
-    """Take the home and serve it to the end. Raises `MusterError`."""
+    """Lock the home and serve until the daemon ends. Raises `MusterError`."""
     idle_s = idle_seconds(options.idle_seconds, os.environ)
     lock = take_lock(home)
     parts = assemble(home, options.nodes, options.boot_id_file)
@@ -229,7 +231,7 @@ def serve(home: Home, options: argparse.Namespace) -> None:
 
 
 def take_lock(home: Home) -> int:
-    """The lock of the home's one daemon, for as long as we live. Raises `DaemonError` AlreadyRunning."""
+    """Lock the home for the lifetime of this process. Raises `DaemonError` AlreadyRunning."""
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,10 +239,10 @@ def take_lock(home: Home) -> int:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise DaemonError(
-            f"a daemon already runs for {home.path} (pid {holder}); there can be one: use it, or set MUSTER_HOME",
+            f"a daemon is already running for {home.path} (pid {holder}); use it, or set MUSTER_HOME",
             reason="AlreadyRunning",
         ) from error
-    with suppress(OSError):  # a full disk; the file is not shortened, since what it has might not be had again
+    with suppress(OSError):  # a full disk; not truncated, since the space might not be available again
         os.pwrite(lock, f"{os.getpid()}\n".ljust(32).encode(), 0)
     return lock
 
@@ -260,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.detach:
             print(f"muster: {error}", file=sys.stderr)
         return ALREADY_RUNNING_EXIT_CODE if error.reason == "AlreadyRunning" else 1
-    except Exception as error:  # whoever waits for us reads why, not that we fell silent
+    except Exception as error:  # the waiting client must get the cause
         _LOG.exception("the daemon failed")
         _report_ready(options, f"CannotStart: the daemon cannot start: {type(error).__name__}: {error}; see daemon.log")
         return 1
@@ -268,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def idle_seconds(option: str | None, environ: Mapping[str, str]) -> float:
-    """After how long without jobs and requests the daemon ends. Raises `DaemonError` naming what is no such number."""
+    """Seconds without jobs and requests after which the daemon exits. Raises `DaemonError` InvalidIdleTimeout."""
     name, text = ("--idle-seconds", option) if option else ("MUSTER_IDLE_SECONDS", environ.get("MUSTER_IDLE_SECONDS"))
     try:
         seconds = float(text or _DEFAULT_IDLE_S)
@@ -276,41 +278,42 @@ def idle_seconds(option: str | None, environ: Mapping[str, str]) -> float:
         seconds = math.nan
     if not 0.0 <= seconds < math.inf:
         raise DaemonError(
-            f"{name}={text!r} is no number of seconds; write one from 0 up, such as 600", reason="InvalidIdleTimeout"
+            f"{name}: must be a finite number of seconds from 0, such as 600; got {text!r}",
+            reason="InvalidIdleTimeout",
         )
     return seconds
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m muster.local.daemon", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--home", help="the folder to keep everything in; default $MUSTER_HOME, else ~/.muster")
+    parser.add_argument("--home", help="the daemon's folder; default $MUSTER_HOME, else ~/.muster")
     parser.add_argument(
-        "--nodes", help="pretend this shape, e.g. 4x8; `host` for this host as it is; default: as last time"
+        "--nodes", help="shape of virtual nodes, e.g. 4x8; `host` for the real host; default: as last time"
     )
     parser.add_argument(
         "--idle-seconds",
-        help="end after so long without jobs and requests; default $MUSTER_IDLE_SECONDS, else 600",
+        help="exit after this time without jobs and requests; default $MUSTER_IDLE_SECONDS, else 600",
     )  # fmt: skip
     parser.add_argument("--detach", action="store_true", help="run in the background")
-    parser.add_argument("--ready-fd", type=int, help="a file descriptor to say `ok`, or why not, on")
+    parser.add_argument("--ready-fd", type=int, help="file descriptor on which `ok` or an error is written")
     parser.add_argument(
         "--boot-id-file", type=Path, default=os.environ.get("MUSTER_BOOT_ID_FILE"),
-        help="where this host's boot id is read; default the kernel's",
+        help="file with the boot id; default the kernel's",
     )  # fmt: skip
     return parser.parse_args(argv)
 
 
 def _detach() -> None:
-    """Leave the terminal and the parent for good."""
+    """Detach from the terminal and the parent process."""
     if os.fork():
         os._exit(0)
     os.setsid()
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
+    devnull = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(devnull, fd)
 
 
 def _configure_logging(path: Path, foreground: bool) -> None:
@@ -325,10 +328,10 @@ def _configure_logging(path: Path, foreground: bool) -> None:
 
 
 def _report_ready(options: argparse.Namespace, text: str) -> None:
-    """Tell whoever started us, in one line and once: later the number may be another file's."""
+    """Write one line to --ready-fd, once: after the close its number may belong to another file."""
     fd, options.ready_fd = options.ready_fd, None
     if fd is not None:
-        with suppress(OSError):  # it did not wait
+        with suppress(OSError):  # the parent no longer waits
             os.write(fd, f"{' '.join(text.splitlines())}\n".encode())
             os.close(fd)
 

@@ -1,5 +1,4 @@
-"""The daemon of a home as somebody to ask: there when it is asked, or started; of a version that one can talk to, or
-replaced."""
+"""Requests to the daemon of a home, which starts it if needed and replaces one with an incompatible API version."""
 
 from __future__ import annotations
 
@@ -15,27 +14,27 @@ from muster.local.virtual_nodes import HOST_SHAPE
 
 _STOP_TIMEOUT_S = 60.0
 _STARTUP_TIMEOUT_S = 60.0  # for a daemon to come up
-_MAX_DISCONNECTS = 5  # times that one request may end without an answer
+_MAX_DISCONNECTS = 5  # lost connections after which a request fails
 
 
 class DaemonClient:
-    """One home's daemon; with `start`, one is started where there is none and nobody stopped it."""
+    """One home's daemon; with `start`, it is started if it is not running and was not stopped by `down`."""
 
     def __init__(self, home: Home, start: bool) -> None:
         self._home = home
         self._autostart = start
 
     def ensure_compatible(self) -> None:
-        """Have a daemon of a version that this client can talk to. One that was stopped on purpose stays so until it is
-        asked for what starts it. Raises `DaemonError`; NotRunning when there is none and none is to be started."""
+        """Replace a daemon with an incompatible API version. A daemon stopped by `down` is not started here. Raises
+        `DaemonError`; NotRunning if none is running and none may be started."""
         try:
             self._check_version(self.request("GET", "/status"))
         except DaemonUnavailable:
             if not (self._autostart and self._home.stopped_marker.exists()):
-                raise  # else whatever is asked first starts one of our version, or tells that it was stopped
+                raise  # else the first request starts one of this version or reports that it was stopped
 
     def ensure_running(self, nodes: str | None, idle_s: float | None) -> None:
-        """Start the daemon, or replace one that shows other nodes. Raises `Refused` JobsRunning when it cannot be."""
+        """Start the daemon, or replace one with other nodes. Raises `Refused` JobsRunning if jobs run on those."""
         try:
             status = self.request("GET", "/status")
         except DaemonUnavailable:
@@ -53,21 +52,21 @@ class DaemonClient:
     def request(
         self, method: str, url: str, body: Any = None, timeout_s: float = 60.0, start_if_stopped: bool = False
     ) -> Any:
-        """One request; made again when the daemon was not there or broke off, if we may start another. One that was
-        stopped on purpose is started only where `starts_stopped`.
+        """One request. If the daemon is not running or the connection is lost, it is started (unless `start` is False)
+        and the request retried. A daemon stopped by `down` is started only with `start_if_stopped`.
 
-        Every call may be made twice: a submit carries a mark by which its second try is known.
+        All calls are idempotent: a submit carries an id, so that a retry is recognized.
         """
-        until, broke_off = time.monotonic() + _STARTUP_TIMEOUT_S, 0
+        until, disconnects = time.monotonic() + _STARTUP_TIMEOUT_S, 0
         while True:
             try:
                 answer = request(self._home.socket(), method, url, body, timeout_s)
             except DaemonError as error:
-                broke_off += error.reason == "ConnectionLost"
-                again = error.reason == "NotRunning" or (
-                    error.reason == "ConnectionLost" and broke_off <= _MAX_DISCONNECTS
+                disconnects += error.reason == "ConnectionLost"
+                can_retry = error.reason == "NotRunning" or (
+                    error.reason == "ConnectionLost" and disconnects <= _MAX_DISCONNECTS
                 )
-                if not (self._autostart and again) or time.monotonic() > until:
+                if not (self._autostart and can_retry) or time.monotonic() > until:
                     raise
                 if self._home.stopped_marker.exists() and not start_if_stopped:
                     raise DaemonUnavailable("the daemon was stopped; start it with: muster local up") from error
@@ -76,7 +75,7 @@ class DaemonClient:
                 return answer
 
     def _start_if_absent(self) -> None:
-        """Have a daemon that answers soon."""
+        """Start a daemon unless one is starting already."""
         if not self._home.is_locked():
             start_daemon(self._home)
         time.sleep(0.1)
@@ -87,19 +86,19 @@ class DaemonClient:
             return
         if not self._autostart or highest > API_VERSION:
             raise DaemonError(
-                f"the daemon (pid {status['pid']}) is Muster {status['version']}, this client is {version()}:"
-                " they cannot talk to each other; use the same version, or stop it with that one's `muster local down`",
+                f"the daemon (pid {status['pid']}) has version {status['version']}, which is incompatible with this"
+                f" client {version()}; use the same version, or stop the daemon with its version's `muster local down`",
                 reason="WrongVersion",
             )
         self._replace(None, None, status)
 
     def _replace(self, nodes: str | None, idle_s: float | None, status: dict[str, Any]) -> None:
-        """Another daemon in its place. Replicas go on: the new one takes them over."""
+        """Replace the daemon; its replicas keep running and the new one takes them over."""
         running = status["running"]
         if nodes is not None and running:
             jobs, them = ("1 job runs", "it") if running == 1 else (f"{running} jobs run", "them")
             raise Refused(
-                f"--nodes {nodes}: {jobs} on the present nodes; let {them} end first",
+                f"--nodes {nodes}: {jobs} on the current nodes; wait for {them} to end, or cancel {them}",
                 field="nodes",
                 reason="JobsRunning",
             )
@@ -117,4 +116,4 @@ class DaemonClient:
                 if isinstance(error, DaemonUnavailable) and not self._home.is_locked():
                     return
             time.sleep(0.05)
-        raise DaemonError(f"the daemon (pid {pid}) does not end; see {self._home.log}", reason="Timeout")
+        raise DaemonError(f"the daemon (pid {pid}) did not exit; see {self._home.log}", reason="Timeout")

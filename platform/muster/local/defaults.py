@@ -1,4 +1,4 @@
-"""The flavor and the queue that exist from the start, so that a first job needs no set-up."""
+"""The default flavor and queue, so that a first job needs no set-up."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from muster.cluster import NodeView
 from muster.local.store import SqliteStore
 from muster.local.virtual_nodes import BLOCK_LABEL, HOSTNAME_LABEL, LOCAL_LABEL, RACK_LABEL
 
-_DEFAULT_QUEUE_SETTING = "default_queue"  # setting: the default queue's spec as we wrote it
+_DEFAULT_QUEUE_SETTING = "default_queue"  # setting: the default queue's spec as written here
 DEFAULT_FLAVOR, DEFAULT_QUEUE = "local", "default"
 
 
 def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: float) -> None:
-    """Make flavor `local` and queue `default` at the first start; never again, so a user may delete or change them.
+    """Create flavor `local` and queue `default` at the first start only, so that users may delete or change them.
 
-    The queue guarantees all pod slots and says nothing of anything else: what is there can be used. While nobody has
-    changed it, it follows the nodes.
+    The queue guarantees all pod slots and limits no other resource. While it is unchanged, it is updated with the
+    nodes.
     """
     slots = str(sum(node.allocatable.get("pods") for node in nodes))
-    wanted = spec.QueueSpec(
+    requested = spec.QueueSpec(
         namespace_selector=spec.LabelSelector(),
         resources=[spec.FlavorQuota(flavor=DEFAULT_FLAVOR, guaranteed={"pods": slots})],
     )
@@ -29,13 +29,13 @@ def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: f
     with store.transaction():
         if written is None:
             store.put(spec.Flavor(metadata=_metadata(DEFAULT_FLAVOR, now), spec=_flavor()))
-            store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=wanted))
+            store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=requested))
         elif (queue := store.queues.get(DEFAULT_QUEUE)) is None or queue.spec.model_dump_json() != written:
             return
-        elif queue.spec != wanted:
+        elif queue.spec != requested:
             metadata = queue.metadata.model_copy(update={"generation": queue.metadata.generation + 1})
-            store.put(queue.model_copy(update={"spec": wanted, "metadata": metadata}))
-        store.put_setting(_DEFAULT_QUEUE_SETTING, wanted.model_dump_json())
+            store.put(queue.model_copy(update={"spec": requested, "metadata": metadata}))
+        store.put_setting(_DEFAULT_QUEUE_SETTING, requested.model_dump_json())
 
 
 def _flavor() -> spec.FlavorSpec:

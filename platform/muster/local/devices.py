@@ -1,4 +1,4 @@
-"""Which GPUs a replica gets, and the port where its role meets."""
+"""Allocation of GPUs to replicas, and of rendezvous ports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MIN_PORT = 20_000
 _MAX_ATTEMPTS = 200
 
 
-def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], wanted: int) -> tuple[str, ...] | None:
-    """The first `wanted` devices of a node that no living replica has; None while there are too few."""
+def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], count: int) -> tuple[str, ...] | None:
+    """The first `count` devices of a node that no live replica has; None if there are fewer."""
     taken = {device for pod in on_node if not pod.finished for device in pod.devices or ()}
     free = [device for device in all_devices if device not in taken]
-    return tuple(free[:wanted]) if len(free) >= wanted else None
+    return tuple(free[:count]) if len(free) >= count else None
 
 
 def free_port(taken: Collection[int], rng: random.Random) -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now.
+    """A free TCP port of 127.0.0.1 that is not in `taken`.
 
-    Below the range from which the kernel takes ports for outgoing connections, so that none of those has it when the
-    replica binds it a moment later. Raises `ClusterError` when no port can be had.
+    It is below the kernel's ephemeral range, so that no outgoing connection takes it before the replica binds it.
+    Raises `ClusterError` NoFreePort.
     """
     for _ in range(_MAX_ATTEMPTS):
         port = rng.randrange(_MIN_PORT, _first_ephemeral_port())

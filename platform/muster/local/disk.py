@@ -1,4 +1,4 @@
-"""What is left on the disk of the home: when nothing more is accepted, and when logs cannot be written."""
+"""Free disk space of the home: checks before objects are accepted and for logs, and a reserve for restarts."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from muster.errors import ClusterError
 from muster.text.humanize import format_resource
 
 MIN_FREE_BYTES = 2**20
-"""With less than this free no job or queue is accepted: what the database has set aside is for those that run."""
+"""With less free space no job or queue is accepted: the database's reserve is for running jobs."""
 RESERVE_BYTES = 2**20
 _MIN_FREE_LOG_BYTES = 4096
 
 
 def check_free_space(folder: Path) -> None:
-    """Raise `ClusterError` StoreUnwritable when less than `LEAST_BYTES` are free."""
+    """Raise `ClusterError` StoreUnwritable if less than `MIN_FREE_BYTES` are free."""
     free = _free_bytes(folder)
     if free < MIN_FREE_BYTES:
-        least, left = format_resource(MIN_FREE_BYTES, "memory"), format_resource(free, "memory")
-        message = f"the disk of {folder} is full: at least {least} must be free to accept anything; got {left}"
+        needed, available = format_resource(MIN_FREE_BYTES, "memory"), format_resource(free, "memory")
+        message = f"the disk of {folder} is full: at least {needed} must be free to accept objects; got {available}"
         raise ClusterError(message, reason="StoreUnwritable")
 
 
 def log_fault(folder: Path) -> tuple[str, str] | None:
-    """(Reason, message) of why logs in this folder cannot be written; None when they can."""
+    """(reason, message) if logs in this folder cannot be written, else None."""
     try:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         if os.statvfs(folder).f_flag & os.ST_RDONLY:
             return "ReadOnlyFilesystem", f"logs cannot be written: the file system of {folder} is read-only"
         if _free_bytes(folder) < _MIN_FREE_LOG_BYTES:
-            return "DiskFull", f"logs cannot be written: the disk of {folder} is full; what pods print is lost"
+            return "DiskFull", f"logs cannot be written: the disk of {folder} is full; pod output is lost"
     except OSError as error:
         return "LogsUnreachable", f"logs cannot be written: {folder}: {error.strerror}"
     return None
 
 
 def reserve_space(file: Path) -> None:
-    """Set disk space aside in this file for a daemon that starts on a full disk; without it where there is none."""
+    """Reserve disk space in this file for a daemon that starts on a full disk, if there is enough."""
     with suppress(OSError):
         if _free_bytes(file.parent) < MIN_FREE_BYTES + RESERVE_BYTES:
             return
@@ -51,7 +51,7 @@ def reserve_space(file: Path) -> None:
 
 
 def release_space(file: Path) -> bool:
-    """Give back what `reserve` has set aside. False when there was nothing, or it cannot be removed."""
+    """Release the space of `reserve_space`. False if there was none or it cannot be removed."""
     try:
         file.unlink()
     except OSError:
@@ -60,6 +60,6 @@ def release_space(file: Path) -> bool:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write."""
-    found = os.statvfs(folder)
-    return found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
+    """Free bytes for this user."""
+    stats = os.statvfs(folder)
+    return stats.f_frsize * (stats.f_bfree if os.geteuid() == 0 else stats.f_bavail)

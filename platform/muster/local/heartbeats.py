@@ -51,8 +51,8 @@ class HeartbeatReader:
 def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
     """What every rank said last, in the order of ranks; files that cannot be read are left out, and figures that are no
     numbers are unknown."""
-    said = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "heartbeats").glob("rank-*.json")]
-    return sorted((beat for beat in said if isinstance(beat.get("rank"), int)), key=lambda beat: int(beat["rank"]))
+    output = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "heartbeats").glob("rank-*.json")]
+    return sorted((beat for beat in output if isinstance(beat.get("rank"), int)), key=lambda beat: int(beat["rank"]))
 
 
 def _drop_invalid_numbers(beat: dict[str, Any]) -> dict[str, Any]:

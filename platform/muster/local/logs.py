@@ -92,8 +92,8 @@ def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[]
         if start != position and rest:  # its end was dropped
             rest += b"\n"
         position = start + len(data)
-        *whole, rest = (rest + data).split(b"\n")
-        yield from (line.decode(errors="replace") for line in whole)
+        *total, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in total)
         if len(data) == _BLOCK_BYTES:
             continue  # there may be more already
         if over or (end is not None and position >= end):

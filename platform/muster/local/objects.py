@@ -147,12 +147,12 @@ class ObjectRegistry:
                 checked = self._check_job(document, environment, queues, flavors)
                 notices[_namespace(document), document.metadata.name] = checked
         self._check_parents_not_deleting(documents)
-        told = apply_warnings(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
+        message = apply_warnings(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
         with self._create_transaction():
             rows = [self._apply(document, notices, environment) for document, environment in sent]
         for row in rows:
-            if row["kind"] == "Queue" and row["name"] in told:
-                row["notices"] = told[row["name"]]
+            if row["kind"] == "Queue" and row["name"] in message:
+                row["notices"] = message[row["name"]]
         return rows
 
     def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
@@ -347,8 +347,8 @@ class ObjectRegistry:
         """Whether nothing waits for the queue. Raises `Conflict` while there are queues below it that stay."""
         name = queue.metadata.name
         check_no_children(name, self._store.queues.values())
-        leaving = any(other.spec.parent == name for other in self._store.queues.values())
-        return not leaving and not self._unfinished_job_names(name)
+        deleting = any(other.spec.parent == name for other in self._store.queues.values())
+        return not deleting and not self._unfinished_job_names(name)
 
     def _unfinished_job_names(self, queue: str) -> list[str]:
         jobs = self._store.jobs.values()
@@ -407,8 +407,8 @@ def _check_unique_names(documents: Sequence[AnyObject]) -> None:
     for item in documents:
         key = (item.kind, _namespace(item), item.metadata.name)
         if key in seen:
-            told = f"metadata.name: {item.kind} {item.metadata.name!r} is there twice; give each its own name"
-            raise InvalidSpec(told, field="metadata.name")
+            message = f"metadata.name: {item.kind} {item.metadata.name!r} is there twice; give each its own name"
+            raise InvalidSpec(message, field="metadata.name")
         seen.add(key)
 
 

@@ -85,8 +85,8 @@ def _option_value(options: Sequence[str], arguments: Sequence[str]) -> int | Non
 
 def allows_oversubscription(job: spec.TrainingJob) -> bool:
     """What the annotation says. Raises `InvalidSpec` if it is neither true nor false."""
-    said = job.metadata.annotations.get(OVERSUBSCRIBE_ANNOTATION, "false")
-    if said not in ("true", "false"):
+    output = job.metadata.annotations.get(OVERSUBSCRIBE_ANNOTATION, "false")
+    if output not in ("true", "false"):
         field = f"metadata.annotations[{OVERSUBSCRIBE_ANNOTATION}]"
-        raise InvalidSpec(f'{field}: must be "true" or "false"; got {said!r}', field=field)
-    return said == "true"
+        raise InvalidSpec(f'{field}: must be "true" or "false"; got {output!r}', field=field)
+    return output == "true"

@@ -197,8 +197,10 @@ class PodSupervisor:
             )
         after = record_exit(pod, state, self._folder(pod), self._log(pod))
         if after.reason == PORT_IN_USE:
-            told = f"another program has port {pod.port}, where {pod.name} was to listen: the gang meets at another one"
-            self._event(pod, PORT_IN_USE, told)
+            message = (
+                f"another program has port {pod.port}, where {pod.name} was to listen: the gang meets at another one"
+            )
+            self._event(pod, PORT_IN_USE, message)
         return after
 
     def _record_failing_peers(self, finished: list[PodRecord]) -> list[PodRecord]:
@@ -293,9 +295,9 @@ class PodSupervisor:
 
     def _shim_error(self, pod: PodRecord, handle: ShimHandle) -> str:
         """What its shim said, or else how it ended."""
-        said = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
+        output = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
         code = handle.popen.returncode if handle.popen is not None else None
-        return said if code == shim.NO_SPACE else f"its shim ended with {code}: {said or 'without a word'}"
+        return output if code == shim.NO_SPACE else f"its shim ended with {code}: {output or 'without a word'}"
 
     def _kill_leftovers(self, pod: PodRecord) -> None:
         """What the replica of a shim that was killed had started: the first process went with it, its children not."""

@@ -41,8 +41,8 @@ def check_attempt(job: TrainingJob, attempt: int) -> None:
     newest = job.status.attempt
     if attempt > newest:
         there = "attempt 0 alone" if newest == 0 else f"attempts 0 to {newest}"
-        told = f"job {job.metadata.name!r} has {there}, no {attempt}"
-        raise NotFound(told, field="attempt", reason="AttemptNotFound")
+        message = f"job {job.metadata.name!r} has {there}, no {attempt}"
+        raise NotFound(message, field="attempt", reason="AttemptNotFound")
 
 
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:

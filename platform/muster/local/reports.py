@@ -66,10 +66,10 @@ class ReportBuilder:
         job = self._store.jobs.get(build.uid)
         if job is not None:
             code, log = build.child.returncode, self._run_dir(job) / "report" / "build.log"
-            why = f"the report could not be built (exit code {code})"
+            reason = f"the report could not be built (exit code {code})"
             if code == 1 and not any((self._run_dir(job) / "traces").rglob("rank-*")):
-                why = f"no trace was recorded: {RECORDED_BY}"
-            self._record_result(job, f"{why}; see {log}" if code else "")
+                reason = f"no trace was recorded: {RECORDED_BY}"
+            self._record_result(job, f"{reason}; see {log}" if code else "")
 
     def stop(self) -> None:
         """Give up the one that is built: the next daemon begins it anew."""

@@ -170,11 +170,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             )
 
     def _body(self) -> Any:
-        said = self.headers.get("Content-Length") or "0"
-        length = int(said) if said.isdecimal() else MAX_REQUEST_BYTES + 1
+        output = self.headers.get("Content-Length") or "0"
+        length = int(output) if output.isdecimal() else MAX_REQUEST_BYTES + 1
         if length > MAX_REQUEST_BYTES:
             self.close_connection = True
-            raise InvalidSpec(f"the request has {said} bytes; {MAX_REQUEST_BYTES} are the most")
+            raise InvalidSpec(f"the request has {output} bytes; {MAX_REQUEST_BYTES} are the most")
         if not length:
             return None
         try:
@@ -237,10 +237,12 @@ def route(tracker: RequestTracker, method: str, segments: list[str], query: dict
 
 def _parse_stop_request(body: Any) -> tuple[str, bool]:
     """(mode, force). Raises `InvalidSpec` for any other words: a daemon is not stopped by a mistake."""
-    asked = body if body is not None else {}
-    if not isinstance(asked, dict):
-        raise InvalidSpec(f"the request is {type(asked).__name__}; write an object with mode and force", field="mode")
-    mode, force = asked.get("mode", "down"), asked.get("force", False)
+    requested = body if body is not None else {}
+    if not isinstance(requested, dict):
+        raise InvalidSpec(
+            f"the request is {type(requested).__name__}; write an object with mode and force", field="mode"
+        )
+    mode, force = requested.get("mode", "down"), requested.get("force", False)
     if mode not in ("down", "handover"):
         raise InvalidSpec(f"mode: {mode!r} is not known; write down or handover", field="mode")
     if not isinstance(force, bool):
@@ -293,8 +295,8 @@ def _parse_delete_targets(body: Any) -> list[tuple[str, str, str]]:
     try:
         return [(str(item["kind"]), str(item["name"]), str(item["namespace"])) for item in body]
     except (TypeError, KeyError) as error:
-        told = "the request names no objects; write a list of objects with kind, name and namespace"
-        raise InvalidSpec(told) from error
+        message = "the request names no objects; write a list of objects with kind, name and namespace"
+        raise InvalidSpec(message) from error
 
 
 def _parse_object(item: Any) -> TrainingJob | Queue | Flavor:
@@ -322,5 +324,5 @@ def _to_invalid_spec(error: ValidationError) -> InvalidSpec:
 
 def _error_response(error: MusterError) -> tuple[int, bytes]:
     code = next(code for kind, code in _HTTP_STATUS if isinstance(error, kind))
-    told = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
-    return code, json.dumps({"error": told | {"type": type(error).__name__}}).encode()
+    message = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
+    return code, json.dumps({"error": message | {"type": type(error).__name__}}).encode()

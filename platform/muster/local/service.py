@@ -62,9 +62,9 @@ class DaemonService:
         """Accept jobs, all or none, or say why one could never start. `environments`: of their submitter, one a job."""
         with self._cluster.lock:
             stored = self._objects.submit(jobs, dry_run=True, environments=environments)
-            world = self._cluster.observe()
+            state = self._cluster.observe()
         for job in stored:
-            verdict = check_feasibility(job, world)
+            verdict = check_feasibility(job, state)
             if verdict is not None:
                 refusal = Refused(verdict.message, reason=verdict.reason)
                 refusal.job = f"{job.metadata.namespace}/{job.metadata.name}"
@@ -92,8 +92,8 @@ class DaemonService:
         """Set suspend or cancel."""
         for name_of, value in fields.items():
             if name_of not in _PATCHABLE_FIELDS or not isinstance(value, bool):
-                told = f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false"
-                raise InvalidSpec(told, field=name_of)
+                message = f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false"
+                raise InvalidSpec(message, field=name_of)
         with self._cluster.lock:
             return self._objects.patch(namespace, name, fields)
 

@@ -42,34 +42,34 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
             raise DaemonError(f"the daemon cannot be started: {error}", reason="CannotStart") from error
         finally:
             os.close(write_end)
-        said = _wait_for_ready(answer)
+        output = _wait_for_ready(answer)
         try:
             _, complaint = child.communicate(timeout=_START_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:  # what was answered counts
             complaint = error.stderr or b""
             child.stderr.close()  # type: ignore[union-attr]
-    if said == "ok" or said.startswith("AlreadyRunning:"):
+    if output == "ok" or output.startswith("AlreadyRunning:"):
         return
-    reason, _, message = said.partition(": ")
+    reason, _, message = output.partition(": ")
     if message:
         raise DaemonError(message, reason=reason)
-    told = complaint.decode(errors="replace").strip() or _log_tail(home, log_before)
-    raise DaemonError(f"the daemon could not start; it said:\n{told or 'nothing'}", reason="CannotStart")
+    text = complaint.decode(errors="replace").strip() or _log_tail(home, log_before)
+    raise DaemonError(f"the daemon could not start; it said:\n{text or 'nothing'}", reason="CannotStart")
 
 
 def _wait_for_ready(ready_pipe: object) -> str:
     """One line from the daemon; empty when it died or said nothing in time."""
-    said = b""
+    output = b""
     until = time.monotonic() + _START_TIMEOUT_S
     poll = select.poll()
     poll.register(ready_pipe, select.POLLIN)  # type: ignore[arg-type]
-    while b"\n" not in said and time.monotonic() < until:
+    while b"\n" not in output and time.monotonic() < until:
         if poll.poll(1000):
             part = ready_pipe.read(4096)  # type: ignore[attr-defined]
             if not part:
                 break
-            said += part
-    return said.decode(errors="replace").strip()
+            output += part
+    return output.decode(errors="replace").strip()
 
 
 def _log_tail(home: Home, begin: int) -> str:

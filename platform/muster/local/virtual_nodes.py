@@ -72,8 +72,8 @@ def _parse_group(part: str) -> VirtualNodeGroup:
         if key not in amounts:
             near = closest_match(key, amounts, _SIMILARITY_CUTOFF)
             if near is not None:
-                told = f"{key!r} is not known; did you mean {near!r}? A label of a name like that needs a prefix"
-                raise InvalidSpec(f"--nodes {part!r}: {told}, as in example.com/{key}={value}", field="nodes")
+                message = f"{key!r} is not known; did you mean {near!r}? A label of a name like that needs a prefix"
+                raise InvalidSpec(f"--nodes {part!r}: {message}, as in example.com/{key}={value}", field="nodes")
             labels[key] = value
             continue
         try:

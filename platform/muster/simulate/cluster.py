@@ -95,8 +95,8 @@ class SimCluster:
                 self._queues[write.queue] = self._queues[write.queue].model_copy(update=status)
         elif isinstance(write, WriteFlavorStatus):
             if write.flavor in self._flavors:
-                told = {"status": write.status}
-                self._flavors[write.flavor] = self._flavors[write.flavor].model_copy(update=told)
+                message = {"status": write.status}
+                self._flavors[write.flavor] = self._flavors[write.flavor].model_copy(update=message)
         elif isinstance(write, RecordEvent):
             self.events.append(write)
             self._observer.event_recorded(write, self.now)
@@ -130,8 +130,8 @@ class SimCluster:
         """A user changes fields of a job's spec, such as `suspend=True`."""
         job = self.job(uid)
         meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
-        wanted = job.spec.model_copy(update=fields)
-        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": wanted})
+        requested = job.spec.model_copy(update=fields)
+        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": requested})
         self._bump_resource_version(uid)
 
     def delete(self, uid: str) -> None:

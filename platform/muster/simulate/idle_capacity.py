@@ -71,8 +71,8 @@ class IdleCapacity:
         if demand.flavors:
             slots = np.where(np.isin(self._gpu_types, demand.flavors), slots, 0)
         group = self._groups.get(demand.level, self._groups[""])
-        room = np.bincount(group, weights=slots)
-        usable: npt.NDArray[np.bool_] = (slots > 0) & (room[group] >= demand.pods)
+        free = np.bincount(group, weights=slots)
+        usable: npt.NDArray[np.bool_] = (slots > 0) & (free[group] >= demand.pods)
         return usable
 
 

@@ -62,9 +62,9 @@ class SimJob:
 
     def request(self, role: str) -> Resources:
         """What a pod of the role asks for if it is made now; nothing for a role that the job does not have."""
-        wanted = self.job.spec
-        if self._requests is None or self._requests[0] is not wanted:
-            self._requests = wanted, {part.name: pod_request(part.template.spec) for part in wanted.roles}
+        requested = self.job.spec
+        if self._requests is None or self._requests[0] is not requested:
+            self._requests = requested, {part.name: pod_request(part.template.spec) for part in requested.roles}
         return self._requests[1].get(role, Resources())
 
 

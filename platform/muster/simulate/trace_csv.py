@@ -138,11 +138,11 @@ def _header_error(header: Sequence[str], what: str, forms: Sequence[tuple[str, .
         ways = ", or ".join(",".join(columns) for columns in forms)
         return f"the header {','.join(header)[:200]!r} has not the columns of {what}: {ways}"
     others = [name for name in header if name not in form]
-    told = []
+    message = []
     for name in missing:
         near = closest_match(name, others)
-        told.append(f"{name} is missing" + ("" if near is None else f"; did you mean it by {near!r}?"))
-    return f"{'; '.join(told)} (columns of {what}: {','.join(form)})"
+        message.append(f"{name} is missing" + ("" if near is None else f"; did you mean it by {near!r}?"))
+    return f"{'; '.join(message)} (columns of {what}: {','.join(form)})"
 
 
 def _parse_rows(lines: object, header: Sequence[str], parse: Callable[[CsvRow], R]) -> tuple[list[R], list[InvalidRow]]:

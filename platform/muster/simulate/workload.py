@@ -177,13 +177,13 @@ class JobFactory:
 
     def behavior(self, row: TraceJob) -> JobBehavior:
         """What the job does once its pods run."""
-        habits = self._assumptions
+        assumptions = self._assumptions
         return JobBehavior(
             runtime_s=row.runtime_s,
-            start_delay_s=habits.start_delay_s,
-            stop_s=habits.stop_s,
-            checkpoint_every_s=habits.checkpoint_every_s,
-            checkpoint_on_stop=habits.checkpoint_on_stop,
+            start_delay_s=assumptions.start_delay_s,
+            stop_s=assumptions.stop_s,
+            checkpoint_every_s=assumptions.checkpoint_every_s,
+            checkpoint_on_stop=assumptions.checkpoint_on_stop,
         )
 
     def _spec(self, row: TraceJob) -> spec.TrainingJobSpec:
@@ -191,9 +191,9 @@ class JobFactory:
         if bound is None and self._assumptions.bound_factor is not None:
             # What the pods take to start counts towards the bound as well.
             bound = max(1, math.ceil(row.runtime_s * self._assumptions.bound_factor + self._assumptions.start_delay_s))
-        asked = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
+        requested = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
         priority = self._assumptions.priority(row)
-        key = (asked, row.queue, priority, bound, row.gpu_types, row.topology)
+        key = (requested, row.queue, priority, bound, row.gpu_types, row.topology)
         known = self._specs.get(key)
         if known is None:
             known = self._specs[key] = self._build_spec(row, priority, bound)

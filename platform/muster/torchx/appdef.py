@@ -129,8 +129,8 @@ def _escape_dollars(text: str) -> str:
 def _resources(role: Role) -> dict[str, dict[str, str]]:
     """Requests, and limits for what is given out whole. TorchX writes -1 or 0 for "not said"."""
     resource = role.resource
-    whole = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
-    limits = {name: str(count) for name, count in whole.items() if count > 0}
+    total = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
+    limits = {name: str(count) for name, count in total.items() if count > 0}
     requests = dict(limits)
     if resource.cpu > 0:
         requests["cpu"] = str(resource.cpu)

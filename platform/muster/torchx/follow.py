@@ -89,8 +89,8 @@ def _end_lines(client: JobClient, pod: FollowedPod, job: TrainingJob) -> Iterato
     if job.spec.trace is None or job.status.started_at is None:
         yield f"muster: run folder {run_dir}"
         return
-    patience = time.monotonic() + REPORT_TIMEOUT_S
-    while job.status.traces is None and time.monotonic() < patience:
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while job.status.traces is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         job = client.job(pod.name, pod.namespace)
     if job.status.traces is not None and job.status.traces.report:

@@ -140,8 +140,8 @@ def _export_command(target: KubeContext) -> str:
 
 def _default_image_notices(app: AppDef) -> list[str]:
     roles = [role.name for role in app.roles if role.image == TORCHX_IMAGE]
-    told = f"role {', '.join(roles)}: no image was named, so TorchX's own is used: {TORCHX_IMAGE}; see --image"
-    return [told] if roles else []
+    message = f"role {', '.join(roles)}: no image was named, so TorchX's own is used: {TORCHX_IMAGE}; see --image"
+    return [message] if roles else []
 
 
 def _submission_yaml(submission: Submission) -> str:

@@ -36,19 +36,19 @@ class ProgressReporter:
 
     def next_lines(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
         """Sentences from the start on that nobody was told yet; what comes before it, everybody is told."""
-        told, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
+        message, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
         name, namespace = job.metadata.name, job.metadata.namespace or "default"
         if status.phase == "Running":
-            if told.started_attempt != status.attempt:
-                told.started_attempt = status.attempt
+            if message.started_attempt != status.attempt:
+                message.started_attempt = status.attempt
                 yield status_message(job)
-            line = told.progress_lines.next_line(
+            line = message.progress_lines.next_line(
                 current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock()
             )
             if line is not None:
                 yield line
-        elif has_terminated(status) and not told.ended:
-            told.ended = True
+        elif has_terminated(status) and not message.ended:
+            message.ended = True
             run_dir = client.run_dir(name, namespace)
             where = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
             yield f"{status.phase.lower()}: {status_message(job)}{where}"

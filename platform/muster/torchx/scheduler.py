@@ -99,7 +99,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         API server that does not answer is given the time of its upgrade, then `WatchEnded` is raised."""
         with print_errors_without_traceback():
             client = self._client(app_id)
-        patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
+        deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
         while True:
             try:
                 return self._describe_once(app_id, client)
@@ -113,7 +113,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
                 if app_id not in self._submitted:
                     with print_errors_without_traceback():
                         raise
-                if isinstance(error, DaemonError) or time.monotonic() > patience:
+                if isinstance(error, DaemonError) or time.monotonic() > deadline:
                     raise WatchInterrupted(f"{app_id} cannot be watched any more: {error}") from error
             time.sleep(_PAUSE_S)
 
@@ -184,8 +184,8 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         super().close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):
             for name, namespace in map(split_app_id, sorted(self._submitted)):
-                told = f"the job goes on; stop it with: muster cancel {namespace}/{name}"
-                atexit.register(print, told, file=sys.stderr)
+                message = f"the job goes on; stop it with: muster cancel {namespace}/{name}"
+                atexit.register(print, message, file=sys.stderr)
 
     def _cancel_existing(self, app_id: str) -> None:
         self._client(app_id).cancel(*split_app_id(app_id))

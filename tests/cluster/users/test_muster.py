@@ -22,7 +22,7 @@ def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, 
     assert (ended.code, ended.err) == (0, "")
     first, then, *waited, last = ended.out.splitlines()
     assert first == f"trainingjob {pool.namespace}/first submitted to queue {pool.queue('red')}"
-    assert then == f"follow it with: muster watch {pool.namespace}/first"
+    assert then == f"to follow it: muster watch {pool.namespace}/first"
     assert waited == [] or waited[0].startswith(f"{pool.namespace}/first in queue {pool.queue('red')}"), "why it waits"
     assert last == f"{pool.namespace}/first Succeeded"
     (row,) = muster("jobs", "--json").rows
@@ -199,7 +199,7 @@ def test_queues_with_queues_below_them_and_flavors_in_use_are_not_deleted(pool: 
     leaving = muster("delete", "queue", pool.queue("red"), "--yes")
     assert leaving.out.splitlines() == [
         f"queue {pool.queue('red')} deleting",
-        f"  it goes once these have ended: {pool.namespace}/one; let them end, or: muster cancel JOB",
+        f"  it is removed when these jobs have ended: {pool.namespace}/one; to end one: muster cancel JOB",
     ]
     assert muster("delete", "queue", pool.queue("all"), pool.queue("blue")).code == 0
     missing = muster("delete", "queue", "nowhere", "--json")
@@ -302,7 +302,7 @@ def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_
     drained = pool.nodes_of("gang")[1]
     said = muster("drain", drained, "--wait").out.splitlines()
     assert said == [
-        f"node {drained} is being drained; leaves: {pool.namespace}/gang",
+        f"node {drained} is being drained; jobs to move: {pool.namespace}/gang",
         f"no job is left on node {drained}",
     ]
     pool.wait_for_phase("gang", "Running")
@@ -316,7 +316,7 @@ def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_
     assert submitted.code == 0, "a drained node comes back, so nothing is too large for good"
     pool.submit("next", pods=1, gpus=4)
     pool.wait("it waits", lambda: bool(pool.waits_for("next")))
-    assert muster("undrain", drained).out == f"node {drained} takes jobs again\n"
+    assert muster("undrain", drained).out == f"node {drained} is schedulable again\n"
     pool.wait_for_phase("next", "Running")
     assert pool.nodes_of("next") == [drained]
     assert muster("drain", f"{pool.namespace}-n99").code == 3

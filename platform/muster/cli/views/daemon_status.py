@@ -1,4 +1,4 @@
-"""What `muster local status` shows."""
+"""The output of `muster local status`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.text.humanize import format_duration, pluralize
 
 
 def node_label_lines(shape: str) -> list[str]:
-    """A line for every group of nodes that gets labels of its user's: all keys of a shape that are not Muster's."""
+    """One line for each group of virtual nodes with labels set by the user."""
     from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
 
     groups = parse_shape(shape) if shape != HOST_SHAPE else ()
@@ -24,11 +24,11 @@ def node_label_lines(shape: str) -> list[str]:
 
 
 def daemon_status_view(status: Mapping[str, Any], now: float) -> RenderableType:
-    """Three lines: who it is, what it shows and does, where it lives."""
+    """Lines with the daemon's version, nodes, jobs and home folder."""
     up_for = format_duration(now - float(status["startedAt"]))
     nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["virtual"] else "")
     counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
-    if status.get("suspended"):  # a daemon of an earlier version does not say
+    if status.get("suspended"):  # absent from a daemon of an earlier version
         counts += f", {status['suspended']} suspended"
     lines = [
         Text.assemble(("●", "green"), f" daemon {status['version']}, pid {status['pid']}, up for {up_for}"),

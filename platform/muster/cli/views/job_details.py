@@ -1,4 +1,4 @@
-"""The page of `muster describe`: what the job is, why it waits or where it runs, what happened to it."""
+"""The page of `muster describe`: spec, status, placement, last failure and events of a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_EVENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """A job and all that is known about it at `now`. Events: `at`, `type`, `reason`, `message`, oldest first."""
+    """A job with its events, heartbeats and run folder. Events: `at`, `type`, `reason`, `message`, oldest first."""
 
     job: TrainingJob
     events: list[dict[str, Any]]
@@ -37,7 +37,7 @@ class JobDetails:
 
 
 def job_details_view(details: JobDetails) -> RenderableType:
-    """The page, most wanted first."""
+    """The sections of the page."""
     return Group(
         _headline(details.job),
         *_status_lines(details),
@@ -66,17 +66,16 @@ def _status_lines(details: JobDetails) -> Iterator[RenderableType]:
     if logs is not None and logs.status == "False":
         yield Padding(Text.assemble((f"{logs.reason}: ", "red"), logs.message), (0, 0, 0, 2))
     if status.phase == "Pending" and status.queue_position is not None:
-        told = f"next in queue {job.spec.queue}"
-        if status.queue_position > 1:
-            told = f"number {status.queue_position} in queue {job.spec.queue}"
+        position = "next" if status.queue_position == 1 else f"number {status.queue_position}"
+        text = f"{position} in queue {job.spec.queue}"
         if status.estimated_start is not None:
-            told += f", starts about {format_time(status.estimated_start, details.now)}"
-        yield Padding(Text(told), (0, 0, 0, 2))
-    beat = leading_heartbeat(details.heartbeats)
-    if beat is not None:
+            text += f", starts about {format_time(status.estimated_start, details.now)}"
+        yield Padding(Text(text), (0, 0, 0, 2))
+    heartbeat = leading_heartbeat(details.heartbeats)
+    if heartbeat is not None:
         live = status.phase in ("Running", "Admitted")
         style = "" if status.phase == "Running" else "dim"
-        if line := progress_line(beat if live else final_heartbeat(beat)):
+        if line := progress_line(heartbeat if live else final_heartbeat(heartbeat)):
             yield Padding(Text(line, style=style), (0, 0, 0, 2))
 
 
@@ -115,11 +114,13 @@ def _summary_table(details: JobDetails) -> Table:
         limit = "" if policy.max_start_retries is None else f" of {policy.max_start_retries}"
         rows.append(("start retries", f"{status.start_retries}{limit}"))
     if status.requeue_after is not None and status.requeue_after > now:
-        rows.append(("tries again", format_time(status.requeue_after, now)))
+        rows.append(("requeue after", format_time(status.requeue_after, now)))
     if status.node_losses:
         rows.append(("node losses", str(status.node_losses)))
     if status.blamed_nodes:
-        rows.append(("avoids", ", ".join(f"{b.node} until {format_time(b.until, now)}" for b in status.blamed_nodes)))
+        rows.append(
+            ("avoided nodes", ", ".join(f"{b.node} until {format_time(b.until, now)}" for b in status.blamed_nodes))
+        )
     if status.last_checkpoint is not None:
         last = status.last_checkpoint
         rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
@@ -131,7 +132,7 @@ def _summary_table(details: JobDetails) -> Table:
         files = pluralize(status.traces.files, "file")
         where = f" in {status.traces.location}" if status.traces.location else ""
         none = spec.trace is not None and not status.traces.files and has_terminated(status)
-        rows.append(("traces", f"none was recorded: {RECORDED_BY}" if none else files + where))
+        rows.append(("traces", f"none recorded: {RECORDED_BY}" if none else files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
     if details.run_dir is not None:
@@ -155,7 +156,7 @@ def _request(role: RoleSpec) -> str:
     total = {name: value for name, value in pod_request(role.template.spec) if name != "pods"}
     return (
         ", ".join(f"{format_resource(value, name)} {short_resource_name(name)}" for name, value in total.items())
-        or "asks for nothing"
+        or "no resource requests"
     )
 
 
@@ -179,14 +180,14 @@ def _placement_table(job: TrainingJob) -> Table:
 def _failure_view(details: JobDetails) -> RenderableType:
     failure = details.job.status.last_failure
     assert failure is not None
-    told = f"pod {failure.pod}" + (f" on {failure.node}" if failure.node else "")
+    message = f"pod {failure.pod}" + (f" on {failure.node}" if failure.node else "")
     if failure.exit_code is not None:
-        told += f", exit code {failure.exit_code}{_signal_name(failure.exit_code)}"
+        message += f", exit code {failure.exit_code}{_signal_name(failure.exit_code)}"
     if failure.reason:
-        told += f", {failure.reason}"
+        message += f", {failure.reason}"
     if failure.at is not None:
-        told += f", {format_time(failure.at, details.now)}"
-    return Group(Text(told, style="red"), Text(sanitize(failure.log_tail).rstrip("\n"), style="dim"))
+        message += f", {format_time(failure.at, details.now)}"
+    return Group(Text(message, style="red"), Text(sanitize(failure.log_tail).rstrip("\n"), style="dim"))
 
 
 def _signal_name(exit_code: int) -> str:
@@ -200,15 +201,15 @@ def _signal_name(exit_code: int) -> str:
 
 def _event_table(details: JobDetails) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    left_out = len(details.events) - _MAX_EVENTS
-    if left_out > 0:
-        table.add_row("", "", Text(f"{pluralize(left_out, 'older event')} not shown", style="dim"))
+    omitted = len(details.events) - _MAX_EVENTS
+    if omitted > 0:
+        table.add_row("", "", Text(f"{pluralize(omitted, 'older event')} not shown", style="dim"))
     for event in details.events[-_MAX_EVENTS:]:
         style = "yellow" if event.get("type") == "Warning" else "green"
         ago = Text(f"{format_duration(details.now - float(event['at']))} ago", style="dim")
         times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
-        told = Text(f"{sanitize(event['message'])}{times}", overflow="fold")
-        table.add_row(ago, Text(str(event["reason"]), style=style), told)
+        message = Text(f"{sanitize(event['message'])}{times}", overflow="fold")
+        table.add_row(ago, Text(str(event["reason"]), style=style), message)
     return table
 
 

@@ -1,4 +1,4 @@
-"""The table of `muster jobs`: what runs, what waits and why, what ended."""
+"""The table of `muster jobs`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from muster.spec import TERMINAL_PHASES, TrainingJob
 from muster.text.humanize import format_duration, format_time
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
-_DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # what goes first in a narrow terminal
-_GAP, _MAX_QUEUE_WIDTH, _MIN_WHY_WIDTH = 2, 40, 30  # columns of the terminal
-_MAX_LAST_LINE = 100  # of what a failed pod wrote last, in characters
+_DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal
+_GAP, _MAX_QUEUE_WIDTH, _MIN_REASON_WIDTH = 2, 40, 30  # columns of the terminal
+_MAX_LAST_LINE = 100  # characters of a failed pod's last log line
 _PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended", "Ended")
 
 
 def sorted_for_display(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
-    """Running first, then waiting in the order of their queue, then what ended, newest first: what still stops before
-    all others."""
+    """Running jobs, then terminating, then waiting ones in queue order, then finished ones, newest first."""
 
     def key(job: TrainingJob) -> tuple[int, str, int, float, str]:
         status = job.status
@@ -40,30 +39,30 @@ def sorted_for_display(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
 
 
 def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> RenderableType:
-    """One line a job; the namespace only where there are several. A name is always shown whole: where `width` columns
-    are too few, others go first, and at last what explains a job stands below it."""
+    """One line per job, with the namespace only if there are several. Job names are never truncated: if `width` is too
+    small, other columns are dropped, and at last the reason moves to a line below its job."""
     several = len({job.metadata.namespace or "default" for job in jobs}) > 1
     rows = [_row(job, now, several) for job in sorted_for_display(jobs)]
     widths = {title: max(cell_len(title), *(row[title].cell_len for row in rows)) for title in rows[0]} if rows else {}
-    shown = list(_columns_that_fit(widths, width - _MIN_WHY_WIDTH))
-    beside = _total_width(widths[title] for title in shown) + _MIN_WHY_WIDTH <= width
-    if not beside:
+    shown = list(_columns_that_fit(widths, width - _MIN_REASON_WIDTH))
+    in_line = _total_width(widths[title] for title in shown) + _MIN_REASON_WIDTH <= width
+    if not in_line:
         shown = list(_columns_that_fit(widths, width))
-    whys = [_reason_text(job, now) for job in sorted_for_display(jobs)]
+    reasons = [_reason_text(job, now) for job in sorted_for_display(jobs)]
     tables = [_table(shown, widths, width)]
-    if beside:
+    if in_line:
         tables[0].add_column("REASON", ratio=1, overflow="fold")
     parts: list[RenderableType] = [tables[0]]
-    for row, why in zip(rows, whys, strict=True):
-        tables[-1].add_row(*(row[title] for title in shown), *((why,) if beside else ()))
-        if not beside and why:
+    for row, reason in zip(rows, reasons, strict=True):
+        tables[-1].add_row(*(row[title] for title in shown), *((reason,) if in_line else ()))
+        if not in_line and reason:
             tables.append(_table(shown, widths, width, header=False))
-            parts += [Padding(why, (0, 0, 0, _GAP)), tables[-1]]
+            parts += [Padding(reason, (0, 0, 0, _GAP)), tables[-1]]
     return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part is tables[0]))
 
 
 def _table(shown: Sequence[str], widths: Mapping[str, int], width: int, *, header: bool = True) -> Table:
-    """Each as wide as any other of the same widths, so that several stand one below the other as one."""
+    """A table with fixed column widths, so that several below each other look like one."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0), show_header=header)
     for title in shown:
         fits = widths[title] <= width
@@ -75,30 +74,30 @@ def _table(shown: Sequence[str], widths: Mapping[str, int], width: int, *, heade
 
 
 def _total_width(widths: Iterable[int]) -> int:
-    """Columns of the terminal that columns of these widths take, with what parts them from the next one."""
+    """Terminal columns that table columns of these widths take, gaps included."""
     return sum(width + _GAP for width in widths)
 
 
 def _columns_that_fit(widths: Mapping[str, int], width: int) -> Iterator[str]:
-    """The titles of the columns, all but REASON, for which there is room."""
-    kept = dict(widths)
+    """The titles of the columns that fit into `width`, without REASON."""
+    fitting = dict(widths)
     for title in _DROP_ORDER:
-        if _total_width(kept.values()) <= width:
+        if _total_width(fitting.values()) <= width:
             break
-        kept.pop(title, None)
-    yield from kept
+        fitting.pop(title, None)
+    yield from fitting
 
 
 def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
     phase, ran = job.status.phase, job_text.run_time_s(job, now)
-    born = job.status.submitted_at or job.metadata.creation_timestamp
+    created_at = job.status.submitted_at or job.metadata.creation_timestamp
     return {
         "JOB": Text(job_text.qualified_name(job) if with_namespace else job.metadata.name),
         "QUEUE": Text(job_text.truncate(job.spec.queue, _MAX_QUEUE_WIDTH)),
         "PRIO": Text(job_text.priority(job)),
         "PHASE": Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase]),
         "PODS": Text(job_text.pod_counts(job)),
-        "AGE": Text("" if born is None else format_duration(now - born)),
+        "AGE": Text("" if created_at is None else format_duration(now - created_at)),
         "RUNTIME": Text("" if ran is None else format_duration(ran)),
     }
 
@@ -117,10 +116,8 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         code, message = job_text.phase_reason(job)
         text.append(f"{code}: " if code else "", style="red")
         text.append(message)
-        words = job_text.last_log_line(job)
-        text.append(
-            f"{'; ' if message else ''}{job_text.truncate(words, _MAX_LAST_LINE)}" if words else "", style="dim"
-        )
+        line = job_text.last_log_line(job)
+        text.append(f"{'; ' if message else ''}{job_text.truncate(line, _MAX_LAST_LINE)}" if line else "", style="dim")
     elif status.phase in ("Running", "Admitted"):
         if status.progress is not None and status.progress.attempt == status.attempt:
             text.append(f"{progress_line(heartbeat_from_status(status.progress))}  ")

@@ -1,4 +1,4 @@
-"""A job in a few words: its phase and colour, why it waits, how far it is."""
+"""Short texts about a job that several views share: phase, reason, pods, last log line."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PHASE_SYMBOLS = {
 
 
 def deleted_message(name: str, namespace: str, last: TrainingJob | None) -> str:
-    """Why nobody can tell how a job ended that is gone; `last` is how it was last seen."""
+    """The error for a job that no longer exists, so that its end is unknown; `last` is its last observed state."""
     ttl = None if last is None else last.spec.ttl_seconds_after_finished
     if last is None or ttl is None or last.metadata.deletion_timestamp is not None:
         return f"job {namespace}/{name} was deleted before it ended"
     return (
-        f"job {namespace}/{name} is gone, and its end was not seen: it was deleted, or it ended and was removed"
-        f" {format_duration(ttl)} later (ttlSecondsAfterFinished {ttl}; 60 leaves time to see it)"
+        f"job {namespace}/{name} no longer exists and its result is unknown: it was deleted, or removed"
+        f" {format_duration(ttl)} after its end (ttlSecondsAfterFinished: {ttl}; use at least 60)"
     )
 
 
@@ -50,7 +50,7 @@ def qualified_name(job: TrainingJob) -> str:
 
 
 def priority(job: TrainingJob) -> str:
-    """The priority that counts; `-` as long as the value of its PriorityClass is not known."""
+    """The effective priority; `-` while the value of its PriorityClass is unknown."""
     if job.spec.priority_class_name is None:
         return str(job.spec.priority)
     return "-" if job.status.priority is None else str(job.status.priority)
@@ -62,83 +62,83 @@ def condition(job: TrainingJob, kind: str) -> Condition | None:
 
 
 def is_over(job: TrainingJob) -> bool:
-    """True once the job is finished and its last process has ended: nothing will change any more."""
+    """Whether the job is finished and its last process has ended."""
     return has_terminated(job.status)
 
 
 def phase_reason(job: TrainingJob) -> tuple[str, str]:
-    """(code, sentence) that explains the phase best; empty when there is nothing to explain. A job whose processes are
-    still stopping is not Cancelled yet."""
+    """(code, message) that explains the phase; empty if none does. A cancelled job whose processes have not ended is
+    Stopping."""
     if job.status.phase == "Terminating":
         cancelled = condition(job, "Cancelled")
         return "Stopping", sanitize(cancelled.message) if cancelled else ""
-    wanted = {
+    types = {
         "Failed": ("Failed",),
         "Cancelled": ("Cancelled",),
         "Suspended": ("Suspended",),
         "Succeeded": ("Complete",),
         "Running": ("PodsReady",),
     }.get(job.status.phase, ("Admitted", "Evicted"))
-    for kind in wanted:
+    for kind in types:
         found = condition(job, kind)
         if found is not None and (found.message or found.reason):
             return found.reason, sanitize(found.message)
     if job.status.phase == "Pending" and job.status.submitted_at is None:
-        return "NotReconciled", "nobody has looked at it yet; where that lasts, no operator acts on this cluster"
+        return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
     return "", ""
 
 
 def no_output_reason(job: TrainingJob) -> str:
-    """Why there is nothing to read of a job, in a sentence."""
+    """Why a job has no output, in a sentence."""
     phase, (code, message) = job.status.phase, phase_reason(job)
-    why = f"; {code}: {message}" if message else f"; {code}" if code and code != phase else ""
+    name, queue = qualified_name(job), job.spec.queue
+    reason = f"; {code}: {message}" if message else f"; {code}" if code and code != phase else ""
     if phase == "Pending":
-        place = job.status.queue_position
-        told = f", number {place} in queue {job.spec.queue}" if place else f" in queue {job.spec.queue}"
-        return f"{qualified_name(job)} has no pods yet: it waits{told}{why}"
+        position = job.status.queue_position
+        return f"{name} has no pods yet: {f'number {position}' if position else 'pending'} in queue {queue}{reason}"
     if phase == "Suspended":
-        return (
-            f"{qualified_name(job)} has no pods: it is suspended; let it go on with: muster resume "
-            f"{qualified_name(job)}"
-        )
+        return f"{name} has no pods: it is suspended; to resume it: muster resume {name}"
     if phase == "Admitted":
-        return f"{qualified_name(job)}: its pods are starting"
+        return f"{name}: its pods are starting"
     if phase == "Running":
-        return f"{qualified_name(job)} runs and has written nothing yet"
+        return f"{name} is running and has written no output yet"
     if phase == "Terminating":
-        return f"{qualified_name(job)} was cancelled and is stopping; it has written nothing"
+        return f"{name} was cancelled and is stopping; it has written no output"
     if job.status.started_at is None:
-        return f"{qualified_name(job)} never started: {phase.lower()}{why}"
-    return f"{qualified_name(job)} wrote nothing"
+        return f"{name} never started: {phase.lower()}{reason}"
+    return f"{name} wrote no output"
 
 
 def last_log_line(job: TrainingJob) -> str:
-    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that; where torchrun
-    closed the log with its summary, what the rank said that failed first. Where a rule closes another summary, the last
-    exception before it. Empty when nothing failed or nothing was written."""
+    """The log line that best explains a failure; empty if nothing failed or nothing was written.
+
+    In this order: the reason in the summary of Muster's launcher; the output of the rank that failed first if torchrun
+    printed its summary; the last exception if the last line is a rule; the last line.
+    """
     failure = job.status.last_failure
     lines = failure.log_tail.splitlines() if failure is not None else ()
     texts = [text for line in lines if (text := _clean_line(line))]
     last = root_cause_line(texts) or (texts[-1] if texts else "")
     if last and not any(letter.isalnum() for letter in last):
-        said = [text for text in texts if any(letter.isalnum() for letter in text)]
-        last = next((text for text in reversed(said) if EXCEPTION.search(text)), said[-1] if said else last)
-    told = _LAUNCHER_SUMMARY.match(last)
-    return told["why"] if told else last
+        lines_with_text = [text for text in texts if any(letter.isalnum() for letter in text)]
+        fallback = lines_with_text[-1] if lines_with_text else last
+        last = next((text for text in reversed(lines_with_text) if EXCEPTION.search(text)), fallback)
+    summary = _LAUNCHER_SUMMARY.match(last)
+    return summary["why"] if summary else last
 
 
 def truncate(text: str, max_chars: int) -> str:
-    """The text, or its beginning and an ellipsis; at most `most` characters."""
+    """The text, or its beginning and an ellipsis; at most `max_chars` characters."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1].rstrip()}…"
 
 
 def _clean_line(line: str) -> str:
-    """A line as a terminal ends up showing it, without colours and what moves its cursor."""
+    """A line as a terminal would show it, without colours and cursor movements."""
     return sanitize(line).replace("\t", " ").strip()
 
 
 def pod_counts(job: TrainingJob) -> str:
-    """Ready of wanted: `2/4`, of an elastic job that has room for fewer, too; while that waits, `2-4`."""
+    """Ready and requested pods, `2/4`; of a pending elastic job its range, `2-4`."""
     status = job.status
     most = sum(job.spec.max_replicas(role) for role in job.spec.roles)
     if status.pods_wanted and status.phase in ("Admitted", "Running"):
@@ -148,7 +148,7 @@ def pod_counts(job: TrainingJob) -> str:
 
 
 def run_time_s(job: TrainingJob, now: float) -> float | None:
-    """Seconds that its attempts ran, together and so far; None before the first has started."""
+    """Seconds that all attempts ran so far; None before the first has started."""
     status = job.status
     if status.started_at is None:
         return float(status.ran_seconds) or None

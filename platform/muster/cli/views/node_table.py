@@ -20,8 +20,8 @@ _BAR_WIDTH = 10
 
 
 def node_table(rows: Sequence[NodeTableRow], width: int = 160) -> Table:
-    """One line a node; a bar for every resource that any node has, GPUs first. The bars are left out where `width`
-    columns are too few for them: names are always shown whole."""
+    """One line per node, with a bar for every resource that any node has, GPUs first. The bars are omitted if they do
+    not fit into `width` columns; names are never truncated."""
     table = _table(rows, _BAR_WIDTH)
     console = Console(width=1000)
     return table if console.measure(table).maximum <= width else _table(rows, 0)
@@ -53,7 +53,7 @@ def _state_text(row: NodeTableRow) -> Text:
 def _usage_cell(row: NodeTableRow, resource: str, bar: int) -> Text:
     if resource not in row["allocatable"]:
         return Text()
-    whole = parse_quantity(row["allocatable"][resource], resource)
+    total = parse_quantity(row["allocatable"][resource], resource)
     used = parse_quantity(row["used"].get(resource, 0), resource)
-    told = f"{format_resource(used, resource)}/{format_resource(whole, resource)}"
-    return Text.assemble(queue_bar(BarUsage(used, whole, whole), whole, bar), " ", told) if bar else Text(told)
+    text = f"{format_resource(used, resource)}/{format_resource(total, resource)}"
+    return Text.assemble(queue_bar(BarUsage(used, total, total), total, bar), " ", text) if bar else Text(text)

@@ -1,4 +1,4 @@
-"""A plan as a table, and as rows for scripts: who starts where, who waits for what, who has to leave."""
+"""The decisions of a plan as a table and as JSON rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red
 
 
 def decision_rows(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[dict[str, Any]]:
-    """One row a decision, gangs by name; `placement` as in a job's status."""
+    """One row per decision, with gangs by name and `placement` as in a job's status."""
     names = _gang_names(snapshot)
     return [_decision_row(decision, names) for decision in decisions]
 
 
 def plan_table(snapshot: Snapshot, decisions: Sequence[Decision]) -> RenderableType:
-    """One line a decision, in the order the planner took them."""
+    """One line per decision, in the planner's order."""
     names = _gang_names(snapshot)
     queues = {gang.uid: gang.queue for gang in (*snapshot.pending, *(one.gang for one in snapshot.running))}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -81,11 +81,11 @@ def _describe_decision(decision: Decision, names: dict[str, str], now: float) ->
     if isinstance(decision, Evict):
         return Text(f"{decision.reason} for {names.get(decision.preemptor, decision.preemptor)}")
     nodes = [f"{node} ×{count}" for part in decision.placement for node, count in part.nodes]
-    told = ", ".join(nodes[:6]) + (f" and {pluralize(len(nodes) - 6, 'node')} more" if len(nodes) > 6 else "")
+    text = ", ".join(nodes[:6]) + (f" and {pluralize(len(nodes) - 6, 'node')} more" if len(nodes) > 6 else "")
     if isinstance(decision, Nominate):
-        told += f"; from {', '.join(names.get(uid, uid) for uid in decision.victims)}"
+        text += f"; from {', '.join(names.get(uid, uid) for uid in decision.victims)}"
     if isinstance(decision, Resize):
-        told += f"; {decision.reason}"
+        text += f"; {decision.reason}"
     if isinstance(decision, Admit) and decision.backfilled:
-        told += "; backfilled"
-    return Text(told)
+        text += "; backfilled"
+    return Text(text)

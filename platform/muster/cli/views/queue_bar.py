@@ -1,7 +1,7 @@
-"""The bar of one queue: what of its guarantee is used, what is borrowed, what idles, how far it may still grow.
+"""The bar of one queue: used and idle guarantee, borrowed usage, and how much more it can borrow.
 
-All bars of a tree are drawn to one scale, so that a child's length is its part of the whole. The four kinds of cells
-differ in shape as well as in colour: the bar reads the same on paper.
+All bars of a tree have the same scale. The four kinds of cells differ in shape as well as in colour, so that the bar is
+readable without colours.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class BarUsage:
     used: int
     guaranteed: int
     limit: int | None
-    has_quota: bool = True  # whether the queue, or one above it, says anything about it
+    has_quota: bool = True  # whether the queue or an ancestor sets a quota for it
 
 
 def queue_bar(usage: BarUsage, total: int, width: int) -> Text:
-    """`width` cells for `whole`; what is not nothing gets one cell at least."""
+    """`width` cells for `total`; a part above zero gets at least one cell."""
     own = min(usage.used, usage.guaranteed)
     reach = total if usage.limit is None else min(usage.limit, total)
     ends = (
@@ -51,23 +51,23 @@ def queue_bar(usage: BarUsage, total: int, width: int) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class QueueBar:
-    """A bar in a column that gives way where the terminal is narrow: from `LEAST` up to `width` cells."""
+    """A bar in a table column that shrinks in a narrow terminal: `MIN_CELLS` to `width` cells."""
 
     usage: BarUsage
     total: int
     width: int
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """For the table that it stands in."""
+        """The range of widths, for the table's layout."""
         return Measurement(min(MIN_CELLS, self.width), self.width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The bar in the width that is left for it."""
+        """The bar in the width of its column."""
         yield queue_bar(self.usage, self.total, min(self.width, options.max_width))
 
 
 def legend(width: int, *, with_bars: bool) -> list[Text]:
-    """What the cells mean, as far as there are bars, and the marks of jobs; in lines of at most `width` columns."""
+    """The legend of the cells (if there are bars) and of the job symbols, in lines of at most `width` columns."""
     words = (
         ((OWN_CELL, "used"), (BORROWED_CELL, "borrowed"), (IDLE_CELL, "own, idle"), (BORROWABLE_CELL, "may borrow"))
         if with_bars

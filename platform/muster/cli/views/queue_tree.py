@@ -26,7 +26,7 @@ _EMPTY_CELLS = [Text()] * 5  # under the titles from the bar on
 
 @dataclass(frozen=True, slots=True)
 class QueueTreeRow:
-    """A queue at its place in the drawing: what is drawn before its name, and below its name."""
+    """A queue with its root, the tree lines before its name, and those of its following lines."""
 
     row: QueueTableRow
     root: str
@@ -35,14 +35,14 @@ class QueueTreeRow:
 
 
 def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableType:
-    """The tree with its bars, a legend, and a line for each queue inactive, overcommitted or without a flavor."""
+    """The tree with bars, a legend, and a warning for each queue that is inactive, overcommitted or without flavor."""
     levels = {row["name"]: _usage_by_flavor_resource(row) for row in rows}
     branches = list(_tree_rows(rows))
-    wholes = _bar_totals(branches, levels)
+    totals = _bar_totals(branches, levels)
     several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
     wide = width >= _WIDE_TERMINAL
     bar = max(12, min(_MAX_BAR_WIDTH, width - 92)) if wide else 16
-    rows_of = (_queue_cells(branch, levels[branch.row["name"]], wholes, several, bar) for branch in branches)
+    rows_of = (_queue_cells(branch, levels[branch.row["name"]], totals, several, bar) for branch in branches)
     cells = [row for drawn in rows_of for row in drawn]
     titles = ["QUEUE", "JOBS", "RESOURCE", _BAR_TITLE, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
     titles = titles if wide else [_SHORT_TITLES.get(title, title) for title in titles]
@@ -50,22 +50,22 @@ def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableTyp
     with_bars = width - _fixed_width(titles, cells, gap) >= MIN_CELLS
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
-        if title != _BAR_TITLE or with_bars:  # the one column that gives way: names are always shown whole
+        if title != _BAR_TITLE or with_bars:  # only the bars are dropped: names are never truncated
             right = title in titles[titles.index(_BAR_TITLE) + 1 :]
             table.add_column(title, no_wrap=title != _BAR_TITLE, justify="right" if right else "left")
-    place = titles.index(_BAR_TITLE)
+    bar_column = titles.index(_BAR_TITLE)
     for row in cells:
-        table.add_row(*(row if with_bars else row[:place] + row[place + 1 :]))
+        table.add_row(*(row if with_bars else row[:bar_column] + row[bar_column + 1 :]))
     return Group(table, Text(), *legend(width, with_bars=with_bars), *_warning_lines(branches))
 
 
 def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]], gap: int) -> int:
-    """Columns of the terminal that all but the bars take, with what parts them from the next one."""
+    """Terminal columns of all table columns but the bars, gaps included."""
     widths = [Text(title).cell_len + gap for title in titles]
     for row in rows:
-        for place, cell in enumerate(row):
-            if isinstance(cell, Text) and titles[place] != _BAR_TITLE:
-                widths[place] = max(widths[place], cell.cell_len + gap)
+        for column, cell in enumerate(row):
+            if isinstance(cell, Text) and titles[column] != _BAR_TITLE:
+                widths[column] = max(widths[column], cell.cell_len + gap)
     return sum(widths)
 
 
@@ -76,7 +76,7 @@ def _queue_cells(
     several_flavors: bool,
     bar: int,
 ) -> Iterator[list[Text | QueueBar]]:
-    """The rows of one queue: for every flavor and resource a cell under each title."""
+    """The rows of one queue: one per flavor and resource, with a cell per column."""
     row = branch.row
     name = Text.assemble((branch.prefix, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
     if not row["active"] or row["overcommitted"] or _without_flavor(row):
@@ -87,8 +87,8 @@ def _queue_cells(
         (f"○{row['waiting']}" if row["waiting"] else "", "yellow"),
     )
     if not levels:
-        told = Text("no flavor", style="yellow") if _without_flavor(row) else Text("no quota", style="dim")
-        yield [name, jobs, told, *_EMPTY_CELLS]
+        text = Text("no flavor", style="yellow") if _without_flavor(row) else Text("no quota", style="dim")
+        yield [name, jobs, text, *_EMPTY_CELLS]
     below = Text(branch.continuation_prefix, style="bright_black")
     for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first_key)):
         cells = _resource_cells(key, level, totals[branch.root, key], several_flavors, bar)
@@ -96,7 +96,7 @@ def _queue_cells(
 
 
 def _without_flavor(row: QueueTableRow) -> bool:
-    """Whether its jobs can use no node: `muster submit` refuses them."""
+    """Whether no node matches any of its flavors; `muster submit` refuses its jobs."""
     return row["active"] and row["reason"] == "NoResources"
 
 
@@ -104,10 +104,10 @@ def _warning_lines(branches: Sequence[QueueTreeRow]) -> Iterator[Text]:
     for branch in branches:
         row = branch.row
         inactive = None if row["active"] else row["message"]
-        useless = row["message"] if _without_flavor(row) else None
-        for told, style in ((inactive, "red"), (useless, "yellow"), (row["overcommitted"], "yellow")):
-            if told:
-                yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
+        without_flavor = row["message"] if _without_flavor(row) else None
+        for message, style in ((inactive, "red"), (without_flavor, "yellow"), (row["overcommitted"], "yellow")):
+            if message:
+                yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), message)
 
 
 def _resource_cells(
@@ -115,7 +115,7 @@ def _resource_cells(
 ) -> list[Text | QueueBar]:
     flavor, resource = key
     borrowed = max(0, level.used - level.guaranteed)
-    if not level.has_quota:  # nobody on the path limits it: there is nothing to compare its use with
+    if not level.has_quota:  # no queue on the path to the root sets a quota
         name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
         return [
             name,
@@ -157,18 +157,18 @@ def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, BarUs
 def _bar_totals(
     branches: Sequence[QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, BarUsage]]
 ) -> dict[tuple[str, _FlavorResource], int]:
-    """The scale of each tree and resource: the most that any of its queues has, uses or is guaranteed."""
-    wholes: dict[tuple[str, _FlavorResource], int] = {}
+    """The scale of the bars, by tree and resource: the largest guarantee or usage of its queues, else the limit."""
+    totals: dict[tuple[str, _FlavorResource], int] = {}
     for branch in branches:
         for key, level in levels[branch.row["name"]].items():
             at = branch.root, key
-            wholes[at] = max(wholes.get(at, 1), level.guaranteed, level.used)
-    for branch in branches:  # a tree of limits alone: nobody is guaranteed anything
+            totals[at] = max(totals.get(at, 1), level.guaranteed, level.used)
+    for branch in branches:  # a tree with limits and without guarantees
         for key, level in levels[branch.row["name"]].items():
             at = branch.root, key
-            if wholes[at] == 1 and level.limit:
-                wholes[at] = max(wholes[at], level.limit)
-    return wholes
+            if totals[at] == 1 and level.limit:
+                totals[at] = max(totals[at], level.limit)
+    return totals
 
 
 def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[QueueTreeRow]:
@@ -188,7 +188,7 @@ def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[QueueTreeRow]:
 
     for row in sorted(children.get(None, ()), key=lambda row: row["name"]):
         yield from walk(row, row["name"], "", "")
-    for row in rows:  # what is in a cycle hangs from nowhere
+    for row in rows:  # queues in a parent cycle have no root
         if row["name"] not in seen:
             seen.add(row["name"])
             yield QueueTreeRow(row, row["name"], "", "")

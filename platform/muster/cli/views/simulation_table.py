@@ -1,4 +1,4 @@
-"""The figures of a simulation, policies side by side; the best of each line stands out."""
+"""The metrics of a simulation, one column per policy; the best value of each line is highlighted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _METRICS: tuple[_Metric | None, ...] = (
 
 
 def simulation_table(results: Sequence[SimulationResult], gpus: int) -> RenderableType:
-    """One column a policy."""
+    """One column per policy."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     table.add_column(f"{gpus} GPUs", no_wrap=True)
     for result in results:
@@ -50,25 +50,26 @@ def simulation_table(results: Sequence[SimulationResult], gpus: int) -> Renderab
         if line is None:
             table.add_row()
             continue
-        title, figure, shown, good = line
-        values = [figure(result) for result in results]
-        best = {"low": min(values), "high": max(values), "any": None}[good]
-        marked = len(results) > 1 and len(set(values)) > 1
-        cells = [Text(shown(value), style="bold green" if marked and value == best else "") for value in values]
+        title, metric, formatted, better = line
+        values = [metric(result) for result in results]
+        best = {"low": min(values), "high": max(values), "any": None}[better]
+        highlight = len(results) > 1 and len(set(values)) > 1
+        cells = [Text(formatted(value), style="bold green" if highlight and value == best else "") for value in values]
         table.add_row(Text(title, style="dim"), *cells)
     return Group(table, *_notes(results))
 
 
 def _notes(results: Sequence[SimulationResult]) -> list[Text]:
-    """What holds for all policies once, what differs with the policy's name."""
-    told: dict[str, list[str]] = {}
+    """The notes of all policies; a note that does not concern all is prefixed with its policies."""
+    policies_by_note: dict[str, list[str]] = {}
     for result in results:
         for note in result.notes:
-            told.setdefault(note, []).append(result.policy)
+            policies_by_note.setdefault(note, []).append(result.policy)
         for refusal in result.refused_jobs[:3]:
-            told.setdefault(f"refused {refusal.job}: {refusal.code}: {refusal.message}", []).append(result.policy)
+            note = f"refused {refusal.job}: {refusal.code}: {refusal.message}"
+            policies_by_note.setdefault(note, []).append(result.policy)
     notes = []
-    for note, policies in told.items():
+    for note, policies in policies_by_note.items():
         prefix = "" if len(policies) == len(results) else f"{', '.join(policies)}: "
         notes.append(Text(f"note: {prefix}{note}", style="yellow"))
     return [Text(), *notes] if notes else []

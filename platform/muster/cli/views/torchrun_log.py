@@ -1,4 +1,4 @@
-"""What a rank said before it failed, in a log that torchrun closed with its own traceback and summary (pure)."""
+"""Finds the failed rank's last output in a log that ends with torchrun's own traceback and summary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
-"""A line that names an exception, other than torchrun's own, which says nothing."""
+"""A line that names an exception other than torchrun's own, which does not name the cause."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
@@ -18,18 +18,18 @@ _LAUNCHER_OUTPUT = re.compile(
 
 
 def root_cause_line(lines: Sequence[str]) -> str | None:
-    """The line that tells best why the first rank failed; where none said anything, with which code it exited. None
-    where the log does not end with torchrun's words. `lines` are without what surrounds their text."""
+    """The line that best explains why the first rank failed; without output of a rank, its exit code. None if the log
+    does not end with torchrun's summary. `lines` must be stripped."""
     begin = _summary_start(lines)
     if begin is None:
         return None
-    said, summary = [line for line in lines[:begin] if line and not _LAUNCHER_OUTPUT.match(line)], lines[begin:]
+    output, summary = [line for line in lines[:begin] if line and not _LAUNCHER_OUTPUT.match(line)], lines[begin:]
     cause = list(summary[summary.index(_ROOT_CAUSE) :]) if _ROOT_CAUSE in summary else []
     rank, code = _first_match(_RANK, cause), _first_match(_EXIT_CODE, cause)
     if rank is not None:
-        own = [line for line in said if (found := _RANK_PREFIX.match(line)) and found["local"] == rank["local"]]
-        said = own or said
-    words = [text for line in said if any(map(str.isalnum, text := _RANK_PREFIX.sub("", line)))]
+        own = [line for line in output if (found := _RANK_PREFIX.match(line)) and found["local"] == rank["local"]]
+        output = own or output
+    words = [text for line in output if any(map(str.isalnum, text := _RANK_PREFIX.sub("", line)))]
     exception = next((text for text in (*reversed(words), *cause) if EXCEPTION.search(text)), None)
     if exception is not None or words:
         return exception if exception is not None else words[-1]
@@ -37,10 +37,10 @@ def root_cause_line(lines: Sequence[str]) -> str | None:
 
 
 def _summary_start(lines: Sequence[str]) -> int | None:
-    """Where torchrun's own words begin."""
+    """The index of the first line of torchrun's own output."""
     child = next((at for at, line in enumerate(lines) if "ChildFailedError" in line), None)
     if child is None:
-        return 0 if _ROOT_CAUSE in lines else None  # the rest is no part of the tail
+        return 0 if _ROOT_CAUSE in lines else None  # the tail begins inside the summary
     before = lines[:child]
     if _TRACEBACK not in before:
         return 0 if any("torch/distributed/" in line for line in before) else child

@@ -1,4 +1,4 @@
-"""The picture of `muster watch`: the place in the queue while a job waits, its curve while it runs."""
+"""The output of `muster watch`: the queue position of a pending job, progress and loss of a running one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 @dataclass(frozen=True, slots=True)
 class WatchFrame:
-    """What is known at one moment: the job, and the beat that speaks for it, if there is one."""
+    """The job and its leading rank's heartbeat, if any, at time `now`."""
 
     job: TrainingJob
     heartbeat: Mapping[str, Any] | None
@@ -31,12 +31,12 @@ class WatchFrame:
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """Losses by step, as far as they were seen."""
+    """Observed losses as (step, loss)."""
 
     losses: tuple[tuple[int, float], ...] = ()
 
     def with_heartbeat(self, heartbeat: Mapping[str, Any] | None) -> LossCurve:
-        """The curve with the beat's loss; a resume that goes back takes the later ones off."""
+        """The curve with the heartbeat's loss; after a resume from an earlier step, later losses are dropped."""
         if heartbeat is None or heartbeat.get("loss") is None or heartbeat.get("step") is None:
             return self
         step = int(heartbeat["step"])
@@ -62,7 +62,7 @@ class LossCurve:
 
 
 def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Text]:
-    """One line for each thing that has changed and that one would want to read again later."""
+    """One line per change that is worth keeping in the scrollback."""
     job, status = frame.job, frame.job.status
     old = previous.job.status if previous else None
     if old is None:
@@ -71,8 +71,8 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
         yield from _phase_line(frame)
     if old is not None and status.restarts > old.restarts:
         failure = status.last_failure
-        told = f": pod {failure.pod} {_exit_summary(failure)}" if failure else ""
-        yield Text(f"restarts ({status.restarts} of {job.spec.failure_policy.max_restarts}){told}", style="yellow")
+        cause = f": pod {failure.pod} {_exit_summary(failure)}" if failure else ""
+        yield Text(f"restarts ({status.restarts} of {job.spec.failure_policy.max_restarts}){cause}", style="yellow")
     elif old is not None and status.attempt > old.attempt:
         yield Text(f"attempt {status.attempt}", style="yellow")
     yield from _resume_line(previous, frame)
@@ -83,39 +83,39 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
 
 
 def _resume_line(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Text]:
-    """From which step a later attempt goes on, so that nobody wonders why the steps go back."""
-    beat, earlier = frame.heartbeat, previous.heartbeat if previous else None
-    if previous is None or beat is None or not beat.get("attempt") or beat.get("phase") == "setup":
+    """The step from which a later attempt resumes, which explains a step number that decreases."""
+    heartbeat, earlier = frame.heartbeat, previous.heartbeat if previous else None
+    if previous is None or heartbeat is None or not heartbeat.get("attempt") or heartbeat.get("phase") == "setup":
         return
-    known = earlier is not None and earlier.get("attempt") == beat["attempt"] and earlier.get("phase") != "setup"
-    if known or beat.get("step") is None:
+    known = earlier is not None and earlier.get("attempt") == heartbeat["attempt"] and earlier.get("phase") != "setup"
+    if known or heartbeat.get("step") is None:
         return
     checkpoint = frame.job.status.last_checkpoint
-    if beat.get("phase") == "compile":  # said before the first step
-        told = f"resumed from step {beat['step']}" if beat["step"] else "starts again from the beginning"
-    elif checkpoint is not None and checkpoint.step <= beat["step"]:
-        told = f"resumed from step {checkpoint.step}"
+    if heartbeat.get("phase") == "compile":  # sent before the first step
+        message = f"resumed from step {heartbeat['step']}" if heartbeat["step"] else "restarted from step 0"
+    elif checkpoint is not None and checkpoint.step <= heartbeat["step"]:
+        message = f"resumed from step {checkpoint.step}"
     else:
-        told = f"attempt {beat['attempt']} is at step {beat['step']}"
-    yield Text(told, style="yellow")
+        message = f"attempt {heartbeat['attempt']} is at step {heartbeat['step']}"
+    yield Text(message, style="yellow")
 
 
 def render_frame(frame: WatchFrame, curve: LossCurve, width: int) -> RenderableType:
-    """The block that is drawn anew."""
+    """The status block of a terminal, redrawn for every frame."""
     status = frame.job.status
     if frame.heartbeat is None or status.phase in ("Pending", "Suspended", "Admitted"):
         since = status.submitted_at if status.phase == "Pending" else status.admitted_at
-        told = {"Pending": "waiting", "Admitted": "starting"}.get(status.phase, status.phase.lower())
-        text = Text.assemble((f"{_spinner(frame.now)} {told}", job_text.PHASE_STYLES[status.phase]))
+        state = {"Pending": "waiting", "Admitted": "starting"}.get(status.phase, status.phase.lower())
+        text = Text.assemble((f"{_spinner(frame.now)} {state}", job_text.PHASE_STYLES[status.phase]))
         if since is not None:
             text.append(f" for {format_duration(frame.now - since)}")
         if status.phase == "Pending":
             text.append(_queue_position_text(frame))
         if status.phase == "Running":
-            text.append("; no step was reported yet")
+            text.append("; no step reported yet")
         return text
-    if told := startup_message(frame.heartbeat, frame.now):
-        return Text.assemble((f"{_spinner(frame.now)} {told}", job_text.PHASE_STYLES["Running"]))
+    if message := startup_message(frame.heartbeat, frame.now):
+        return Text.assemble((f"{_spinner(frame.now)} {message}", job_text.PHASE_STYLES["Running"]))
     return Group(
         _progress_bar(frame.heartbeat, width),
         *_metric_lines(frame.heartbeat, width),
@@ -124,7 +124,7 @@ def render_frame(frame: WatchFrame, curve: LossCurve, width: int) -> RenderableT
 
 
 def end_summary(frame: WatchFrame) -> RenderableType:
-    """How it ended, in a line; for a failed job what its log ended with."""
+    """One line with the result; for a failed job also the end of its log."""
     job, status = frame.job, frame.job.status
     ran = job_text.run_time_s(job, frame.now)
     code, message = job_text.phase_reason(job)
@@ -153,18 +153,18 @@ def _phase_line(frame: WatchFrame) -> Iterator[Text]:
     job, status = frame.job, frame.job.status
     if status.phase in TERMINAL_PHASES:
         return
-    told = Text(
+    text = Text(
         f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase.lower()}", style=job_text.PHASE_STYLES[status.phase]
     )
     if status.phase == "Pending":
         code, message = job_text.phase_reason(job)
-        told.append(_queue_position_text(frame), style="default")
-        told.append(f"; {code}: {message}" if code else "", style="default")
+        text.append(_queue_position_text(frame), style="default")
+        text.append(f"; {code}: {message}" if code else "", style="default")
     elif status.placement:
         nodes = sorted({share.node for role in status.placement for share in role.nodes})
         shown = ", ".join(nodes) if len(nodes) <= 4 else f"{pluralize(len(nodes), 'node')} ({nodes[0]} to {nodes[-1]})"
-        told.append(f" on {shown}", style="default")
-    yield told
+        text.append(f" on {shown}", style="default")
+    yield text
 
 
 def _exit_summary(failure: LastFailure) -> str:
@@ -173,14 +173,15 @@ def _exit_summary(failure: LastFailure) -> str:
 
 def _queue_position_text(frame: WatchFrame) -> str:
     status = frame.job.status
-    told = f", number {status.queue_position} in queue {frame.job.spec.queue}" if status.queue_position else ""
+    message = f", number {status.queue_position} in queue {frame.job.spec.queue}" if status.queue_position else ""
     if status.estimated_start is not None:
-        told += f", starts about {format_time(status.estimated_start, frame.now)}"
-    return told
+        message += f", starts about {format_time(status.estimated_start, frame.now)}"
+    return message
 
 
 def _waiting_key(frame: WatchFrame | None) -> object:
-    """What makes a new line while a job waits: another place or another reason, not another wording of numbers."""
+    """A pending job's new line is printed when this changes: position and reason code, but not the numbers in the
+    message."""
     if frame is None or frame.job.status.phase != "Pending":
         return None
     return frame.job.status.queue_position, job_text.phase_reason(frame.job)[0]
@@ -211,7 +212,7 @@ def _metric_lines(heartbeat: Mapping[str, Any], width: int) -> list[Text]:
     if heartbeat.get("tokens_per_s"):
         parts.append(f"{format_count(heartbeat['tokens_per_s'])} tokens/s")
     if heartbeat.get("step_time_s"):
-        parts.append(f"{heartbeat['step_time_s'] * 1000:.0f} ms a step")
+        parts.append(f"{heartbeat['step_time_s'] * 1000:.0f} ms/step")
     if heartbeat.get("mfu"):
         parts.append(f"MFU {heartbeat['mfu'] * 100:.1f}%")
     if heartbeat.get("peak_memory_bytes"):
