@@ -100,7 +100,7 @@ def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient
     command = [sys.executable, "-m", "muster.local.daemon", "--home", str(home)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert second.returncode == ALREADY_RUNNING_EXIT_CODE
-    assert f"a daemon already runs for {home} (pid {own.status()['pid']})" in second.stderr
+    assert f"a daemon is already running for {home} (pid {own.status()['pid']})" in second.stderr
 
 
 def test_clients_that_start_at_once_share_one_daemon(home: Path) -> None:
@@ -161,7 +161,7 @@ def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(ow
 def test_other_nodes_are_refused_while_a_job_runs(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("there", "sleep 60", grace=0))
     eventually(lambda: phase_of(own, "there") == "Running")
-    with pytest.raises(Refused, match="1 job runs on the present nodes; let it end first"):
+    with pytest.raises(Refused, match="1 job runs on the current nodes; wait for it to end"):
         LocalClient.up(home, nodes="2x8")
     own.cancel("there")
     ended(own, "there")
@@ -257,7 +257,7 @@ def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path, monkeyp
 
 def test_a_node_of_this_host_cannot_be_drained_and_one_that_is_not_there_is_said_not_to_be(home: Path) -> None:
     client = LocalClient.up(home, nodes="2x8")
-    with pytest.raises(NotFound, match="there is no node 'n9'; there is node-0, node-1"):
+    with pytest.raises(NotFound, match="node 'n9' does not exist; existing nodes: node-0, node-1"):
         client.drain("n9")
-    with pytest.raises(Refused, match="node 'node-1' is pretended: all nodes here are this host; to stop what runs"):
+    with pytest.raises(Refused, match="node 'node-1' is virtual: all nodes here are this host; to stop all jobs"):
         client.drain("node-1")

@@ -144,7 +144,7 @@ def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), [("oversubscibe", "did you mean 'muster.dev/oversubscribe'?"), ("queue", "known here: ")]
+    ("name", "right"), [("oversubscibe", "did you mean 'muster.dev/oversubscribe'?"), ("queue", "valid on this host: ")]
 )
 def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
     objects: ObjectRegistry, name: str, right: str

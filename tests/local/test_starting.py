@@ -14,9 +14,13 @@ from muster.local.start import start_daemon
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf"])
 def test_idle_seconds_that_are_no_such_number_are_named(text: str) -> None:
-    with pytest.raises(DaemonError, match=f"MUSTER_IDLE_SECONDS='{text}' is no number of seconds"):
+    with pytest.raises(
+        DaemonError, match=f"MUSTER_IDLE_SECONDS: must be a finite number of seconds from 0, such as 600; got '{text}'"
+    ):
         idle_seconds(None, {"MUSTER_IDLE_SECONDS": text})
-    with pytest.raises(DaemonError, match=f"--idle-seconds='{text}' is no number of seconds"):
+    with pytest.raises(
+        DaemonError, match=f"--idle-seconds: must be a finite number of seconds from 0, such as 600; got '{text}'"
+    ):
         idle_seconds(text, {})
 
 

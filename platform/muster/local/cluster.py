@@ -100,8 +100,8 @@ class LocalCluster:
             )
 
     def _read_heartbeats(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Heartbeat]:
-        """The newest heartbeats of jobs that are admitted or have live pods, and once more after the last pod has ended,
-        which may have written a checkpoint at SIGTERM. The first observation reads those of all jobs."""
+        """The newest heartbeats of jobs that are admitted or have live pods, and once more after the last pod has
+        ended, which may have written a checkpoint at SIGTERM. The first observation reads those of all jobs."""
         before, self._previously_live = self._previously_live, self._jobs_with_live_pods()
         read = [
             job
