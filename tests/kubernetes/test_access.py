@@ -111,11 +111,14 @@ def test_whom_one_acts_as_is_sent_with_every_request_however_one_logs_in(
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"as-groups": ["readers"]}, "as-groups, as-uid and as-user-extra go with `as`"),
-        ({"as": "a", "as-groups": "readers"}, "as-groups: write a list of groups"),
+        ({"as-groups": ["readers"]}, "as-groups, as-uid and as-user-extra require `as`"),
+        ({"as": "a", "as-groups": "readers"}, "as-groups: must be a list of groups"),
         ({"as": "a", "as-user-extra": {"scopes": "view"}}, "as-user-extra: write a mapping of lists"),
-        ({"as": "a\r\nX-Other: b"}, r"Impersonate-User: 'a\\r\\nX-Other: b' cannot be sent"),
-        ({"as": "a", "as-uid": 17}, "Impersonate-Uid: 17 cannot be sent; write a text"),
+        (
+            {"as": "a\r\nX-Other: b"},
+            r"Impersonate-User: must be a string without control characters; got 'a\\r\\nX-Other: b'",
+        ),
+        ({"as": "a", "as-uid": 17}, "Impersonate-Uid: must be a string without control characters; got 17"),
     ],
 )
 def test_nobody_acts_as_themselves_because_whom_they_act_as_cannot_be_sent(
@@ -149,9 +152,9 @@ def test_what_a_kubeconfig_lacks_is_named(tmp_path: Path, context: str, reason: 
 
 
 def test_the_contexts_that_there_are_are_told(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="there are: broken, one, three, two"):
+    with pytest.raises(NotFound, match="existing contexts: broken, one, three, two"):
         access(written(tmp_path, PLAIN), "prod")
-    with pytest.raises(NotFound, match="has no current context; there are: none"):
+    with pytest.raises(NotFound, match="has no current context; existing contexts: none"):
         access(written(tmp_path, {}))
 
 

@@ -87,7 +87,7 @@ def test_a_followed_log_ends(server: Server) -> None:
 def test_what_is_meant_for_a_job_does_not_reach_the_other(cluster: Server, method: str, write: Write) -> None:
     kept(cluster, "first")
     cluster.fail(method, LLAMA, another(cluster, answered))
-    with pytest.raises(Conflict, match="job default/llama was deleted meanwhile, and another has its name; look at it"):
+    with pytest.raises(Conflict, match="job default/llama was deleted and recreated concurrently"):
         write(cluster.client())
     there = cluster.objects[LLAMA]
     assert (there["metadata"]["uid"], there["spec"]) == ("another", kept(cluster, "third")["spec"])
@@ -111,7 +111,7 @@ def test_a_role_that_changed_places_is_not_taken_for_another_job(cluster: Server
         answered(handler)
 
     cluster.fail("PATCH", LLAMA, edited)
-    with pytest.raises(Conflict, match="the roles of job 'llama' changed meanwhile"):
+    with pytest.raises(Conflict, match="the roles of job 'llama' were changed concurrently"):
         cluster.client().scale("llama", "default", {"trainer": 1})
 
 

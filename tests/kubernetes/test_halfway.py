@@ -46,7 +46,7 @@ def kept(server: Server, collection: str) -> list[str]:
         (forbidden, "alice may not; written before that: flavor b300, queue one"),
         (
             lost,
-            "; written before that: flavor b300, queue one; whether queue two was written is not known: apply it again",
+            "; it is unknown whether queue two was written: apply it again",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_jobs_that_cannot_be_taken_back_are_named(cluster: Server) -> None:
     with pytest.raises(MusterError) as error:
         cluster.client().submit_all([job(name) for name in NAMES])
     assert str(error.value) == (
-        "alice may not; created before that and not taken back, so: muster delete job default/b"
+        "alice may not; created before that and not rolled back; run: muster delete job default/b"
     )
     assert kept(cluster, JOBS) == ["b"]
 
@@ -115,7 +115,7 @@ def test_a_job_that_may_have_been_created_is_named(cluster: Server) -> None:
     cluster.fail("GET", f"{JOBS}/a", lost, times=10**9)
     with pytest.raises(ClusterError) as error:
         cluster.client().submit_all([job("a")])
-    assert str(error.value).endswith("; whether job default/a was created is not known: muster describe default/a")
+    assert str(error.value).endswith("; it is unknown whether job default/a was created: muster describe default/a")
 
 
 def test_a_job_of_somebody_else_that_has_the_name_meanwhile_is_not_taken_for_the_own(cluster: Server) -> None:
@@ -124,7 +124,7 @@ def test_a_job_of_somebody_else_that_has_the_name_meanwhile_is_not_taken_for_the
         unanswered(handler)
 
     cluster.fail("POST", JOBS, anothers)
-    with pytest.raises(ClusterError, match="there is a job default/a now that is not quite this one"):
+    with pytest.raises(ClusterError, match="job default/a now exists with a different spec"):
         cluster.client().submit_all([job("a")])
     assert kept(cluster, JOBS) == ["a"]
 
@@ -147,7 +147,7 @@ def test_that_a_node_is_drained_is_told_even_if_nobody_answers_who_is_on_it(clus
     cluster.fail("GET", ALL_JOBS, lost, times=2)
     ended = muster("drain", "n1")
     assert ended.code == 4
-    assert "error: node n1 is being drained, but which jobs are on it cannot be told" in ended.err
+    assert "error: node n1 is being drained, but its jobs cannot be listed" in ended.err
     assert "undo it with: muster undrain n1" in ended.err
     assert taints(cluster) == [DRAIN_TAINT]
 

@@ -241,7 +241,7 @@ def test_a_submit_that_got_no_answer_is_known_when_it_comes_again(own: LocalClie
 
 def test_a_job_that_was_written_out_and_is_submitted_again_is_another_submission(own: LocalClient) -> None:
     own.submit(shell_job("once", "sleep 0.1"))
-    with pytest.raises(Conflict, match="'once' exists already"):
+    with pytest.raises(Conflict, match="'once' already exists"):
         own.submit(own.job("once"))
 
 

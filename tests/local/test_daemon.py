@@ -142,7 +142,7 @@ def test_what_could_never_start_is_refused_at_submit(
 
 def test_a_name_that_is_taken_is_refused(client: LocalClient) -> None:
     client.submit(shell_job("twice", "true"))
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         client.submit(shell_job("twice", "true"))
 
 

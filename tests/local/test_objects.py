@@ -54,7 +54,9 @@ def finished(store: SqliteStore, job: spec.TrainingJob, kind: str) -> None:
 
 def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: ObjectRegistry) -> None:
     submitted(objects, "llama-8b", "bert")
-    with pytest.raises(NotFound, match=r"there is no job 'lama-8b' in namespace 'default'; did you mean 'llama-8b'\?"):
+    with pytest.raises(
+        NotFound, match=r"job 'lama-8b' does not exist in namespace 'default'; did you mean 'llama-8b'\?"
+    ):
         objects.find("default", "lama-8b")
 
 
@@ -62,13 +64,13 @@ def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_mo
     objects: ObjectRegistry,
 ) -> None:
     submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
-    with pytest.raises(NotFound, match=r"there are, newest first: cc, ww, bb, xx, aa and 2 more$"):
+    with pytest.raises(NotFound, match=r"existing jobs, newest first: cc, ww, bb, xx, aa and 2 more$"):
         objects.find("default", "quite-different")
 
 
 def test_an_empty_namespace_is_said_to_be_empty(objects: ObjectRegistry) -> None:
     submitted(objects, "elsewhere")
-    with pytest.raises(NotFound, match="in namespace 'team-a'; there are no jobs in it"):
+    with pytest.raises(NotFound, match="in namespace 'team-a'; it has no jobs"):
         objects.find("team-a", "elsewhere")
 
 
@@ -319,7 +321,7 @@ def test_of_several_objects_none_is_deleted_when_one_is_not_there_and_every_such
     objects.apply([a_queue("research")])
     jobs, queues = dict(store.jobs), dict(store.queues)
     targets = [("TrainingJob", "z1"), ("TrainingJob", "away"), ("Queue", "research"), ("Queue", "gone")]
-    told = r"there is no job 'away' in .*; there is no queue 'gone'; nothing was deleted$"
+    told = r"job 'away' does not exist in .*; queue 'gone' does not exist; nothing was deleted$"
     with pytest.raises(NotFound, match=told):
         objects.delete_all([(kind, name, "default") for kind, name in targets])
     assert (store.jobs, store.queues) == (jobs, queues)

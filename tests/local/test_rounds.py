@@ -162,7 +162,7 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
     eventually(lambda: small() == "Succeeded")
     assert states() == [["Running"], []], "the room of what is set aside is given to nobody"
     (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "StatusWriteFailed"]
-    assert event.message.endswith("cannot be written down: ValueError: year 33658 is out of range")
+    assert event.message.endswith("; retrying in 60 s: ValueError: year 33658 is out of range")
     monkeypatch.setattr(parts.store, "put", put)
     monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + QUARANTINE_S)
     eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.phase == "Cancelled")

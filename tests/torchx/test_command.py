@@ -77,7 +77,7 @@ def test_a_replica_that_an_app_does_not_have_is_told_in_a_line(home: Path, tail:
     handle = torchx(home, "run", "-s", "muster_local", "--wait", "utils.echo").stdout.strip()
     ran = torchx(home, "log", *tail, f"{handle}/echo/7")
     assert ran.returncode == 1
-    assert ("has replicas 0 to 0, no 7" if not tail else "it has echo/0 to echo/0") in ran.stderr
+    assert ("index: must be 0 to 0 for role" if not tail else "it has echo/0 to echo/0") in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

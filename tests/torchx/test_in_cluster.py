@@ -71,7 +71,7 @@ def test_a_dry_run_needs_no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_context_that_is_not_there_is_refused_by_name(runner: Runner) -> None:
-    with pytest.raises(SubmissionRefused, match=r"context 'prod' does not exist in .*; there are: other, test"):
+    with pytest.raises(SubmissionRefused, match=r"context 'prod' does not exist in .*; existing contexts: other, test"):
         dry_run(runner, app(), context="prod")
 
 

@@ -1,5 +1,7 @@
-"""Objects into a cluster, and changes of jobs that are there. Several are all checked, by us and by the server, before
-the first one is written: a cluster has no transaction over them, so what fails midway says what was written.
+"""Applies objects to a cluster, and changes existing jobs.
+
+All objects are validated by this client and by a server dry run before the first is written. Kubernetes has no
+transactions: an error in between names the objects that were written before it.
 """
 
 from __future__ import annotations
@@ -29,16 +31,18 @@ if TYPE_CHECKING:
     from muster.yaml_input import AnyObject
 
 STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
-"""The query of a write that refuses fields that nobody knows."""
+"""Query parameters of a write that refuses unknown fields."""
 _MAX_ATTEMPTS = 5
 
 
 def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
-    """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. Jobs that
-    name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
-    `muster.validation` as far as what that depends on may be read; what fails midway says what was written before
-    it."""
-    message = _check_apply(kube_client, documents)
+    """Create or change objects: [{kind, namespace, name, result}], queues with `notices` if any.
+
+    Jobs without a namespace are created in that of the kubeconfig's context. Raises the errors of `KubeClient.request`,
+    and those of `muster.validation` as far as the user may read what it depends on; an error names the objects that
+    were written before it.
+    """
+    notices = _check_apply(kube_client, documents)
     for item in documents:
         _apply_object(kube_client, item, DRY_RUN)
     rows: list[dict[str, Any]] = []
@@ -48,14 +52,15 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
         except MusterError as error:
             error.args = (_partial_write_message(error, item, rows),)
             raise
-    noted = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
+    queue_names = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
     return [
-        row | ({"notices": message[name]} if name in message else {}) for row, name in zip(rows, noted, strict=True)
+        row | ({"notices": notices[name]} if name in notices else {})
+        for row, name in zip(rows, queue_names, strict=True)
     ]
 
 
 def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
-    """Set fields of the spec of a job that is not finished; of no other that has its name meanwhile: `Conflict`."""
+    """Set spec fields of an unfinished job. Raises `Conflict` if another job has its name by now."""
     check_unfinished(job, stopping=any(fields.values()))
     path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
@@ -64,19 +69,19 @@ def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject
 
 
 def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
-    """Change how many pods roles have. Each write says which job it means and which role it takes to stand where, so
-    that an edit that comes in between is not overwritten: `Conflict`."""
+    """Change the number of pods of roles. The patch tests the job's uid and the role names by index, so that it raises
+    `Conflict` rather than overwrite a concurrent edit."""
     check_unfinished(job)
     requested = with_replicas(job, replicas)
     name, namespace = job.metadata.name, job.metadata.namespace or kube_client.config.namespace
     queries.preflight_job(kube_client, requested, namespace)
     patch = [
         step
-        for place, role in enumerate(requested.spec.roles)
-        if role.replicas != job.spec.roles[place].replicas
+        for index, role in enumerate(requested.spec.roles)
+        if role.replicas != job.spec.roles[index].replicas
         for step in (
-            {"op": "test", "path": f"/spec/roles/{place}/name", "value": role.name},
-            {"op": "replace", "path": f"/spec/roles/{place}/replicas", "value": role.replicas},
+            {"op": "test", "path": f"/spec/roles/{index}/name", "value": role.name},
+            {"op": "replace", "path": f"/spec/roles/{index}/replicas", "value": role.replicas},
         )
     ]
     if requested.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
@@ -84,73 +89,74 @@ def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, 
     if not patch:
         return job
     path = paths.object_path("TrainingJob", name, namespace)
-    this = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
+    uid_test = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
     try:
-        return decode(TrainingJob, kube_client.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
-    except InvalidSpec as error:  # of a test that fails the server says no more than that
+        return decode(TrainingJob, kube_client.request("PATCH", path, [uid_test, *patch], content_type=JSON_PATCH))
+    except InvalidSpec as error:  # the server does not say which test failed
         if error.field:
             raise
-        there = queries.get_job(kube_client, name, namespace)
-        if there.metadata.uid != job.metadata.uid:
+        current = queries.get_job(kube_client, name, namespace)
+        if current.metadata.uid != job.metadata.uid:
             raise replaced_conflict(object_label(_result_row(job.kind, namespace, name, ""))) from error
-        if [role.name for role in there.spec.roles] != [role.name for role in job.spec.roles]:
-            raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
+        if [role.name for role in current.spec.roles] != [role.name for role in job.spec.roles]:
+            raise Conflict(f"the roles of job {name!r} were changed concurrently; check the job and retry") from error
         raise
 
 
 def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dict[str, list[str]]:
-    message: dict[str, list[str]] = {}  # notices, by queue
+    """Validate objects; returns notices by queue."""
+    notices: dict[str, list[str]] = {}
     others: list[Queue | Flavor] = [item for item in documents if not isinstance(item, TrainingJob)]
     if others:
         with _ignore_forbidden():
             known: list[Queue | Flavor] = [*queries.list_queues(kube_client), *queries.list_flavors(kube_client)]
             check_apply(others, known)
-            message = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
+            notices = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
     for job in documents:
         if isinstance(job, TrainingJob):
             namespace = job.metadata.namespace or kube_client.config.namespace
             with _ignore_undecodable(), contextlib.suppress(NotFound):
                 check_edit(queries.get_job(kube_client, job.metadata.name, namespace), job)
             queries.preflight_job(kube_client, job, namespace, others)
-    return message
+    return notices
 
 
 def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, str]) -> dict[str, Any]:
-    """Create the object, or put its spec in the place of what is there; labels and annotations are added. Raises
-    `Conflict` for one that is being deleted, or that somebody edits at the same time."""
-    requested = to_manifest(item, kube_client.config.namespace)
-    meta = requested["metadata"]
+    """Create the object, or replace the spec of the existing one and add labels and annotations. Raises `Conflict` if
+    it is being deleted or edited concurrently."""
+    desired = to_manifest(item, kube_client.config.namespace)
+    meta = desired["metadata"]
     name, namespace = meta["name"], meta.get("namespace")
     path = paths.object_path(item.kind, name, namespace)
     try:
-        there = kube_client.get(path)
+        existing = kube_client.get(path)
     except NotFound:
         kube_client.request(
-            "POST", paths.collection_path(item.kind, namespace), requested, query={**STRICT_FIELD_VALIDATION, **query}
+            "POST", paths.collection_path(item.kind, namespace), desired, query={**STRICT_FIELD_VALIDATION, **query}
         )
         return _result_row(item.kind, namespace, name, "created")
-    _check_not_terminating(item, there)
-    if decodes_equal(type(item), _merge_spec(there, requested), there):
+    _check_not_terminating(item, existing)
+    if decodes_equal(type(item), _merge_spec(existing, desired), existing):
         return _result_row(item.kind, namespace, name, "unchanged")
-    _replace_object(kube_client, item, there, requested, query)
+    _replace_object(kube_client, item, existing, desired, query)
     return _result_row(item.kind, namespace, name, "configured")
 
 
 def _replace_object(
     kube_client: KubeClient, item: AnyObject, existing: JsonObject, desired: JsonObject, query: Mapping[str, str]
 ) -> None:
-    """The write is guarded, and made anew of what is there now if that was written meanwhile: the operator writes its
-    status all the time. Somebody's edit is not overwritten."""
+    """Update with the resourceVersion as precondition. On a conflict by a status write of the operator, retry with the
+    current object; raise `Conflict` if the spec was edited."""
     path = paths.object_path(item.kind, desired["metadata"]["name"], desired["metadata"].get("namespace"))
-    for left in reversed(range(_MAX_ATTEMPTS)):
+    for retries_left in reversed(range(_MAX_ATTEMPTS)):
         try:
             kube_client.request("PUT", path, _merge_spec(existing, desired), query={**STRICT_FIELD_VALIDATION, **query})
         except Conflict:
-            now = kube_client.get(path)
-            if not left or _is_spec_edited(existing, now):
+            current = kube_client.get(path)
+            if not retries_left or _is_spec_edited(existing, current):
                 raise
-            _check_not_terminating(item, now)
-            existing = now
+            _check_not_terminating(item, current)
+            existing = current
             continue
         return
 
@@ -161,13 +167,13 @@ def _check_not_terminating(item: AnyObject, existing: JsonObject) -> None:
 
 
 def _is_spec_edited(before: JsonObject, now: JsonObject) -> bool:
-    """Whether it is another object, or somebody wrote its spec."""
+    """Whether the object was recreated or its spec was changed."""
     return before["metadata"].get("uid") != now["metadata"].get("uid") or before.get("spec") != now.get("spec")
 
 
 @contextlib.contextmanager
 def _ignore_forbidden() -> Iterator[None]:
-    """What may not be read is not checked here."""
+    """Skip a check that depends on objects which the user may not read."""
     try:
         yield
     except Refused as error:
@@ -177,7 +183,7 @@ def _ignore_forbidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ignore_undecodable() -> Iterator[None]:
-    """What cannot be read may be mended; what of it may not be edited the server says."""
+    """Skip the check of immutable fields if the stored object cannot be decoded, so that it can be repaired."""
     try:
         yield
     except ClusterError as error:
@@ -186,14 +192,14 @@ def _ignore_undecodable() -> Iterator[None]:
 
 
 def _partial_write_message(error: MusterError, item: AnyObject, rows: Sequence[dict[str, Any]]) -> str:
-    """The error, with what was written before it."""
+    """The error with the objects that were written before it."""
     before = [object_label(row) for row in rows if row["result"] != "unchanged"]
     message = f"{error}; written before that: {', '.join(before)}" if before else str(error)
     if isinstance(error, ClusterError):
         this = object_label(
             _result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, "")
         )
-        return f"{message}; whether {this} was written is not known: apply it again"
+        return f"{message}; it is unknown whether {this} was written: apply it again"
     return message
 
 

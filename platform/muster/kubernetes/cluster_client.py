@@ -1,4 +1,4 @@
-"""The cluster as the verbs of `muster` and TorchX use it."""
+"""The client of a Kubernetes cluster that `muster` and TorchX use."""
 
 from __future__ import annotations
 
@@ -30,53 +30,53 @@ _HEARTBEAT_CACHE_S = 3.0
 
 
 class KubernetesClusterClient:
-    """One user's view of one cluster. Calls raise `Refused` (reason Forbidden where a right is missing), `NotFound`,
-    `Conflict`, `InvalidSpec`, `ClusterError`."""
+    """Calls raise `Refused` (reason Forbidden if RBAC denies them), `NotFound`, `Conflict`, `InvalidSpec`,
+    `ClusterError`."""
 
     def __init__(self, kube_client: KubeClient) -> None:
         self._kube_client = kube_client
         self._heartbeats: dict[tuple[str, str], tuple[float, list[dict[str, Any]]]] = {}  # when they were read
         self.namespace = kube_client.config.namespace
-        """Where jobs are that name no namespace: that of the kubeconfig's context."""
+        """The namespace of jobs that name none: that of the kubeconfig's context."""
         self.context_name = kube_client.config.context_name
-        """Which cluster it is: the context's name in the kubeconfig."""
+        """The name of the kubeconfig's context."""
 
     @classmethod
     def connect(cls, context: KubeContext | None = None) -> KubernetesClusterClient:
-        """A client of a kubeconfig's cluster. Asks the cluster nothing yet."""
+        """A client of a kubeconfig's cluster; sends no request yet."""
         return cls(KubeClient(load_config(context or KubeContext())))
 
     def status(self) -> dict[str, Any]:
-        """Which cluster it is and what it runs."""
-        access = self._kube_client.config
+        """Context, server, namespace and Kubernetes version."""
+        config = self._kube_client.config
         version = self._kube_client.get("/version")
         return {
-            "context": access.context_name,
-            "server": access.server,
-            "namespace": access.namespace,
+            "context": config.context_name,
+            "server": config.server,
+            "namespace": config.namespace,
             "kubernetes": version.get("gitVersion", ""),
         }
 
     # ---- objects
 
     def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
-        """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. All
-        are checked, by us and by the server, before the first one is written."""
+        """Create or change objects: [{kind, namespace, name, result}], queues with `notices` if any. All are validated,
+        also by a server dry run, before the first is written."""
         return apply.apply_objects(self._kube_client, documents)
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Delete an object: {kind, namespace, name, result}. `deleting`: its pods stop first, a queue waits for its
-        unfinished jobs. `Conflict` HasChildren and FlavorInUse as on one host, as far as that may be read."""
+        """Delete an object: {kind, namespace, name, result}. Result `deleting`: its pods stop first, a queue waits for
+        its unfinished jobs. Raises `Conflict` HasChildren and FlavorInUse, as far as the user may read the objects."""
         return self.delete_all([(kind, name, namespace)])[0]
 
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-        """Delete objects, (kind, name, namespace) each, in this order. All are checked, by us and by the server, before
-        the first one is deleted; what fails after that says what was deleted before."""
+        """Delete objects, (kind, name, namespace) each, in this order. All are validated, also by a server dry run,
+        before the first is deleted; an error names the objects that were deleted before it."""
         return delete.delete_objects(self._kube_client, targets)
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
-        """Submit a job, as the API server completed it; `dry_run` only checks. Refused early when it could never start,
-        as far as its user may read what that depends on."""
+        """Submit a job and return it with server-set fields; `dry_run` only validates. Raises `Refused` if it could
+        never start, as far as the user may read what that depends on."""
         return self.submit_all([job], dry_run)[0]
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
@@ -101,21 +101,20 @@ class KubernetesClusterClient:
         return queries.get_job(self._kube_client, name, namespace)
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Stop a job for good; its record stays."""
+        """Cancel a job; its record is kept."""
         job = self.job(name, namespace)
         return job if job.spec.cancel else apply.patch_job_spec(self._kube_client, job, {"cancel": True})
 
     def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Have a job checkpoint and give its room back until it is resumed."""
+        """Stop a job after a checkpoint and release its resources until it is resumed."""
         return apply.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Let a suspended job wait in its queue again."""
+        """Queue a suspended job again."""
         return apply.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
-        """Change how many pods roles have. Each write says which role it takes to stand where, so that an edit that
-        comes in between is not overwritten: `Conflict`."""
+        """Change the number of pods of roles. Raises `Conflict` rather than overwrite a concurrent edit."""
         return apply.scale_job(self._kube_client, self.job(name, namespace), replicas)
 
     # ---- queues and nodes
@@ -125,7 +124,7 @@ class KubernetesClusterClient:
         return queries.queue_table_rows(self._kube_client)
 
     def node_views(self) -> tuple[NodeView, ...]:
-        """The nodes themselves."""
+        """The nodes."""
         return queries.list_nodes(self._kube_client)
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -133,49 +132,49 @@ class KubernetesClusterClient:
         return queries.node_table_rows(self._kube_client)
 
     def drain(self, node: str) -> list[TrainingJob]:
-        """Have all jobs leave a node with a checkpoint, and none come to it; those that are on it. The node is left as
-        it was where they may not be listed; what fails after that says that it is drained."""
+        """Drain a node: its jobs move away after a checkpoint and no job is placed there. Returns the jobs on it. The
+        node is unchanged if the user may not list all jobs; a later error says that the node is being drained."""
         queries.check_can_list_all_jobs(self._kube_client)
         drain.drain(self._kube_client, node)
         try:
             return self.jobs_on_node(node)
         except MusterError as error:
-            message = f"node {node} is being drained, but which jobs are on it cannot be told"
-            error.args = (f"{message}: {error}; undo it with: muster undrain {node}",)
+            message = f"node {node} is being drained, but its jobs cannot be listed"
+            error.args = (f"{message}: {error}; to undo the drain: muster undrain {node}",)
             raise
 
     def undrain(self, node: str) -> None:
-        """Let jobs come to a node again."""
+        """Make a drained node schedulable again."""
         drain.undrain(self._kube_client, node)
 
     def jobs_on_node(self, node: str) -> list[TrainingJob]:
-        """Jobs whose pods are on a node, or on their way from it. Raises `ClusterError` WrongVersion for one that
-        cannot be read: nobody may take the node for empty."""
+        """Jobs with pods on a node, terminating ones included. Raises `ClusterError` WrongVersion for a job that cannot
+        be decoded, since the node is then not known to be empty."""
         return drain.jobs_on_node(self.job_list(None), node)
 
     def snapshot(self) -> bytes:
-        """The world as it can be read now, for `muster replay`."""
+        """A scheduling snapshot of the current state, for `muster replay`."""
         return encode_snapshot(queries.read_snapshot(self._kube_client))
 
     # ---- what a job does
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """[{at, type, reason, message, count}], oldest first; as long as the cluster keeps them, usually an hour."""
+        """[{at, type, reason, message, count}], oldest first; clusters usually keep them for an hour."""
         uid = self.job(name, namespace).metadata.uid
         query = {"fieldSelector": f"involvedObject.uid={uid}"}
         found = self._kube_client.list_items(paths.core_path(namespace, "events"), query)
         return sorted(map(to_event_row, found), key=lambda row: float(row["at"]))
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """What the job's status tells, as the beat of rank 0: the operator writes it at most once a minute, so the
-        job is read at most every few seconds. While the server does not answer, what it told last."""
+        """The progress in the job's status as a heartbeat of rank 0. The operator writes it at most once a minute, so
+        it is cached for a few seconds. While the server does not answer, the last one."""
         now = time.monotonic()
-        read_at, beats = self._heartbeats.get((namespace, name), (float("-inf"), []))
+        read_at, cached = self._heartbeats.get((namespace, name), (float("-inf"), []))
         if now - read_at >= _HEARTBEAT_CACHE_S:
-            with contextlib.suppress(NotFound, ClusterError):  # whoever watches is told by `watch`
-                beats = heartbeats_from_status(self.job(name, namespace))
-            self._heartbeats[namespace, name] = now, beats
-        return beats
+            with contextlib.suppress(NotFound, ClusterError):  # `watch` reports these
+                cached = heartbeats_from_status(self.job(name, namespace))
+            self._heartbeats[namespace, name] = now, cached
+        return cached
 
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         """None: the run folder is inside the cluster."""
@@ -187,13 +186,13 @@ class KubernetesClusterClient:
         return watch_job(self._kube_client, name, namespace)
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
-        """By (role, index): the newest attempt that has a log. Empty: only the present one can have any."""
+        """By (role, index): the newest attempt that has a log. Empty: only the current attempt has logs."""
         return {}
 
     def log_lines(
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]:
-        """Lines of one replica's log, of its present attempt; see `muster.kubernetes.logs`."""
+        """Lines of one replica's log in the current attempt; see `muster.kubernetes.logs`."""
         return read_log(self._kube_client, Replica(namespace, name, role, index), options)
 
 

@@ -1,7 +1,7 @@
-"""Where the API server is and who we are there: from a kubeconfig, or from the pod that this runs in.
+"""The address and credentials of the API server, from a kubeconfig or from a pod's service account.
 
-Certificates and tokens are read here with the standard library: the official client takes over a second to import,
-which is long for `muster jobs`. Users who log in by a program (`exec`) or a provider are left to it.
+Certificates and tokens are read with the standard library, because importing the official client takes over a second.
+The official client is used only for credential plugins (`exec`, `auth-provider`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _PLUGIN_AUTH_KEYS = ("exec", "auth-provider")
 
 @dataclass(frozen=True, slots=True)
 class KubeContext:
-    """Which cluster is meant: a kubeconfig (None: $KUBECONFIG, else ~/.kube/config) and a context of it (None: the
-    current one)."""
+    """A kubeconfig file (None: $KUBECONFIG, else ~/.kube/config) and a context in it (None: the current context)."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -36,10 +35,10 @@ class KubeContext:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """All that a request needs. `headers` are asked for anew before each request, as tokens expire. `tls` None: http.
+    """Connection settings. `auth_headers` is called for each request, since tokens expire. `tls` None means http.
 
-    `server_name` is whom the certificate should be of where that is not the host of `server`. `acting_as` are headers
-    that say for whom the request is made, however one logs in; a name may come more than once.
+    `server_name` is the name in the server's certificate if it is not the host of `server`. `impersonation_headers` may
+    contain a name more than once.
     """
 
     server: str
@@ -61,30 +60,33 @@ def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -
     if context.context is None and (SERVICE_ACCOUNT_DIR / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ:
         return _in_cluster_config(environ)
     raise ClusterError(
-        "no cluster is known here: there is no kubeconfig; name one with --kubeconfig FILE or KUBECONFIG",
+        "no kubeconfig found; use --kubeconfig FILE or set KUBECONFIG",
         reason="KubeconfigNotFound",
     )
 
 
 def _kubeconfig_paths(context: KubeContext, environ: Mapping[str, str]) -> list[Path]:
-    """The files there are. One that was named must be there; of several in KUBECONFIG some may be missing."""
+    """The existing files. A given file must exist; of several in KUBECONFIG some may be missing."""
     if context.kubeconfig is not None:
         path = Path(context.kubeconfig).expanduser()
         if not path.is_file():
-            raise ClusterError(f"--kubeconfig: {path} is no file", field="--kubeconfig", reason="KubeconfigNotFound")
+            message = f"--kubeconfig: must be an existing file; got {path}"
+            raise ClusterError(message, field="--kubeconfig", reason="KubeconfigNotFound")
         return [path]
     named = [Path(part).expanduser() for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     found = [path for path in named or [Path("~/.kube/config").expanduser()] if path.is_file()]
     if named and not found:
         raise ClusterError(
-            f"KUBECONFIG: {environ['KUBECONFIG']} is no file", field="KUBECONFIG", reason="KubeconfigNotFound"
+            f"KUBECONFIG: must name an existing file; got {environ['KUBECONFIG']}",
+            field="KUBECONFIG",
+            reason="KubeconfigNotFound",
         )
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Kubeconfig:
-    """Several files read as one: the first that names a thing wins."""
+    """Several files merged: the first entry of a name wins."""
 
     paths: list[Path]
     current: str
@@ -104,20 +106,20 @@ class _Kubeconfig:
                     for entry in document.get(f"{kind}s") or ():
                         into.setdefault(entry["name"], {**(entry.get(kind) or {}), "": path.parent})
             except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-                raise ClusterError(f"{path} is no kubeconfig: {error}", reason="InvalidKubeconfig") from error
+                raise ClusterError(f"{path} is not a valid kubeconfig: {error}", reason="InvalidKubeconfig") from error
         return cls(paths, current, read.contexts, read.clusters, read.users)
 
     def resolve_context(self, context_name: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(name, context, its cluster, its user)."""
-        name, where = context_name or self.current, os.pathsep.join(map(str, self.paths))
+        name, files = context_name or self.current, os.pathsep.join(map(str, self.paths))
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
-            message = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
-            raise NotFound(f"{message}; there are: {known}", field="--context", reason="ContextNotFound")
+            message = f"context {name!r} does not exist in {files}" if name else f"{files} has no current context"
+            raise NotFound(f"{message}; existing contexts: {known}", field="--context", reason="ContextNotFound")
         context = self.contexts[name]
         cluster = self.clusters.get(context.get("cluster", ""))
         if cluster is None or not cluster.get("server"):
-            message = f"{where}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
+            message = f"{files}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
             raise ClusterError(message, reason="InvalidKubeconfig")
         return name, context, cluster, self.users.get(context.get("user", ""), {})
 
@@ -127,10 +129,10 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
     try:
         tls, headers = (
             _login_by_official_client(config.paths, name)
-            if any(way in user for way in _PLUGIN_AUTH_KEYS)
+            if any(key in user for key in _PLUGIN_AUTH_KEYS)
             else (_tls_context(cluster, user), _auth_header_source(user))
         )
-        acting_as = _impersonation_headers(user)
+        impersonation_headers = _impersonation_headers(user)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         message = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(message, reason="InvalidKubeconfig") from error
@@ -143,7 +145,7 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
         context_name=name,
         server_name=cluster.get("tls-server-name") or None,
         proxy_url=cluster.get("proxy-url") or None,
-        impersonation_headers=acting_as,
+        impersonation_headers=impersonation_headers,
     )
 
 
@@ -177,7 +179,7 @@ def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSL
 
 
 def _inline_or_file(user: Mapping[str, Any], name: str) -> bytes | None:
-    """What a user has in the kubeconfig itself, or in a file beside it."""
+    """A user's value from the kubeconfig itself, or from the file it names."""
     if user.get(f"{name}-data"):
         return _decode_base64(user[f"{name}-data"])
     return (user[""] / user[name]).read_bytes() if user.get(name) else None
@@ -201,15 +203,15 @@ def _auth_header_source(user: Mapping[str, Any]) -> Callable[[], Mapping[str, st
 
 
 def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`. Raises ValueError where they have no form, and
-    where there is no `as`: to leave out whom one acts as would be to act as oneself."""
+    """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`. Raises ValueError if they are invalid, and if
+    `as` is missing: the API server would ignore the others."""
     headers = [("Impersonate-User", user["as"])] if user.get("as") else []
     headers += [("Impersonate-Uid", user["as-uid"])] if user.get("as-uid") else []
     groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
     if not isinstance(groups, list):
-        raise ValueError("as-groups: write a list of groups")
+        raise ValueError("as-groups: must be a list of groups")
     if not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
-        raise ValueError("as-user-extra: write a mapping of lists")
+        raise ValueError("as-user-extra: must be a mapping of lists")
     headers += [("Impersonate-Group", group) for group in groups]
     headers += [
         (f"Impersonate-Extra-{_escape_header_key(str(key))}", value)
@@ -218,14 +220,14 @@ def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ..
     ]
     for name, value in headers:
         if not isinstance(value, str) or not value.isprintable():
-            raise ValueError(f"{name}: {value!r} cannot be sent; write a text without control characters")
+            raise ValueError(f"{name}: must be a string without control characters; got {value!r}")
     if headers and not user.get("as"):
-        raise ValueError("as-groups, as-uid and as-user-extra go with `as`: write whom to act as")
+        raise ValueError("as-groups, as-uid and as-user-extra require `as`")
     return tuple(headers)
 
 
 def _escape_header_key(key: str) -> str:
-    """As client-go writes a key into the name of a header."""
+    """The key as client-go escapes it in a header name."""
     return quote(key, safe="!#$&'*+-.^_`|~")
 
 
@@ -235,8 +237,8 @@ def _login_by_official_client(
     try:
         from kubernetes import client, config
     except ImportError as error:
-        how = "pip install '/path/to/muster[kubernetes]', of a clone of Muster"
-        message = f"context {context!r} logs in by a program; for that: {how}"
+        install = "pip install '/path/to/muster[kubernetes]' from a clone of Muster"
+        message = f"context {context!r} uses a credential plugin, which needs the official Kubernetes client: {install}"
         raise ClusterError(message, reason="MissingKubernetesClient") from error
     settings = client.Configuration()
     try:
@@ -252,8 +254,8 @@ def _login_by_official_client(
         tls.load_cert_chain(settings.cert_file, settings.key_file or None)
 
     def headers() -> Mapping[str, str]:
-        ways = settings.auth_settings().values()
-        value = next((way["value"] for way in ways if way["key"].lower() == "authorization"), None)
+        values = settings.auth_settings().values()
+        value = next((one["value"] for one in values if one["key"].lower() == "authorization"), None)
         return {} if value is None else {"Authorization": value}
 
     return tls, headers

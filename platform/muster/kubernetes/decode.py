@@ -1,4 +1,4 @@
-"""What the API server sends, as the objects of `muster.spec` and the nodes of `muster.cluster` (pure)."""
+"""Decodes objects of the API server into those of `muster.spec` and the nodes of `muster.cluster` (pure)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from muster.validation.queue_readiness import INVALID_QUEUE_PREFIX
 T = TypeVar("T", bound=StrictModel)
 
 WRONG_VERSION = "WrongVersion"
-"""The reason of what cannot be read."""
+"""The error reason for an object that this version cannot decode."""
 
 
 def decode(model: type[T], document: Mapping[str, Any]) -> T:
-    """One object. Raises `ClusterError` WrongVersion where this Muster cannot read it."""
+    """One object. Raises `ClusterError` WrongVersion if this version of Muster cannot decode it."""
     plain = _without_managed_fields(document)
     try:
         return model.model_validate(plain)
     except ValidationError as error:
         message = (
             f"{model.__name__} {plain['metadata'].get('name')!r} cannot be read by this version of Muster: "
-            f"{_decode_error_message(plain, model, error)}; mend it, or install the version that the cluster has"
+            f"{_decode_error_message(plain, model, error)}; fix the object, or install the cluster's version of Muster"
         )
         raise ClusterError(message, reason=WRONG_VERSION) from error
 
 
 def decode_jobs(documents: Iterable[Mapping[str, Any]]) -> JobList:
-    """Jobs, oldest first, and those of them that cannot be read."""
+    """Jobs, oldest first, and those that cannot be decoded."""
     jobs: list[TrainingJob] = []
     unreadable: list[UnreadableJobItem] = []
     for plain in map(_without_managed_fields, documents):
@@ -46,44 +46,44 @@ def decode_jobs(documents: Iterable[Mapping[str, Any]]) -> JobList:
         except ValidationError as error:
             from muster.yaml_input.truncate import truncate_value
 
-            total = truncate_value({"apiVersion": API_VERSION, "kind": "TrainingJob", **plain})  # which lists leave out
-            unreadable.append(UnreadableJobItem(total, _decode_error_message(plain, TrainingJob, error)))
+            manifest = truncate_value({"apiVersion": API_VERSION, "kind": "TrainingJob", **plain})  # omitted in lists
+            unreadable.append(UnreadableJobItem(manifest, _decode_error_message(plain, TrainingJob, error)))
     jobs.sort(key=lambda job: (job.metadata.creation_timestamp or 0.0, job.metadata.name))
     return JobList(jobs, sorted(unreadable, key=lambda one: one.name))
 
 
 def decode_queues(documents: Iterable[Mapping[str, Any]]) -> tuple[list[Queue], dict[str, str]]:
-    """Queues as far as each can be read, and by name why some cannot: by us, or by the operator as it says itself."""
+    """Queues with their valid fields, and errors by name: those found here, or reported by the operator."""
     queues: list[Queue] = []
-    faults: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for plain in map(_without_managed_fields, documents):
         try:
-            queue, wrong = Queue.model_validate(plain), None
+            queue, reason = Queue.model_validate(plain), None
         except ValidationError:
             from muster.yaml_input.invalid_objects import invalid_reason, valid_part
 
-            queue, wrong = valid_part(plain), invalid_reason(plain, "Queue")
+            queue, reason = valid_part(plain), invalid_reason(plain, "Queue")
         queues.append(queue)
-        if (wrong := wrong or _error_reported_by_operator(queue)) is not None:
-            faults[queue.metadata.name] = wrong
-    return queues, faults
+        if (reason := reason or _error_reported_by_operator(queue)) is not None:
+            errors[queue.metadata.name] = reason
+    return queues, errors
 
 
 def decode_flavors(documents: Iterable[Mapping[str, Any]]) -> tuple[list[Flavor], dict[str, str]]:
-    """Flavors, and by name why others cannot be read. Their statuses are left out."""
+    """Flavors without status, and decode errors by name."""
     flavors: list[Flavor] = []
-    faults: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for document in documents:
         plain = {key: part for key, part in _without_managed_fields(document).items() if key != "status"}
         try:
             flavors.append(Flavor.model_validate(plain))
         except ValidationError as error:
-            faults[plain["metadata"]["name"]] = _decode_error_message(plain, Flavor, error)
-    return flavors, faults
+            errors[plain["metadata"]["name"]] = _decode_error_message(plain, Flavor, error)
+    return flavors, errors
 
 
 def decodes_equal(model: type[StrictModel], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two objects can be read and say the same."""
+    """Whether two objects can be decoded and are equal."""
     try:
         return decode(model, one) == decode(model, other)
     except ClusterError:
@@ -102,7 +102,7 @@ def _without_managed_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _error_reported_by_operator(queue: Queue) -> str | None:
-    """What the operator says is wrong with this generation of a queue."""
+    """The operator's error for this generation of a queue, from its condition Active."""
     for one in queue.status.conditions:
         if (one.type, one.reason, one.observed_generation) == ("Active", "InvalidSpec", queue.metadata.generation):
             return one.message.removeprefix(INVALID_QUEUE_PREFIX)
@@ -110,7 +110,7 @@ def _error_reported_by_operator(queue: Queue) -> str | None:
 
 
 def to_manifest(item: TrainingJob | Queue | Flavor, namespace: str) -> dict[str, Any]:
-    """The object as it is sent: what its user wrote, no defaults; a job in `namespace` where it names none."""
+    """The manifest to send: the fields that the user set, without defaults; a job without namespace in `namespace`."""
     written: dict[str, Any] = item.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     meta: dict[str, Any] = {"name": item.metadata.name}
     if isinstance(item, TrainingJob):
@@ -122,21 +122,21 @@ def to_manifest(item: TrainingJob | Queue | Flavor, namespace: str) -> dict[str,
 
 
 def to_node_view(node: Mapping[str, Any]) -> NodeView:
-    """A node, without what pods take of it."""
-    meta, requested, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    """A node, without the usage of its pods."""
+    meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     ready: Mapping[str, Any] = next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), {})
     return NodeView(
         name=meta["name"],
         allocatable=_parse_resources(status.get("allocatable", {}).items()),
         labels=meta.get("labels", {}),
-        taints=tuple(NodeTaint(t["key"], t.get("value", ""), t["effect"]) for t in requested.get("taints", ())),
+        taints=tuple(NodeTaint(t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints", ())),
         ready=ready.get("status") == "True",
-        cordoned=bool(requested.get("unschedulable")),
+        cordoned=bool(spec.get("unschedulable")),
     )
 
 
 def to_event_row(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An Event in the form of `muster describe`: when it was last seen, how often."""
+    """An Event as shown by `muster describe`: the time last seen, and the count."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     at = next((time for time in (*times, event["metadata"].get("creationTimestamp")) if time), None)
@@ -150,7 +150,7 @@ def to_event_row(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def heartbeats_from_status(job: TrainingJob) -> list[dict[str, Any]]:
-    """What a job's status tells of how far it is, as the beat of rank 0; empty where it tells nothing."""
+    """The progress in a job's status as a heartbeat of rank 0; empty if there is none."""
     progress = job.status.progress
     return [] if progress is None else [heartbeat_from_status(progress)]
 
@@ -161,7 +161,7 @@ def to_unix_seconds(text: str) -> float:
 
 
 def _parse_resources(texts: Iterable[tuple[str, Any]]) -> Resources:
-    """Quantities that cannot be read count as nothing: one odd device must not hide a node."""
+    """Invalid quantities are ignored: one invalid device resource must not hide a node."""
     found = {}
     for name, text in texts:
         try:

@@ -1,6 +1,6 @@
-"""Deletes objects of a cluster: all are checked, by us and by the server, before the first one is deleted.
+"""Deletes objects of a cluster. All are validated, also by a server dry run, before the first is deleted.
 
-A cluster has no transaction over several objects: what fails midway says what was deleted before it.
+Kubernetes has no transactions: an error in between names the objects that were deleted before it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ObjectRef: TypeAlias = tuple[str, str, str]
 
 
 def delete_objects(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> list[dict[str, Any]]:
-    """Delete objects in this order: [{kind, namespace, name, result}]. Raises `NotFound` of every one that is not
-    there, `Conflict` HasChildren and FlavorInUse as far as that may be read, `InvalidSpec` for an unknown kind."""
+    """Delete objects in this order: [{kind, namespace, name, result}]. Raises `NotFound` naming all that do not exist,
+    `Conflict` HasChildren and FlavorInUse as far as the user may read, `InvalidSpec` for an unknown kind."""
     for kind, _, _ in targets:
         if kind not in paths.PLURALS:
-            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+            raise InvalidSpec(f"kind: must be TrainingJob, Queue or Flavor; got {kind!r}", field="kind")
     checked = _dry_run_deletes(kube_client, targets)
     rows: list[dict[str, Any]] = []
     for target, uid in zip(targets, checked, strict=True):
@@ -39,8 +39,8 @@ def delete_objects(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> lis
 
 
 def _dry_run_deletes(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> list[str]:
-    """The uids of what may be deleted: what gets a name of theirs later was not checked."""
-    nothing = "; nothing was deleted" if len(targets) > 1 else ""
+    """The uids of the objects that were validated: an object recreated with the same name must not be deleted."""
+    suffix = "; nothing was deleted" if len(targets) > 1 else ""
     uids: list[str] = []
     missing: list[str] = []
     try:
@@ -53,19 +53,19 @@ def _dry_run_deletes(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> l
             raise NotFound("; ".join(missing))
         _check_not_in_use(kube_client, targets)
     except MusterError as error:
-        error.args = (f"{error}{nothing}",)
+        error.args = (f"{error}{suffix}",)
         raise
     return uids
 
 
 def _check_not_in_use(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> None:
-    """No queue goes before those below it, no flavor under a job; what may not be read is not checked."""
+    """Refuse a queue with remaining children and a flavor in use by jobs; skipped if the user may not read them."""
     try:
         for number, (kind, name, _) in enumerate(targets):
             if kind == "Queue":
-                before = {one for sort, one, _ in targets[:number] if sort == "Queue"}
-                staying = [queue for queue in queries.list_queues(kube_client) if queue.metadata.name not in before]
-                check_no_children(name, staying)
+                deleted = {one for other_kind, one, _ in targets[:number] if other_kind == "Queue"}
+                kept = [queue for queue in queries.list_queues(kube_client) if queue.metadata.name not in deleted]
+                check_no_children(name, kept)
             elif kind == "Flavor":
                 check_flavor_unused(name, _jobs_on_flavor(queries.list_jobs(kube_client, None), name))
     except Refused as error:
@@ -74,7 +74,7 @@ def _check_not_in_use(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> 
 
 
 def _jobs_on_flavor(listing: JobList, flavor: str) -> list[str]:
-    """Jobs that have pods on a flavor's nodes; those that cannot be read may have ended."""
+    """Jobs with pods on a flavor's nodes, including all undecodable jobs that name it."""
     jobs = (job for job in listing.jobs if is_admitted(job.status))
     users = [job.metadata for job in jobs if any(part.flavor == flavor for part in job.status.placement)]
     unreadable = [one.name for one in listing.unreadable if flavor in one.flavors]
@@ -91,11 +91,11 @@ def _delete(
     except NotFound as error:
         if kind == "TrainingJob":
             raise queries.job_not_found(kube_client, name, namespace) from error
-        raise NotFound(f"there is no {kind.lower()} {name!r}") from error
+        raise NotFound(f"{kind.lower()} {name!r} does not exist") from error
 
 
 def _deleted_uid(answer: JsonObject) -> str:
-    """Of the object that the server deletes: it answers with the object where it has finalizers, else with a Status."""
+    """The uid in the answer to a DELETE, which is the object if it has finalizers, else a Status."""
     return str(answer.get("metadata", {}).get("uid") or answer["details"]["uid"])
 
 
@@ -107,7 +107,7 @@ def _result_row(target: ObjectRef, answer: JsonObject) -> dict[str, Any]:
 
 
 def object_label(row: dict[str, Any]) -> str:
-    """The object of a row, for a person."""
+    """The object of a row as text, such as `queue research`."""
     return (
         f"{row['kind'].lower()} {row['namespace']}/{row['name']}"
         if row["namespace"]

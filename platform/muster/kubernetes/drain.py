@@ -1,4 +1,4 @@
-"""Draining a node: the taint `muster.dev/drain`, which the lifecycle and the planner heed (see `muster.cluster`)."""
+"""Draining a node: the taint `muster.dev/drain`, which the lifecycle and the planner act on (see `muster.cluster`)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _Taints = list[dict[str, Any]]
 
 
 def drain(kube_client: KubeClient, node: str) -> None:
-    """Put the taint on a node. Raises `NotFound`, `Refused` Forbidden."""
+    """Add the taint to a node. Raises `NotFound`, `Refused` Forbidden."""
     _update_taints(
         kube_client, node, lambda taints: [*_without_drain_taint(taints), {"key": DRAIN_TAINT, "effect": "NoSchedule"}]
     )
 
 
 def undrain(kube_client: KubeClient, node: str) -> None:
-    """Take the taint away. Raises as `drain` does."""
+    """Remove the taint. Raises as `drain` does."""
     _update_taints(kube_client, node, _without_drain_taint)
 
 
 def jobs_on_node(job_list: JobList, node: str) -> list[TrainingJob]:
-    """Unfinished jobs that have a place on the node. Raises `ClusterError` WrongVersion for one that cannot be read."""
+    """Unfinished jobs placed on the node. Raises `ClusterError` WrongVersion for one that cannot be decoded."""
     for one in job_list.unreadable:
         if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
-            message = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.error}"
+            message = f"job {one.name} on node {node} cannot be read by this version of Muster: {one.error}"
             raise ClusterError(message, reason=WRONG_VERSION)
     return [
         job
@@ -49,22 +49,22 @@ def _without_drain_taint(taints: _Taints) -> _Taints:
 
 
 def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints], _Taints]) -> None:
-    """The list of taints is written whole, hence guarded: others write it too, the node's own controllers above all."""
-    for left in reversed(range(_MAX_ATTEMPTS)):
+    """Replace the list of taints, with the resourceVersion as precondition since node controllers write it, too."""
+    for retries_left in reversed(range(_MAX_ATTEMPTS)):
         try:
             node = kube_client.get(paths.node_path(name))
         except NotFound as error:
-            raise NotFound(f"there is no node {name!r}; see: muster nodes", field="node") from error
+            raise NotFound(f"node {name!r} does not exist; see: muster nodes", field="node") from error
         taints: _Taints = node.get("spec", {}).get("taints", [])
-        requested = change(taints)
-        if [(t["key"], t["effect"]) for t in requested] == [(t["key"], t["effect"]) for t in taints]:
+        changed = change(taints)
+        if [(t["key"], t["effect"]) for t in changed] == [(t["key"], t["effect"]) for t in taints]:
             return
-        guarded = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        body = {"metadata": guarded, "spec": {"taints": requested or None}}
+        precondition = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        body = {"metadata": precondition, "spec": {"taints": changed or None}}
         try:
             kube_client.request("PATCH", paths.node_path(name), body, content_type=MERGE_PATCH)
         except Conflict:
-            if not left:
+            if not retries_left:
                 raise
             continue
         return

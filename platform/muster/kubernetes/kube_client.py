@@ -1,4 +1,4 @@
-"""Requests to the API server: plain values in and out, its refusals as errors of `muster.errors`."""
+"""Requests to the API server; error responses are raised as errors of `muster.errors`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLICATION_JSON = "application/json"
 DRY_RUN = {"dryRun": "All"}
-"""The query of a write that is only checked."""
+"""Query parameters of a server-side dry run."""
 _TIMEOUT_S = 60.0
 _PAGE_SIZE = 500
-_RETRY_CODES = frozenset({429, 503})  # and nothing was done
+_RETRY_CODES = frozenset({429, 503})  # the request was not processed
 _MAX_ATTEMPTS = 5
 _MAX_RETRY_DELAY_S = 10.0
 _CHUNK_BYTES = 65536
 UNREACHABLE_TIMEOUT_S = 120.0
-"""For so long whoever watches waits for an API server that does not answer: upgrades take about that long."""
+"""How long a watch retries an unreachable API server; an upgrade of a control plane takes about this long."""
 
 
 class KubeClient:
-    """A user's requests to one API server. Safe to use from several threads: each keeps a connection of its own."""
+    """Requests to one API server. Thread-safe: each thread has its own connection."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
@@ -62,10 +62,10 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         content_type: str = APPLICATION_JSON,
     ) -> JsonObject:
-        """One request; again where the server says that it is busy.
+        """One request, retried on 429 and 503.
 
-        Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) as the server means it; `ClusterError`
-        when it does not answer, does not know us, or knows no objects of Muster's.
+        Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) for the server's error responses;
+        `ClusterError` if it does not answer, does not authenticate the user, or does not serve Muster's API.
         """
         url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
@@ -81,10 +81,10 @@ class KubeClient:
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
-        """The lines of an answer as they come, on a connection of its own.
+        """The lines of a response as they arrive, on a separate connection.
 
-        Raises as `request` does, and `ClusterError` when nothing comes for `quiet_s` seconds or the answer is cut:
-        a line without an end is then not told.
+        Raises as `request` does, and `ClusterError` if nothing arrives for `idle_timeout_s` seconds or the connection
+        breaks; an incomplete line is then dropped.
         """
         connection = self._connect(idle_timeout_s)
         try:
@@ -96,36 +96,36 @@ class KubeClient:
             connection.close()
 
     def _read_lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
-        """Read by `read1`: iterating over the answer takes a cut between two chunks for its end."""
-        begun: list[bytes] = []
+        """Uses `read1`, because iterating over the response takes a lost connection between two chunks for its end."""
+        parts: list[bytes] = []
         try:
             while part := answer.read1(_CHUNK_BYTES):
                 *ends, rest = part.split(b"\n")
                 for end in ends:
-                    yield b"".join((*begun, end, b"\n"))
-                    begun.clear()
-                begun.append(rest)
-            if answer.length:  # as much was announced and did not come
+                    yield b"".join((*parts, end, b"\n"))
+                    parts.clear()
+                parts.append(rest)
+            if answer.length:  # bytes of Content-Length that did not arrive
                 raise http.client.IncompleteRead(b"", answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
-        if last := b"".join(begun):
+        if last := b"".join(parts):
             yield last
 
     def _attempt(
         self, method: str, url: str, payload: bytes | None, content_type: str
     ) -> tuple[int, bytes, str | None]:
-        """A connection is used again for reading only: when it breaks, nobody knows what became of a write."""
+        """Only reads reuse a connection: if a reused one breaks, it is unknown whether a write was processed."""
         connection = getattr(self._thread_local, "connection", None) if method == "GET" else None
         if connection is not None:
             try:
                 return self._send_and_read(connection, method, url, payload, content_type)
             except ClusterError:
-                self._thread_local.connection = None  # the server has closed it meanwhile
+                self._thread_local.connection = None  # the server has closed it
         connection = self._connect(_TIMEOUT_S)
-        answered = self._send_and_read(connection, method, url, payload, content_type)
+        response = self._send_and_read(connection, method, url, payload, content_type)
         self._thread_local.connection = connection
-        return answered
+        return response
 
     def _send_and_read(
         self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
@@ -145,7 +145,7 @@ class KubeClient:
         try:
             connection.putrequest(method, urlsplit(self.config.server).path + url)
             for name, value in (*headers.items(), *self.config.impersonation_headers):
-                connection.putheader(name, value.encode())  # one line each, also where a name comes again
+                connection.putheader(name, value.encode())  # a repeated name needs a header line for each value
             connection.endheaders(payload)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
@@ -155,13 +155,13 @@ class KubeClient:
         server, tls = urlsplit(self.config.server), self.config.tls
         proxy = self.config.proxy_url or _proxy_for(server.scheme, server.hostname or "")
         host, port = server.hostname or "", server.port or (80 if tls is None else 443)
-        at = urlsplit(proxy) if proxy else server
-        place = (at.hostname or "", (at.port or 3128) if proxy else port)
+        peer = urlsplit(proxy) if proxy else server
+        address = (peer.hostname or "", (peer.port or 3128) if proxy else port)
         connection: http.client.HTTPConnection
         if tls is None:
-            connection = http.client.HTTPConnection(*place, timeout=timeout_s)
+            connection = http.client.HTTPConnection(*address, timeout=timeout_s)
         else:
-            connection = _HTTPSConnectionWithServerName(*place, timeout=timeout_s, context=tls)
+            connection = _HTTPSConnectionWithServerName(*address, timeout=timeout_s, context=tls)
             connection.server_name = self.config.server_name
         if proxy:
             connection.set_tunnel(host, port)
@@ -173,7 +173,7 @@ class KubeClient:
 
 
 class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
-    """One whose certificate may be of another name than the host has: `tls-server-name` of a kubeconfig."""
+    """Verifies the certificate for `server_name` instead of the host: `tls-server-name` of a kubeconfig."""
 
     server_name: str | None = None
 
@@ -182,12 +182,12 @@ class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
             super().connect()
             return
         http.client.HTTPConnection.connect(self)
-        context = self._context  # type: ignore[attr-defined]  # the standard library has no other way
+        context = self._context  # type: ignore[attr-defined]  # http.client has no public API for this
         self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
 
 
 def decode_json(text: bytes) -> JsonObject:
-    """The object; of what is nested deeper than any object of ours as much as can be read. Raises ValueError."""
+    """The object, truncated where it is nested too deeply to parse. Raises ValueError."""
     try:
         read: JsonObject = json.loads(text)
     except RecursionError:
@@ -198,7 +198,7 @@ def decode_json(text: bytes) -> JsonObject:
 
 
 def error_from_response(code: int, answer: bytes, method: str, path: str) -> MusterError:
-    """The error that an answer means."""
+    """The error for an error response."""
     try:
         status: Any = decode_json(answer)
     except ValueError:
@@ -208,10 +208,10 @@ def error_from_response(code: int, answer: bytes, method: str, path: str) -> Mus
     message = status.get("message") or answer[:300].decode(errors="replace").strip() or f"{method} {path}: {code}"
     reason = status.get("reason") or "ApiError"
     if code == 401:
-        text = "the API server does not know who this is (401): the login of this kubeconfig has expired or is wrong"
+        text = "the API server returned 401 Unauthorized: the kubeconfig's credentials are invalid or have expired"
         return ClusterError(text, reason="Unauthorized")
     if code == 404 and not status.get("details", {}).get("name") and "/muster.dev/" in path:
-        text = "this cluster knows no TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
+        text = "the cluster does not serve TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
         return ClusterError(text, reason="NotInstalled")
     if code == 404:
         return NotFound(message)
@@ -225,7 +225,7 @@ def error_from_response(code: int, answer: bytes, method: str, path: str) -> Mus
 
 
 def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
-    """Every cause with its field, without the name of the object in front of it."""
+    """All causes with their fields, without the prefix that names the object."""
     causes = [cause for cause in status.get("details", {}).get("causes", ()) if cause.get("message")]
     if not causes:
         return InvalidSpec(message)
@@ -235,7 +235,7 @@ def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
 
 
 def _proxy_for(scheme: str, host: str) -> str | None:
-    """The proxy that the environment names for a host, as every client of Kubernetes heeds it."""
+    """The proxy for a host from the environment (HTTPS_PROXY, NO_PROXY), as in other Kubernetes clients."""
     return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
 
 

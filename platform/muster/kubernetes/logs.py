@@ -1,7 +1,7 @@
-"""What a pod of a job wrote, through the API server.
+"""Logs of a job's pods, read from the API server.
 
-A pod's log goes with the pod: a new attempt deletes the pods of the one before, so only the present attempt can be
-read. Every line is asked for with its time, by which a log is cut, and gone on with after an interruption.
+A pod's log is deleted with the pod, and a new attempt deletes the pods of the previous one, so only logs of the current
+attempt can be read. Lines are requested with timestamps, for `since` and `until` and to resume after an interruption.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from muster.spec import TrainingJob
 _POLL_S = 1.0
 _READ_TIMEOUT_S = 60.0
 _FATAL_REASONS = frozenset({"Unauthorized", "NotInstalled", "WrongVersion"})
-"""Why a log cannot be read at all. All else passes: the API server or the node is away, a container is being made."""
-_FOLLOW_IDLE_TIMEOUT_S = 15.0  # then it is asked whether the pod still runs: whoever sends may have gone without a word
+"""Errors that end `follow`. Others are transient: API server or node unreachable, container being created."""
+_FOLLOW_IDLE_TIMEOUT_S = 15.0  # then check whether the pod still runs: the sender may have been lost
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Whose log."""
+    """One replica of a job."""
 
     namespace: str
     job: str
@@ -39,17 +39,19 @@ class Replica:
 
 
 def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> Iterator[str]:
-    """Lines of one replica; without an attempt: of the present one.
+    """Lines of one replica; attempt None is the current one.
 
-    Raises `NotFound` for a role or an index that the job does not have, and LogUnavailable for an attempt whose pods
-    are no more. With `follow` it waits for the pod, and ends when the attempt does.
+    Raises `NotFound` for a role or index that the job does not have, and LogUnavailable for an attempt whose pods are
+    deleted. With `follow` it waits for the pod, and ends with the attempt.
     """
     job = _get_job(kube_client, replica)
     _check_replica(job, replica)
     number = job.status.attempt if options.attempt is None else options.attempt
     if number < job.status.attempt:
-        message = f"attempt {number} of job {replica.job!r} is over, and its pods are gone with their logs"
-        raise NotFound(f"{message}; the present one is {job.status.attempt}", field="attempt", reason="LogUnavailable")
+        message = f"attempt {number} of job {replica.job!r} has ended, and its pods and logs are deleted"
+        raise NotFound(
+            f"{message}; the current attempt is {job.status.attempt}", field="attempt", reason="LogUnavailable"
+        )
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
@@ -68,7 +70,7 @@ class _ReplicaLog:
     container: str
 
     def open(self, options: LogOptions, since: float | None) -> Iterator[tuple[float | None, str]]:
-        """(time, line) pairs; the server's times are exact, its `sinceTime` is to the second."""
+        """(time, line) pairs. Times are exact, but the server rounds `sinceTime` to seconds."""
         query = {"timestamps": "true"} | ({"container": self.container} if self.container else {})
         if since is not None:
             query["sinceTime"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
@@ -107,11 +109,11 @@ class _LogPosition:
     lines_at_last_time: int = 0
 
     def skip_read(self, stamped: Iterator[tuple[float | None, str]]) -> Iterator[tuple[float | None, str]]:
-        """Of lines that begin no later than here those that were not read yet, which are noted as read."""
-        begin, again = self.last_time, self.lines_at_last_time
+        """The lines that were not read yet; advances the position."""
+        begin, repeated = self.last_time, self.lines_at_last_time
         for at, line in stamped:
-            if begin is not None and at is not None and (at < begin or (at == begin and again > 0)):
-                again -= at == begin
+            if begin is not None and at is not None and (at < begin or (at == begin and repeated > 0)):
+                repeated -= at == begin
                 continue
             if at is not None:
                 self.lines_at_last_time = self.lines_at_last_time + 1 if at == self.last_time else 1
@@ -120,16 +122,16 @@ class _LogPosition:
 
 
 def _follow(log: _ReplicaLog, options: LogOptions) -> Iterator[str]:
-    """The log from its beginning to the end of the attempt, however often the server breaks off."""
-    place = _LogPosition()
-    over, deadline = False, time.monotonic() + UNREACHABLE_TIMEOUT_S
+    """The log from its beginning to the end of the attempt, reopened when the connection breaks."""
+    position = _LogPosition()
+    ended, deadline = False, time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
-        begun = place.last_time is not None
+        begun = position.last_time is not None
         try:
-            over = _has_attempt_ended(log)  # asked first: what the pod wrote before its end is still read
+            ended = _has_attempt_ended(log)  # before the read, which then includes the pod's last lines
             deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
-            message = LogOptions(until=options.until, follow=not over) if begun else replace(options, follow=not over)
-            for at, line in place.skip_read(log.open(message, place.last_time if begun else options.since)):
+            part = LogOptions(until=options.until, follow=not ended) if begun else replace(options, follow=not ended)
+            for at, line in position.skip_read(log.open(part, position.last_time if begun else options.since)):
                 if options.until is not None and at is not None and at > options.until:
                     return
                 if options.since is None or at is None or at >= options.since:
@@ -139,15 +141,14 @@ def _follow(log: _ReplicaLog, options: LogOptions) -> Iterator[str]:
         except ClusterError as error:
             if error.reason in _FATAL_REASONS or time.monotonic() > deadline:
                 raise
-            over = False  # its end may not have been read
-        if over or (options.until is not None and time.time() > options.until + _POLL_S):
+            ended = False  # the last lines may not have been read
+        if ended or (options.until is not None and time.time() > options.until + _POLL_S):
             return
         time.sleep(_POLL_S)
 
 
 def _has_attempt_ended(log: _ReplicaLog) -> bool:
-    """Whether the pod will write no more: it has ended, or another attempt has begun, or the job is gone, its name
-    being another's or nobody's."""
+    """Whether the pod has ended, a later attempt has begun, or the job was deleted or recreated."""
     try:
         job = _get_job(log.kube_client, log.replica)
     except NotFound:
@@ -179,7 +180,7 @@ def _check_replica(job: TrainingJob, replica: Replica) -> None:
         raise NotFound(message, field="role", reason="RoleNotFound")
     most = replicas[replica.role] - 1
     if not 0 <= replica.index <= most:
-        message = f"role {replica.role!r} of job {name!r} has replicas 0 to {most}, no {replica.index}"
+        message = f"index: must be 0 to {most} for role {replica.role!r} of job {name!r}; got {replica.index}"
         raise NotFound(message, field="index", reason="ReplicaNotFound")
 
 

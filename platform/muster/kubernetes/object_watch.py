@@ -1,4 +1,4 @@
-"""One job as it changes, until it has ended."""
+"""Watches one job until it has ended."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from muster.lifecycle import has_terminated
 from muster.spec import TrainingJob
 
 _WATCH_S = 240
-_IDLE_GRACE_S = 30.0  # beyond its end
+_IDLE_GRACE_S = 30.0  # beyond the watch's timeoutSeconds
 _PAUSE_S = 1.0
 
 
 def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[TrainingJob]:
-    """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound` when
-    it is deleted, also if another has its name by then, and `ClusterError` when the server does not answer for two
-    minutes."""
+    """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound` if it
+    is deleted or recreated, `ClusterError` if the server does not answer for `UNREACHABLE_TIMEOUT_S`."""
     last: TrainingJob | None = None
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
-            present = decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", name, namespace)))
-            if last is not None and present.metadata.uid != last.metadata.uid:
+            current = decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", name, namespace)))
+            if last is not None and current.metadata.uid != last.metadata.uid:
                 raise _deleted_error(last)
-            for job in _watch_from(kube_client, present):
+            for job in _watch_from(kube_client, current):
                 deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
                 if last is None or job.metadata.resource_version != last.metadata.resource_version:
                     yield job
@@ -36,14 +35,14 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
                 if has_terminated(job.status):
                     return
         except ClusterError as error:
-            wrong = last is None and error.reason != "Unreachable"  # no such cluster, no such user
-            if wrong or time.monotonic() > deadline:
+            is_permanent = last is None and error.reason != "Unreachable"  # for example invalid credentials
+            if is_permanent or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_S)
 
 
 def _watch_from(kube_client: KubeClient, job: TrainingJob) -> Iterator[TrainingJob]:
-    """The job, then what the server tells of it; ends when the server ends the watch."""
+    """The job, then its changes until the server ends the watch."""
     yield job
     query = {
         "watch": "1",
@@ -55,7 +54,7 @@ def _watch_from(kube_client: KubeClient, job: TrainingJob) -> Iterator[TrainingJ
     with kube_client.stream(path, query, _WATCH_S + _IDLE_GRACE_S) as lines:
         for line in lines:
             event = _decode_event(line)
-            if event["type"] == "ERROR":  # usually 410: what we know is too old to go on from
+            if event["type"] == "ERROR":  # usually 410: the resourceVersion is too old
                 return
             seen = decode(TrainingJob, event["object"])
             if event["type"] == "DELETED" or seen.metadata.uid != job.metadata.uid:

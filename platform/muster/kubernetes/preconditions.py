@@ -1,5 +1,4 @@
-"""Which object a name means. Whoever changes or deletes one stays with the object that was looked at first: it may be
-deleted meanwhile, and another may get its name."""
+"""uid preconditions: a change or delete must not reach another object that was created with the same name."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from muster.kubernetes.kube_client import JsonObject
 
 
 def uid_precondition(uid: str) -> JsonObject:
-    """The options of a DELETE of this object alone. The server reads no others, from the query, beside them."""
+    """DeleteOptions with the object's uid. The server ignores query parameters if a body is sent."""
     return {"preconditions": {"uid": uid}}
 
 
 def is_uid_mismatch(error: MusterError) -> bool:
-    """Whether a write was refused because it was meant for an object of another uid than the one of its name."""
+    """Whether a write was refused because the object's uid differs."""
     if isinstance(error, InvalidSpec):
         return error.field == "metadata.uid"
     return isinstance(error, Conflict) and "UID in" in str(error)
@@ -24,8 +23,8 @@ def is_uid_mismatch(error: MusterError) -> bool:
 
 @contextlib.contextmanager
 def uid_mismatch_as_conflict(object_label: str) -> Iterator[None]:
-    """A write that names the uid of its object: refused as `Conflict` that says so where the name is another's by now.
-    `named` is the object for a person, such as `queue research`."""
+    """Raise `Conflict` if a write with a uid precondition finds a recreated object. `object_label` is the object as
+    text, such as `queue research`."""
     try:
         yield
     except (Conflict, InvalidSpec) as error:
@@ -35,5 +34,5 @@ def uid_mismatch_as_conflict(object_label: str) -> Iterator[None]:
 
 
 def replaced_conflict(object_label: str) -> Conflict:
-    """The name is another's by now."""
-    return Conflict(f"{object_label} was deleted meanwhile, and another has its name; look at it and try again")
+    """The error for an object that was deleted and recreated."""
+    return Conflict(f"{object_label} was deleted and recreated concurrently; check the new one and retry")

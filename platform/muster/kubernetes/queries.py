@@ -1,7 +1,7 @@
-"""The world as a user may read it: for the tables of queues and nodes, and to refuse early what could never start.
+"""Reads the cluster's state for the tables of queues and nodes, and to refuse jobs that could never start.
 
-The operator keeps the whole world in memory; a verb reads what it needs, once. What its user may not read is left to
-the operator to say.
+Each command reads what it needs once. Checks that depend on objects which the user may not read are left to the
+operator.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from muster.validation.submit import name_hint
 
 _MAX_SUGGESTED_NAMES = 200
 MAX_PREFLIGHT_NODES = 500
-"""A submit looks at no more nodes than come in one page; on larger clusters the operator says what never fits."""
+"""A submit reads at most one page of nodes; on larger clusters only the operator checks whether a job can ever fit."""
 
 
 def list_queues(kube_client: KubeClient) -> list[Queue]:
-    """All queues, each as far as it can be read."""
+    """All queues, invalid ones with their valid fields."""
     return _decode_queues(kube_client)[0]
 
 
 def list_flavors(kube_client: KubeClient) -> list[Flavor]:
-    """All flavors; of one that cannot be read the name alone."""
+    """All flavors, undecodable ones with their name only."""
     found, unreadable = _decode_flavors(kube_client)
     return [*found, *map(_flavor_without_spec, unreadable)]
 
@@ -58,13 +58,13 @@ def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
 
 
 def list_nodes(kube_client: KubeClient) -> tuple[NodeView, ...]:
-    """All nodes, without what foreign pods take."""
+    """All nodes, without the usage of unmanaged pods."""
     return tuple(sorted(map(to_node_view, kube_client.list_items(paths.NODES_PATH)), key=lambda node: node.name))
 
 
 def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
-    """Rows of the queue tree. Use is counted from the jobs of all namespaces that can be read: raises `Refused` where
-    some are not to be. Nodes need not be."""
+    """Rows of the queue tree. Usage is computed from the jobs of all namespaces: raises `Refused` Forbidden if the user
+    may not list them. Nodes are optional."""
     every = _list_all_jobs(kube_client)
     state = _observed_state(kube_client, every, _list_nodes_if_allowed(kube_client))
     return queue_rows(state.queues, _build_snapshot(state), waiting_by_queue(every), state.decode_errors.queues)
@@ -77,14 +77,14 @@ def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
     state = _observed_state(kube_client, every, views)
     pods: dict[str, list[str]] = {}
     for job in every:
-        for seat in pod_slots(job.status.placement) if not is_finished(job.status) else ():
-            name = pod_name(job.metadata.name, job.metadata.uid, seat.role, seat.index, job.status.attempt)
-            pods.setdefault(seat.node, []).append(name)
+        for slot in pod_slots(job.status.placement) if not is_finished(job.status) else ():
+            name = pod_name(job.metadata.name, job.metadata.uid, slot.role, slot.index, job.status.attempt)
+            pods.setdefault(slot.node, []).append(name)
     return node_rows(views, _build_snapshot(state), pods)
 
 
 def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
-    """The world as it can be read now, for `muster replay`; pods of others are not in it."""
+    """A scheduling snapshot of the current state, for `muster replay`, without unmanaged pods."""
     views = list_nodes(kube_client)
     return _build_snapshot(_observed_state(kube_client, _list_all_jobs(kube_client), views))
 
@@ -92,41 +92,41 @@ def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
 def preflight_job(
     kube_client: KubeClient, job: TrainingJob, namespace: str, others: Iterable[Queue | Flavor] = ()
 ) -> None:
-    """Refuse a job that could not start as the objects are now, `others` counted in; as far as they may be read."""
+    """Refuse a job that could not start with the current objects and `others`, as far as the user may read them."""
     others = list(others)
     try:
-        written, odd_queues = _decode_queues(kube_client)
-        readable, odd_flavors = _decode_flavors(kube_client)
+        queues, queue_errors = _decode_queues(kube_client)
+        flavors, flavor_errors = _decode_flavors(kube_client)
     except Refused as error:
         if error.reason != "Forbidden":
             raise
         return
-    tree = {item.metadata.name: item for item in (*written, *others) if isinstance(item, Queue)}
-    kinds = {item.metadata.name: item for item in (*readable, *others) if isinstance(item, Flavor)}
+    tree = {item.metadata.name: item for item in (*queues, *others) if isinstance(item, Queue)}
+    valid_flavors = {item.metadata.name: item for item in (*flavors, *others) if isinstance(item, Flavor)}
     new = {(item.kind, item.metadata.name) for item in others}
-    odd_queues = {name: reason for name, reason in odd_queues.items() if ("Queue", name) not in new}
-    odd_flavors = {name: reason for name, reason in odd_flavors.items() if ("Flavor", name) not in new}
-    parsed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
-    check_dependencies_valid(parsed, tree, odd_queues, odd_flavors)
-    named = [*kinds.values(), *map(_flavor_without_spec, odd_flavors)]
+    queue_errors = {name: reason for name, reason in queue_errors.items() if ("Queue", name) not in new}
+    flavor_errors = {name: reason for name, reason in flavor_errors.items() if ("Flavor", name) not in new}
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    check_dependencies_valid(job, tree, queue_errors, flavor_errors)
+    all_flavors = [*valid_flavors.values(), *map(_flavor_without_spec, flavor_errors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
-    check_submit(parsed, tree.values(), named, _namespace_labels(kube_client, namespace), classes)
-    gang = to_gang(parsed, time.time(), {}, to_roles(parsed.spec))
+    check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
+    gang = to_gang(job, time.time(), {}, to_roles(job.spec))
     views = _list_nodes_if_few(kube_client)
-    known = None if views is None else [to_node(view, list(kinds.values())) for view in views]
-    check_size(gang, tree.values(), [to_flavor(flavor) for flavor in kinds.values()], known)
+    nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
+    check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], nodes)
 
 
 def nodes_with_flavors(kube_client: KubeClient, objects: Iterable[Queue | Flavor]) -> list[model.NodeInfo] | None:
-    """All nodes with their flavors, if they may be read and are few; else None."""
+    """All nodes with their flavors; None if the user may not list them or there are more than one page."""
     views = _list_nodes_if_few(kube_client)
-    kinds = {item.metadata.name: item for item in objects if isinstance(item, Flavor)}
-    return None if views is None else [to_node(view, list(kinds.values())) for view in views]
+    flavors = {item.metadata.name: item for item in objects if isinstance(item, Flavor)}
+    return None if views is None else [to_node(view, list(flavors.values())) for view in views]
 
 
 def job_not_found(kube_client: KubeClient, name: str, namespace: str) -> NotFound:
-    """What to raise of a job that is not there: with the nearest name, as far as the others may be read."""
-    message = f"there is no job {name!r} in namespace {namespace!r} of context {kube_client.config.context_name!r}"
+    """The error for a missing job, with the nearest name if the user may list jobs."""
+    message = f"job {name!r} does not exist in namespace {namespace!r} of context {kube_client.config.context_name!r}"
     with contextlib.suppress(MusterError):
         page = kube_client.get(paths.collection_path("TrainingJob", namespace), {"limit": str(_MAX_SUGGESTED_NAMES)})
         message += f"; {name_hint(name, [item['metadata']['name'] for item in page['items']], 'job')}"
@@ -134,12 +134,12 @@ def job_not_found(kube_client: KubeClient, name: str, namespace: str) -> NotFoun
 
 
 def is_not_forbidden(error: Refused) -> bool:
-    """Whether it is something else than a right that its user lacks."""
+    """Whether a refusal has another reason than missing RBAC rights."""
     return error.reason != "Forbidden"
 
 
 def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:
-    """The namespace's labels; None where they may not be read or there is no such namespace, which its jobs show."""
+    """The namespace's labels; None if the user may not read them or the namespace does not exist."""
     try:
         labels: dict[str, str] = kube_client.get(f"{paths.NAMESPACES_PATH}/{namespace}")["metadata"].get("labels", {})
     except Refused:
@@ -148,7 +148,7 @@ def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, s
 
 
 def _priority_classes(kube_client: KubeClient) -> Mapping[str, int] | None:
-    """The values of all priority classes by name; None where they may not be read."""
+    """The values of all priority classes by name; None if the user may not list them."""
     try:
         return {item["metadata"]["name"]: item["value"] for item in kube_client.list_items(paths.PRIORITY_CLASSES_PATH)}
     except Refused:
@@ -156,8 +156,8 @@ def _priority_classes(kube_client: KubeClient) -> Mapping[str, int] | None:
 
 
 def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
-    """All nodes, if they may be read and are few; else None. Those that are down, cordoned or drained count as there:
-    only what cannot heal is refused."""
+    """All nodes; None if the user may not list them or there are more than one page. Nodes that are not ready, cordoned
+    or drained count as available: a temporary state must not refuse a job."""
     try:
         page = kube_client.get(paths.NODES_PATH, {"limit": str(MAX_PREFLIGHT_NODES)})
     except Refused:
@@ -168,7 +168,7 @@ def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
 
 
 def check_can_list_all_jobs(kube_client: KubeClient) -> None:
-    """Raises `Refused` Forbidden where the jobs of all namespaces may not be listed."""
+    """Raises `Refused` Forbidden if the user may not list the jobs of all namespaces."""
     kube_client.get(paths.collection_path("TrainingJob"), {"limit": "1"})
 
 
@@ -179,7 +179,7 @@ def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
         if is_not_forbidden(error):
             raise
         message = (
-            "what is used is counted from the jobs of all namespaces, and you may not list them; see: kubectl get mq"
+            "usage is computed from the jobs of all namespaces, which you may not list; see instead: kubectl get mq"
         )
         raise Refused(f"{message} ({error})", reason="Forbidden") from error
 
@@ -206,18 +206,18 @@ def _flavor_without_spec(flavor: str) -> Flavor:
 
 
 def _observed_state(kube_client: KubeClient, every: list[TrainingJob], views: tuple[NodeView, ...]) -> ObservedState:
-    tree, odd_queues = _decode_queues(kube_client)
-    kinds, odd_flavors = _decode_flavors(kube_client)
+    queues, queue_errors = _decode_queues(kube_client)
+    flavors, flavor_errors = _decode_flavors(kube_client)
     return ObservedState(
         now=time.time(),
         nodes=views,
-        flavors=tuple(kinds),
-        queues=tuple(tree),
+        flavors=tuple(flavors),
+        queues=tuple(queues),
         jobs=tuple(every),
         pods={},
-        decode_errors=DecodeErrors(odd_queues, odd_flavors),
+        decode_errors=DecodeErrors(queue_errors, flavor_errors),
     )
 
 
-def _build_snapshot(world: ObservedState) -> model.Snapshot:
-    return build_snapshot(world, SnapshotCache()).snapshot
+def _build_snapshot(state: ObservedState) -> model.Snapshot:
+    return build_snapshot(state, SnapshotCache()).snapshot

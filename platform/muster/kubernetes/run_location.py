@@ -1,4 +1,4 @@
-"""Where the run of a job in a cluster is kept once its pods are gone, as `status.traces.location` tells it."""
+"""The location of a job's run after its pods are deleted: `status.traces.location`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from muster.spec import TrainingJob
 
 VOLUME_SCHEMES = ("pvc", "volume")
-"""Schemes of locations that are no store: pvc://CLAIM/FOLDER, volume://NAME-IN-THE-POD/FOLDER."""
+"""Schemes of locations that are not in a store: pvc://CLAIM/FOLDER, volume://NAME-IN-THE-POD/FOLDER."""
 
 
 def is_remote_store(location: str) -> bool:
@@ -17,7 +17,7 @@ def is_remote_store(location: str) -> bool:
 
 
 def report_command(job: TrainingJob, context: str) -> str | None:
-    """What reports on a job of the cluster of this context; None where nothing of the job is in a store."""
+    """The command that builds the report of a job in this context; None if its run is not in a store."""
     traces, meta = job.status.traces, job.metadata
     if traces is None or not is_remote_store(traces.location):
         return None

@@ -1,7 +1,7 @@
-"""Jobs into a cluster, all of them or none.
+"""Creates jobs in a cluster, all or none.
 
-A cluster has no transaction over several objects, and an answer can be lost: a job whose creation nobody confirmed is
-looked for, what was created before one is refused is deleted again, and what stays uncertain is named.
+Kubernetes has no transactions, and a response can be lost: a job whose creation was not confirmed is looked up, jobs
+created before a refused one are deleted again, and errors name the jobs whose state remains unknown.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from muster.kubernetes.preconditions import is_uid_mismatch, uid_precondition
 from muster.spec import TrainingJob
 
 _MAX_LOOKUPS = 10
-_MISSES_UNTIL_ABSENT = 2  # looks that show nothing
+_MISSES_UNTIL_ABSENT = 2  # look-ups without a result
 _PAUSE_S = 1.0
 
 
 def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: bool) -> list[TrainingJob]:
-    """Create jobs, all of them or none, as the API server completed them. Raises as `muster.kubernetes.apply`, with
-    the job that it is about; the text names what was created and could not be deleted again, or may have been created.
-    """
+    """Create jobs, all or none, and return them with server-set fields. Raises as `muster.kubernetes.apply`; the error
+    names the job that it concerns, and jobs that were or may have been created and were not deleted again."""
     for job in jobs:
         with _attribute_errors_to(job):
             queries.preflight_job(kube_client, job, job.metadata.namespace or kube_client.config.namespace)
@@ -36,31 +35,31 @@ def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: b
         return checked
     created: list[TrainingJob] = []
     try:
-        for job, awaited in zip(jobs, checked, strict=True):
-            created.append(_create_confirmed(kube_client, job, awaited))
+        for job, expected in zip(jobs, checked, strict=True):
+            created.append(_create_confirmed(kube_client, job, expected))
     except MusterError as error:
-        left = _roll_back(kube_client, created)
-        if left:
-            names = " ".join(map(_job_label, left))
-            error.args = (f"{error}; created before that and not taken back, so: muster delete job {names}",)
+        remaining = _roll_back(kube_client, created)
+        if remaining:
+            names = " ".join(map(_job_label, remaining))
+            error.args = (f"{error}; created before that and not rolled back; run: muster delete job {names}",)
         raise
     return created
 
 
 def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str]) -> TrainingJob:
     with _attribute_errors_to(job):
-        requested = to_manifest(job, kube_client.config.namespace)
-        name, namespace = job.metadata.name, requested["metadata"]["namespace"]
+        manifest = to_manifest(job, kube_client.config.namespace)
+        name, namespace = job.metadata.name, manifest["metadata"]["namespace"]
         path = paths.collection_path("TrainingJob", namespace)
         try:
             return decode(
-                TrainingJob, kube_client.request("POST", path, requested, query={**STRICT_FIELD_VALIDATION, **query})
+                TrainingJob, kube_client.request("POST", path, manifest, query={**STRICT_FIELD_VALIDATION, **query})
             )
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
             raise Conflict(
-                f"a job {name!r} exists already in namespace {namespace!r}; choose another name, or remove it: muster"
+                f"job {name!r} already exists in namespace {namespace!r}; use another name, or delete it: muster"
                 f" delete job {namespace}/{name}",
                 field="metadata.name",
                 reason="AlreadyExists",
@@ -68,7 +67,7 @@ def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str])
 
 
 def _create_confirmed(kube_client: KubeClient, job: TrainingJob, expected: TrainingJob) -> TrainingJob:
-    """Create a job. Where the answer is lost it is looked for; `awaited` is how the server would complete it."""
+    """Create a job; if the response is lost, look it up. `expected` is the result of the dry run."""
     try:
         return _create(kube_client, job, {})
     except ClusterError as error:
@@ -76,12 +75,12 @@ def _create_confirmed(kube_client: KubeClient, job: TrainingJob, expected: Train
         try:
             found = _find_created(kube_client, expected)
         except MusterError:
-            error.args = (f"{error}; whether job {name} was created is not known: muster describe {name}",)
+            error.args = (f"{error}; it is unknown whether job {name} was created: muster describe {name}",)
             raise error from None
         if found is None:
             raise
         if found.spec != expected.spec:
-            error.args = (f"{error}; there is a job {name} now that is not quite this one: muster describe {name}",)
+            error.args = (f"{error}; job {name} now exists with a different spec: muster describe {name}",)
             raise
         return found
 
@@ -91,7 +90,7 @@ def _find_created(kube_client: KubeClient, job: TrainingJob) -> TrainingJob | No
     `Connection` does."""
     path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
     missing = 0
-    for left in reversed(range(_MAX_LOOKUPS)):
+    for retries_left in reversed(range(_MAX_LOOKUPS)):
         try:
             return decode(TrainingJob, kube_client.get(path))
         except NotFound:
@@ -99,15 +98,15 @@ def _find_created(kube_client: KubeClient, job: TrainingJob) -> TrainingJob | No
             if missing == _MISSES_UNTIL_ABSENT:
                 return None
         except ClusterError:
-            if not left:
+            if not retries_left:
                 raise
         time.sleep(_PAUSE_S)
     return None
 
 
 def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
-    """Delete what was just created; those that are still there, or may be."""
-    left = []
+    """Delete the jobs that were just created; returns those that exist or may exist afterwards."""
+    remaining = []
     for job in jobs:
         meta = job.metadata
         try:
@@ -118,15 +117,15 @@ def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[Tra
             )
         except NotFound:
             continue
-        except MusterError as error:  # why the other one was refused counts more
+        except MusterError as error:  # not raised: the refusal of the other job is reported
             if not is_uid_mismatch(error):
-                left.append(job)
-    return left
+                remaining.append(job)
+    return remaining
 
 
 @contextlib.contextmanager
 def _attribute_errors_to(job: TrainingJob) -> Iterator[None]:
-    """Whatever is raised is about this job, as its file names it."""
+    """Set `error.job` of errors raised inside to this job."""
     try:
         yield
     except MusterError as error:

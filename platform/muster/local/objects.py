@@ -1,4 +1,4 @@
-"""What users do to objects: submit, apply, delete, change. Everything is checked before anything has changed."""
+"""Changes of objects by users: submit, apply, delete, patch, scale. All are validated before anything is changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from muster.validation import (
 )
 from muster.yaml_input import AnyObject
 
-_MAX_LISTED_JOBS = 5  # jobs that are told to whoever asks for one that is not there
+_MAX_LISTED_JOBS = 5  # jobs named in the error for an unknown job
 
 
 class ObjectResult(TypedDict):
@@ -50,11 +50,11 @@ class ObjectResult(TypedDict):
     namespace: str | None
     name: str
     result: Literal["created", "configured", "unchanged", "deleted", "deleting"]
-    notices: NotRequired[list[str]]  # what is right, and still hardly meant
+    notices: NotRequired[list[str]]  # warnings about valid but questionable values
 
 
 class ObjectRegistry:
-    """The objects in the store, as users may change them. Its owner holds the lock of the store."""
+    """The objects in the store. The caller holds the lock of the store."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ObjectRegistry:
     ) -> None:
         self._store = store
         self._nodes = nodes
-        self._environment = environment  # of jobs that come without one
+        self._environment = environment  # of jobs submitted without one
         self._environments = environments
         self._clock = clock
 
@@ -75,14 +75,14 @@ class ObjectRegistry:
         found = self._find(namespace, name)
         if found is None:
             known = [job for job in self._store.jobs.values() if _namespace(job) == namespace]
-            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_suggest_jobs(name, known)}")
+            raise NotFound(f"job {name!r} does not exist in namespace {namespace!r}; {_suggest_jobs(name, known)}")
         return found
 
     def submit(
         self, jobs: Sequence[spec.TrainingJob], dry_run: bool, environments: Sequence[Mapping[str, str] | None] = ()
     ) -> list[spec.TrainingJob]:
-        """Accept new jobs, all or none; `environments` of their submitter, one a job. Raises `Refused` or `InvalidSpec`
-        for whatever could only wait or fail."""
+        """Accept new jobs, all or none, with the `environments` of their submitter, one per job. Raises `Refused` or
+        `InvalidSpec` for a job that could never start."""
         _check_unique_names(jobs)
         checked: list[tuple[spec.TrainingJob, list[str] | None]] = []
         for job, environment in zip_longest(jobs, environments):
@@ -101,8 +101,8 @@ class ObjectRegistry:
 
     @contextmanager
     def _create_transaction(self) -> Iterator[None]:
-        """A transaction in which objects may be added, unless the disk is full: what the database has set aside is for
-        stopping jobs. When it fails, nothing stays of the jobs' environments either."""
+        """A transaction in which objects may be added, unless the disk is full: the database's reserve is for stopping
+        jobs. If it fails, the stored environments of the jobs are removed, too."""
         check_free_space(self._environments.home.path)
         try:
             with self._store.transaction():
@@ -114,15 +114,15 @@ class ObjectRegistry:
     def _check_new(
         self, job: spec.TrainingJob, environment: Mapping[str, str] | None
     ) -> tuple[spec.TrainingJob, list[str] | None]:
-        """The job as a server completes it, and notices; None where it is there already by the same submission."""
+        """The job with server-set fields, and notices; None as notices if the same submission created it before."""
         namespace = _namespace(job)
         taken = self._find(namespace, job.metadata.name)
         if taken is not None and _same_submission(taken, job):
             return taken, None
         if taken is not None:
             raise Conflict(
-                f"a job {job.metadata.name!r} exists already in namespace {namespace!r} ({taken.status.phase});"
-                f" choose another name, or remove it: muster delete job {job.metadata.name}",
+                f"job {job.metadata.name!r} already exists in namespace {namespace!r} ({taken.status.phase});"
+                f" use another name, or delete it: muster delete job {job.metadata.name}",
                 field="metadata.name",
                 reason="AlreadyExists",
             )
@@ -133,8 +133,8 @@ class ObjectRegistry:
     def apply(
         self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()
     ) -> list[ObjectResult]:
-        """Create or change objects, all or none of them; queues with notices of what is hardly meant. `environments` of
-        whoever applies, one a document: jobs that are created get theirs."""
+        """Create or change objects, all or none; queues with notices. `environments` are those of the client, one per
+        document, for jobs that are created."""
         known: list[AnyObject] = [*self._store.flavors.values(), *self._store.queues.values()]
         check_apply(documents, known)
         _check_unique_names(documents)
@@ -147,41 +147,42 @@ class ObjectRegistry:
                 checked = self._check_job(document, environment, queues, flavors)
                 notices[_namespace(document), document.metadata.name] = checked
         self._check_parents_not_deleting(documents)
-        message = apply_warnings(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
+        queue_notices = apply_warnings(
+            documents, known, [to_node(view, list(flavors.values())) for view in self._nodes]
+        )
         with self._create_transaction():
             rows = [self._apply(document, notices, environment) for document, environment in sent]
         for row in rows:
-            if row["kind"] == "Queue" and row["name"] in message:
-                row["notices"] = message[row["name"]]
+            if row["kind"] == "Queue" and row["name"] in queue_notices:
+                row["notices"] = queue_notices[row["name"]]
         return rows
 
     def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
-        """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use,
-        queue with queues below it)."""
+        """Delete an object; a repeated delete is no error. Raises `NotFound`, `Conflict` (flavor in use, queue with
+        children)."""
         return self.delete_all([(kind, name, namespace)])[0]
 
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
-        """Delete objects, (kind, name, namespace) each, in this order: all or none of them. Raises as `delete` does, of
-        every one that is not there."""
+        """Delete objects, (kind, name, namespace) each, in this order: all or none. Raises as `delete` does; `NotFound`
+        names all that do not exist."""
         items, missing = [], []
-        nothing = "; nothing was deleted" if len(targets) > 1 else ""
+        suffix = "; nothing was deleted" if len(targets) > 1 else ""
         for kind, name, namespace in targets:
             try:
                 items.append(self._get(kind, namespace, name))
             except NotFound as error:
                 missing.append(str(error))
         if missing:
-            raise NotFound("; ".join(missing) + nothing)
+            raise NotFound("; ".join(missing) + suffix)
         try:
             with self._store.transaction():
                 return [_result(item, "deleted" if self._delete(item) else "deleting") for item in items]
         except Conflict as error:
-            raise Conflict(f"{error}{nothing}", reason=error.reason) from error
+            raise Conflict(f"{error}{suffix}", reason=error.reason) from error
 
     def patch(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
-        """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, `Refused` QueueDeleted, or
-        `Conflict` when the job is finished: resuming it, too, would change nothing. Only who cancels twice is not told
-        so."""
+        """Set suspend or cancel in a job's spec. Raises `NotFound`, `InvalidSpec`, `Refused` QueueDeleted, or
+        `Conflict` if the job is finished; a repeated cancel is no error."""
         job = self.find(namespace, name)
         if not (job.spec.cancel and fields.get("cancel")):
             check_unfinished(job, stopping=any(fields.values()))
@@ -197,8 +198,8 @@ class ObjectRegistry:
         return self._store.jobs[job.metadata.uid]
 
     def scale(self, namespace: str, name: str, replicas: Mapping[str, int]) -> spec.TrainingJob:
-        """Change how many pods roles have, and nothing else whatever others change meanwhile. Raises `NotFound`,
-        `InvalidSpec`, `Refused`, or `Conflict` when the job is finished."""
+        """Change only the number of pods of roles. Raises `NotFound`, `InvalidSpec`, `Refused`, or `Conflict` if the
+        job is finished."""
         job = self.find(namespace, name)
         check_unfinished(job)
         self.apply([with_replicas(job, replicas)])
@@ -244,22 +245,22 @@ class ObjectRegistry:
             check_edit(old, job)
             check_annotations(job, old)
             if old.spec == job.spec:
-                if _says_of_processes(old) != _says_of_processes(job) and not is_finished(old.status):
+                if _oversubscribe_value(old) != _oversubscribe_value(job) and not is_finished(old.status):
                     check_processes(job, self._nodes)
                 return []
-            environment = self._environments.load(old.metadata.uid)  # what it was submitted with stays
+            environment = self._environments.load(old.metadata.uid)  # that of the submission is kept
         notices = check_local_support(job, self._environment if environment is None else environment, old)
         self._check_fits(job, queues, flavors)
         return notices
 
     def _check_parents_not_deleting(self, documents: Sequence[AnyObject]) -> None:
-        """A queue's deletion is withdrawn by applying it, but not below one that is still deleted."""
+        """Applying a deleted queue restores it, but its parent must not remain deleted. Raises `Conflict`."""
         queues = {document.metadata.name: document for document in documents if isinstance(document, spec.Queue)}
         for queue in queues.values():
-            above = self._store.queues.get(queue.spec.parent or "")
-            deleted = above is not None and above.metadata.deletion_timestamp is not None
-            if above is not None and deleted and above.metadata.name not in queues:
-                raise being_deleted_conflict(above.kind, above.metadata.name)
+            parent = self._store.queues.get(queue.spec.parent or "")
+            deleted = parent is not None and parent.metadata.deletion_timestamp is not None
+            if parent is not None and deleted and parent.metadata.name not in queues:
+                raise being_deleted_conflict(parent.kind, parent.metadata.name)
 
     # ---- writes; inside a transaction
 
@@ -282,7 +283,7 @@ class ObjectRegistry:
                 self._store.put(self._with_server_fields(document, None))
             return _result(document, "created")
         annotations = document.metadata.annotations
-        if isinstance(document, spec.TrainingJob):  # whoever applies it again may stand elsewhere; it stays as it was
+        if isinstance(document, spec.TrainingJob):  # keep the submitter's directory and interpreter
             notes = {key: value for key, value in old.metadata.annotations.items() if key in SUBMITTER_ANNOTATIONS}
             annotations = annotations | notes
         update: dict[str, Any] = {"labels": document.metadata.labels, "annotations": annotations}
@@ -306,7 +307,7 @@ class ObjectRegistry:
         return self._store.jobs[job.metadata.uid]
 
     def _delete(self, item: AnyObject) -> bool:
-        """True when the object is gone at once."""
+        """Delete an object; True if it is removed immediately."""
         if isinstance(item, spec.Flavor):
             users = [job.metadata.name for job in self._store.jobs.values() if _uses_flavor(job, item.metadata.name)]
             check_flavor_unused(item.metadata.name, users)
@@ -320,7 +321,7 @@ class ObjectRegistry:
             self._store.put(item.model_copy(update={"metadata": metadata}))
         return False
 
-    # ---- small things
+    # ---- helpers
 
     def _find(self, namespace: str, name: str) -> spec.TrainingJob | None:
         jobs = self._store.jobs.values()
@@ -330,10 +331,10 @@ class ObjectRegistry:
         if kind == "TrainingJob":
             return self.find(namespace, name)
         if kind not in ("Queue", "Flavor"):
-            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+            raise InvalidSpec(f"kind: must be TrainingJob, Queue or Flavor; got {kind!r}", field="kind")
         found = self._store.queues.get(name) if kind == "Queue" else self._store.flavors.get(name)
         if found is None:
-            raise NotFound(f"there is no {kind.lower()} {name!r}")
+            raise NotFound(f"{kind.lower()} {name!r} does not exist")
         return found
 
     def _current(self, document: AnyObject) -> AnyObject | None:
@@ -344,7 +345,7 @@ class ObjectRegistry:
         return self._store.flavors.get(document.metadata.name)
 
     def _can_remove_queue(self, queue: spec.Queue) -> bool:
-        """Whether nothing waits for the queue. Raises `Conflict` while there are queues below it that stay."""
+        """Whether no unfinished job or deleted child uses the queue. Raises `Conflict` if it has other children."""
         name = queue.metadata.name
         check_no_children(name, self._store.queues.values())
         deleting = any(other.spec.parent == name for other in self._store.queues.values())
@@ -355,7 +356,7 @@ class ObjectRegistry:
         return [job.metadata.name for job in jobs if job.spec.queue == queue and not is_finished(job.status)]
 
     def _with_server_fields(self, item: Any, namespace: str | None) -> Any:
-        """The object as a server completes it."""
+        """The object with uid, namespace, generation, creation time and an empty status."""
         update = {
             "uid": uuid.uuid4().hex,
             "namespace": namespace,
@@ -378,23 +379,23 @@ def _namespace(item: AnyObject) -> str:
 
 
 def _suggest_jobs(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
-    """What may have been meant, or else the newest jobs that there are."""
+    """The nearest name, else the newest jobs."""
     newest = sorted(jobs, key=lambda job: (-(job.metadata.creation_timestamp or 0.0), job.metadata.name))
     names = [job.metadata.name for job in newest]
     more = f" and {len(names) - _MAX_LISTED_JOBS} more" if len(names) > _MAX_LISTED_JOBS else ""
-    there = (
-        f"there are, newest first: {', '.join(names[:_MAX_LISTED_JOBS])}{more}" if names else "there are no jobs in it"
+    existing = (
+        f"existing jobs, newest first: {', '.join(names[:_MAX_LISTED_JOBS])}{more}" if names else "it has no jobs"
     )
-    return did_you_mean(name, names, there)
+    return did_you_mean(name, names, existing)
 
 
 def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:
-    """Whether `b` is `a` submitted once more by a client that got no answer."""
-    mark = a.metadata.annotations.get(SUBMISSION_ANNOTATION)
-    return mark is not None and mark == b.metadata.annotations.get(SUBMISSION_ANNOTATION)
+    """Whether `b` is the retry of submission `a` by a client that got no response."""
+    submission = a.metadata.annotations.get(SUBMISSION_ANNOTATION)
+    return submission is not None and submission == b.metadata.annotations.get(SUBMISSION_ANNOTATION)
 
 
-def _says_of_processes(job: spec.TrainingJob) -> str | None:
+def _oversubscribe_value(job: spec.TrainingJob) -> str | None:
     return job.metadata.annotations.get(OVERSUBSCRIBE_ANNOTATION)
 
 
@@ -407,7 +408,7 @@ def _check_unique_names(documents: Sequence[AnyObject]) -> None:
     for item in documents:
         key = (item.kind, _namespace(item), item.metadata.name)
         if key in seen:
-            message = f"metadata.name: {item.kind} {item.metadata.name!r} is there twice; give each its own name"
+            message = f"metadata.name: must be unique; {item.kind} {item.metadata.name!r} is given twice"
             raise InvalidSpec(message, field="metadata.name")
         seen.add(key)
 

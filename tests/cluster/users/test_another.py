@@ -34,9 +34,7 @@ def test_a_write_that_is_meant_for_another_uid_is_refused(pool: Pool, connection
     pool.wait_for_phase("llama", "Running")
     job = queries.get_job(connection, "llama", pool.namespace)
     meta = job.metadata.model_copy(update={"uid": "11111111-1111-1111-1111-111111111111"})
-    with pytest.raises(
-        Conflict, match="llama was deleted meanwhile, and another has its name; look at it and try again"
-    ):
+    with pytest.raises(Conflict, match="llama was deleted and recreated concurrently; check the new one and retry"):
         write(connection, job.model_copy(update={"metadata": meta}))
     assert pool.phase("llama") == "Running"
     assert len(pool.pods("llama")) == 2
@@ -49,5 +47,5 @@ def test_a_role_that_stands_elsewhere_by_now_is_not_scaled(pool: Pool, connectio
     job = queries.get_job(connection, "llama", pool.namespace)
     role = pool.job("llama", pods=2)["spec"]["roles"][0]
     pool.edit("llama", roles=[{**role, "name": "judge"}])
-    with pytest.raises(Conflict, match="the roles of job 'llama' changed meanwhile"):
+    with pytest.raises(Conflict, match="the roles of job 'llama' were changed concurrently"):
         apply.scale_job(connection, job, {"worker": 1})

@@ -171,7 +171,7 @@ def test_a_refusal_of_one_of_several_jobs_in_a_file_names_file_line_and_job(
     several.write_text("\n---\n".join(yaml.safe_dump(one) for one in documents[:2]))
     taken = muster("submit", str(several))
     assert taken.code == 3
-    assert f"job huge: a job 'huge' exists already in namespace '{pool.namespace}'" in taken.err
+    assert f"job huge: job 'huge' already exists in namespace '{pool.namespace}'" in taken.err
     assert str(several) in taken.err
     assert pool.get("good") is None
 
