@@ -113,7 +113,7 @@ def test_whom_one_acts_as_is_sent_with_every_request_however_one_logs_in(
     [
         ({"as-groups": ["readers"]}, "as-groups, as-uid and as-user-extra require `as`"),
         ({"as": "a", "as-groups": "readers"}, "as-groups: must be a list of groups"),
-        ({"as": "a", "as-user-extra": {"scopes": "view"}}, "as-user-extra: write a mapping of lists"),
+        ({"as": "a", "as-user-extra": {"scopes": "view"}}, "as-user-extra: must be a mapping of lists"),
         (
             {"as": "a\r\nX-Other: b"},
             r"Impersonate-User: must be a string without control characters; got 'a\\r\\nX-Other: b'",
@@ -179,7 +179,7 @@ def test_a_broken_certificate_is_told_with_its_context(tmp_path: Path, data: str
 
 def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ClusterError, match="--kubeconfig FILE or KUBECONFIG") as error:
+    with pytest.raises(ClusterError, match="--kubeconfig FILE or set KUBECONFIG") as error:
         load_config(KubeContext(), {})
     assert error.value.reason == "KubeconfigNotFound"
     with pytest.raises(ClusterError, match="/no/such"):

@@ -148,7 +148,7 @@ def test_that_a_node_is_drained_is_told_even_if_nobody_answers_who_is_on_it(clus
     ended = muster("drain", "n1")
     assert ended.code == 4
     assert "error: node n1 is being drained, but its jobs cannot be listed" in ended.err
-    assert "undo it with: muster undrain n1" in ended.err
+    assert "to undo the drain: muster undrain n1" in ended.err
     assert taints(cluster) == [DRAIN_TAINT]
 
 
@@ -161,4 +161,4 @@ def test_a_node_is_not_told_to_be_empty_of_a_job_that_cannot_be_read(cluster: Se
     cluster.put(f"{JOBS}/llama", document)
     ended = muster("drain", "n1", "--wait")
     assert ended.code == 4
-    assert "job default/llama is on node n1, and cannot be read by this version of Muster" in ended.err
+    assert "job default/llama on node n1 cannot be read by this version of Muster" in ended.err

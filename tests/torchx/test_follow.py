@@ -46,7 +46,7 @@ class Cluster:
 @pytest.mark.parametrize(
     ("traces", "last"),
     [
-        ({"location": "s3://b/team/llama-1"}, "muster: for the report: muster report team/llama --context prod"),
+        ({"location": "s3://b/team/llama-1"}, "muster: to build the report: muster report team/llama --context prod"),
         ({"location": "pvc://runs/team/llama-1"}, "muster: succeeded: succeeded"),
         (None, "muster: succeeded: succeeded"),
     ],

@@ -37,13 +37,13 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "told"),
     [
-        (option_parsers.parse_topology, ":", "is no topology"),
-        (option_parsers.parse_topology, "a:b:c", "is no topology"),
-        (option_parsers.parse_int, "high", "is no whole number"),
-        (option_parsers.parse_ranks, "0,x", "is no list of ranks"),
+        (option_parsers.parse_topology, ":", "must be REQUIRED, :PREFERRED or"),
+        (option_parsers.parse_topology, "a:b:c", "must be REQUIRED, :PREFERRED or"),
+        (option_parsers.parse_int, "high", "must be an integer"),
+        (option_parsers.parse_ranks, "0,x", "must be a list of ranks"),
         (option_parsers.parse_list, "[1]", "holds something else than texts"),
-        (option_parsers.parse_json_list, "{}", "is no JSON list"),
-        (option_parsers.parse_json_list, "[", "is no JSON"),
+        (option_parsers.parse_json_list, "{}", "must be a JSON list"),
+        (option_parsers.parse_json_list, "[", "must be a JSON list"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:

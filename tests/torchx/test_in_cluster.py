@@ -127,7 +127,7 @@ def test_the_fewest_pods_are_of_the_only_role(runner: Runner) -> None:
 
 def test_an_image_must_be_named_and_torchxs_own_is_told(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "muster.torchx")
-    with pytest.raises(SubmissionRefused, match="role main: image is empty"):
+    with pytest.raises(SubmissionRefused, match="role main: image: must not be empty in a cluster"):
         dry_run(runner, app(image=""))
     assert not caplog.messages
     dry_run(runner, utils.echo("hi"))

@@ -225,7 +225,7 @@ def test_a_log_can_be_searched_and_cut_by_time(runner: Runner, home: Path, clien
     assert log(runner, handle, regex="^e") == ["early\n"]
     assert log(runner, handle, until=datetime.now(UTC) + timedelta(hours=1)) == ["early\n", "other\n", "late\n"]
     assert log(runner, handle, since=noted) == ["late\n"]
-    with pytest.raises(ValueError, match="stdout and stderr are one log here"):
+    with pytest.raises(ValueError, match="streams: must be omitted or combined"):
         log(runner, handle, streams=Stream.STDERR)
 
 
@@ -239,7 +239,7 @@ def test_a_followed_log_tells_why_the_app_waits_and_how_it_ended(runner: Runner,
     lines: list[str] = []
     follower = threading.Thread(target=lambda: lines.extend(log(runner, second, should_tail=True)))
     follower.start()
-    eventually(lambda: (runner.status(second) or waiting).msg.startswith("waits in queue research, is next: "))
+    eventually(lambda: (runner.status(second) or waiting).msg.startswith("waits in queue research, position 1: "))
     gate.touch()
     follower.join(timeout=100)
     assert end(runner, second).state == AppState.SUCCEEDED

@@ -20,12 +20,12 @@ WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position
         (TrainingJobStatus(), "waits in queue research"),
         (
             transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0),
-            "waits in queue research, place 2: needs 2 cores; 1 of 2 free",
+            "waits in queue research, position 2: needs 2 cores; 1 of 2 free",
         ),
         (transitions.admit(TrainingJobStatus(), PLACE, 1.0), "admitted to n1, n2; its pods are starting"),
         (running(), "runs on n1, n2"),
         (transitions.restart(running(), "Restarting", "restart 1 of 3 in 5 s", 3.0, 5.0), "restart 1 of 3 in 5 s"),
-        (transitions.suspend(running(), 3.0), "suspended; `muster resume a-1` lets it go on"),
+        (transitions.suspend(running(), 3.0), "suspended; to resume it: muster resume a-1"),
         (transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited", 3.0), "all 2 exited"),
         (
             transitions.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0),

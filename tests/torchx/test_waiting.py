@@ -79,7 +79,7 @@ class Gone(Ranks):
 
 
 def test_a_cluster_that_goes_away_while_a_job_is_asked_how_far_it_is_ends_the_watch_in_words() -> None:
-    with pytest.raises(WatchInterrupted, match="default:a-1 cannot be watched any more: the daemon is closing"):
+    with pytest.raises(WatchInterrupted, match="default:a-1 can no longer be watched: the daemon is closing"):
         Watching(Gone(DaemonError("the daemon is closing"))).describe("default:a-1")
     assert Watching(Gone(NotFound("there is no job 'a-1'"))).describe("default:a-1") is None
 
@@ -105,7 +105,7 @@ def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgrade
     assert told is not None
     assert told.state.name == "RUNNING"
     monkeypatch.setattr(scheduler, "UNREACHABLE_TIMEOUT_S", 0.0)
-    with pytest.raises(WatchInterrupted, match="default:a-1 cannot be watched any more: https://a does not answer"):
+    with pytest.raises(WatchInterrupted, match="default:a-1 can no longer be watched: https://a does not answer"):
         Watching(Upgraded(silent=10**9)).describe("default:a-1")
 
 

@@ -1,6 +1,6 @@
-"""TorchX schedulers: an AppDef becomes one TrainingJob, and a TrainingJob is told in the words of TorchX.
+"""TorchX schedulers: convert an AppDef into a TrainingJob, and a TrainingJob into TorchX's status types.
 
-`muster_local` runs on this host, `muster` in a cluster of Kubernetes. docs/torchx.md is the page for users.
+`muster_local` runs jobs on this host, `muster` in a Kubernetes cluster. User documentation: docs/torchx.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def create_local_scheduler(session_name: str, **parameters: object) -> LocalScheduler:
     """The factory that TorchX looks up as `muster_local`.
 
-    TorchX hands every factory the parameters of `get_runner` and of TORCHX_* variables; ours is `muster_home`.
+    TorchX passes the parameters of `get_runner` and of TORCHX_* variables to all factories; used here: `muster_home`.
     """
     from muster.torchx.local import LocalScheduler
 
@@ -24,7 +24,7 @@ def create_local_scheduler(session_name: str, **parameters: object) -> LocalSche
 
 
 def create_scheduler(session_name: str, **parameters: object) -> KubernetesScheduler:
-    """The factory that TorchX looks up as `muster`; ours are `muster_kubeconfig` and `muster_context`."""
+    """The factory that TorchX looks up as `muster`; used parameters: `muster_kubeconfig` and `muster_context`."""
     from muster.kubernetes.config import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 

@@ -1,8 +1,8 @@
-"""An AppDef becomes one TrainingJob, whose size does not depend on the number of replicas (pure).
+"""Converts an AppDef into one TrainingJob, whose size does not depend on the number of replicas (pure).
 
-What TorchX's macros mean to us: `app_id` is the job's name and `rank0_env` a variable of the contract in
-docs/run-folder.md; `replica_id` differs between pods that share one template, so it becomes `$(MUSTER_REPLICA)`, which
-every cluster replaces as a kubelet does. Everything else in an AppDef is literal, hence its dollars are doubled.
+TorchX's macros: `app_id` is the job's name and `rank0_env` a variable of the contract in docs/run-folder.md;
+`replica_id` differs between pods of one template, so it becomes `$(MUSTER_REPLICA)`, which the kubelet expands.
+Everything else in an AppDef is literal, hence its dollar signs are doubled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
 def to_training_job(
     app: AppDef, name: str, cfg: Mapping[str, object], img_root: str = "", namespace: str = DEFAULT_NAMESPACE
 ) -> TrainingJob:
-    """The job that `app` asks for, called `name`, in `namespace` unless it asks for one. Raises SubmissionRefused."""
+    """The job of `app`, named `name`, in `namespace` unless the settings name one. Raises SubmissionRefused."""
     settings = resolve_settings(cfg, app.metadata)
     namespace = settings.get(".namespace", namespace)
     values = macros.Values(
@@ -57,7 +57,7 @@ def to_training_job(
 
 
 def app_id(name: str, namespace: str) -> str:
-    """What TorchX calls the job: its name, after `namespace:` unless that is the default one."""
+    """The job's app id in TorchX: its name, prefixed with `namespace:` unless that is the default."""
     return name if namespace == DEFAULT_NAMESPACE else f"{namespace}:{name}"
 
 
@@ -92,14 +92,17 @@ def _role_manifest(role: Role, grace_s: int | None) -> dict[str, Any]:
 def _make_elastic(roles: list[dict[str, Any]], min_replicas: int) -> None:
     if len(roles) > 1:
         names = ", ".join(role["name"] for role in roles)
-        raise SubmissionRefused(f"min_replicas: the app has several roles ({names}); say it of one in the component")
+        message = f"min_replicas: must be set for a role in the component, since the app has several roles ({names})"
+        raise SubmissionRefused(message)
     roles[0]["minReplicas"] = min_replicas
 
 
 def _check_traceable(roles: list[Role], steps: object) -> None:
-    """Traces are recorded by Muster's trainer, or beside a script by its `instrument`. A component that asks for
-    traces in its own metadata knows what it starts; whoever adds the option to any component must be told when
-    nothing would be recorded. Raises SubmissionRefused."""
+    """Raises SubmissionRefused if the option trace_steps is used with an app that records no traces.
+
+    Traces are recorded by Muster's trainer, or for other scripts by `muster_components.trainer.instrument`. A component
+    that requests traces in its own metadata is not checked.
+    """
     if any(_TRACING_MODULE.search(text) for role in roles for text in (role.entrypoint, *role.args)):
         return
     raise SubmissionRefused(
@@ -113,21 +116,21 @@ def _check_traceable(roles: list[Role], steps: object) -> None:
 def _entrypoints(roles: list[Role]) -> str:
     starts = ", ".join(f"role {role.name!r} starts {role.entrypoint!r}" for role in roles[:3])
     more = f" and {len(roles) - 3} more" if len(roles) > 3 else ""
-    return f"{starts}{more}, without Muster's trainer or attach"
+    return f"{starts}{more}, without Muster's trainer or instrument"
 
 
 def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without the fields that say nothing, so that what is printed is what was asked for."""
+    """The fields that are not empty."""
     return {key: value for key, value in fields.items() if value not in (None, [], {})}
 
 
 def _escape_dollars(text: str) -> str:
-    """`$` before `$` or `(` doubled, so that expansion gives the text back; the replica's index in its place."""
+    """Double `$` before `$` or `(`, so that expansion restores the text, and insert the reference to the replica."""
     return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA_TOKEN, f"$({REPLICA})")
 
 
 def _resources(role: Role) -> dict[str, dict[str, str]]:
-    """Requests, and limits for what is given out whole. TorchX writes -1 or 0 for "not said"."""
+    """Requests, and limits for devices and memory. TorchX uses -1 or 0 for unset values."""
     resource = role.resource
     total = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
     limits = {name: str(count) for name, count in total.items() if count > 0}
@@ -140,7 +143,7 @@ def _resources(role: Role) -> dict[str, dict[str, str]]:
 
 
 def _node_selector(role: Role) -> dict[str, str]:
-    """Capabilities that are node labels, such as node.kubernetes.io/instance-type; others say nothing to us."""
+    """Capabilities that are node labels, such as node.kubernetes.io/instance-type; others are ignored."""
     capabilities = role.resource.capabilities
     return {key: str(value) for key, value in capabilities.items() if "/" in key and _LABEL_VALUE.fullmatch(str(value))}
 
@@ -164,9 +167,9 @@ def _volumes_and_mounts(
 
 
 def validate_job(document: dict[str, Any]) -> TrainingJob:
-    """The job that a document is. Raises SubmissionRefused that names every field that is wrong."""
+    """Parse a TrainingJob. Raises SubmissionRefused naming every invalid field."""
     try:
         return TrainingJob.model_validate(document)
     except ValidationError as error:
-        complaints = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
-        raise SubmissionRefused("; ".join(f"{item.field}: {item.message}" for item in complaints)) from error
+        errors = [to_field_error(detail, SourceMap(document, {})) for detail in error.errors()]
+        raise SubmissionRefused("; ".join(f"{item.field}: {item.message}" for item in errors)) from error

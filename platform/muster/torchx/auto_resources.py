@@ -1,7 +1,7 @@
-"""What a component leaves open: one GPU a process where a node has that many, else one CPU core a process (pure).
+"""Resolves automatic resource requests: one GPU per process if a node has enough, else one CPU core (pure).
 
-A component that runs on a laptop and on a GPU host without a change of its command cannot say what it needs before it
-is known where it runs. `muster.dev/accelerator: auto` and `muster.dev/cores: auto` say which numbers are open.
+A component that runs unchanged on a laptop and on a GPU host does not know its resources before the nodes are known. It
+marks them by the metadata `muster.dev/accelerator: auto` and `muster.dev/cores: auto`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROLE_KEYS = (ACCELERATOR, CORES, NPROC)
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """What one node can give: milli-cores and GPUs. `reserved_milli` of its cores are for pods that run beside a job on
-    every node (DaemonSets, the collector): a pod with all GPUs that asks for all cores would never fit."""
+    """Allocatable resources of one node. `reserved_milli` of its cores are for pods that run on every node (DaemonSets,
+    the collector): a pod that requests all GPUs and all cores would never fit."""
 
     cpu_milli: int
     gpus: int
@@ -34,15 +34,15 @@ class NodeCapacity:
 
 
 def needs_node_capacity(app: AppDef) -> bool:
-    """Whether some role leaves a number to the cluster."""
+    """Whether a role has automatic resource requests."""
     return any(_is_auto(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
 
 
 def resolve_auto_resources(
     app: AppDef, nodes: Sequence[NodeCapacity], oversubscribe: bool = False
 ) -> tuple[AppDef, list[str]]:
-    """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused, also for
-    more processes than the largest node has GPUs or CPU cores unless `oversubscribe`."""
+    """The app with all resources set, and notices for the user. Raises SubmissionRefused, also for more processes than
+    the largest node has GPUs or CPU cores unless `oversubscribe`."""
     app = copy.deepcopy(app)
     notices: list[str] = []
     for role in app.roles:
@@ -64,29 +64,29 @@ def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeCapacity], oversub
         return []
     if not oversubscribe:
         raise _too_many_processes(
-            nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU"
+            nproc, f"the largest node has {most} GPUs; use at most {most}, or --gpu 0 to run on CPU"
         )
-    return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
+    return [f"{nproc} processes per node, but no node has more than {most} GPUs: they run on CPU"]
 
 
 def _check_processes(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> None:
     gpus = role.resource.gpu
     if 0 < gpus < nproc:
-        raise _too_many_processes(nproc, f"--gpu is {gpus}; write a GPU for each process")
+        raise _too_many_processes(nproc, f"--gpu is {gpus}; use one GPU per process")
     cores = max((whole_cores(node.cpu_milli) for node in nodes), default=nproc)
     if gpus <= 0 and nproc > cores:
-        raise _too_many_processes(nproc, f"the largest node has {cores} CPU cores; write at most {cores}")
+        raise _too_many_processes(nproc, f"the largest node has {cores} CPU cores; use at most {cores}")
 
 
 def _too_many_processes(nproc: int, limit: str) -> SubmissionRefused:
     return SubmissionRefused(
-        f"-j asks for {nproc} processes a node, but {limit}, or allow more with -cfg oversubscribe=true"
+        f"-j requests {nproc} processes per node, but {limit}, or allow more with -cfg oversubscribe=true"
     )
 
 
 def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> list[str]:
     gpus = role.resource.gpu
-    if gpus > 0:  # their share of a node, so that the GPUs left over keep theirs
+    if gpus > 0:  # their share of a node's cores, which leaves the other GPUs theirs
         shares = [(node.cpu_milli - node.reserved_milli) // node.gpus for node in nodes if node.gpus >= gpus]
         role.resource.cpu = max(1, gpus * min(shares, default=1000) // 1000)
         return []
@@ -102,7 +102,7 @@ def _is_auto(role: Role, key: str) -> bool:
 def _nproc(role: Role) -> int:
     text = str(role.metadata.get(NPROC, "1"))
     if not text.isdecimal() or int(text) < 1:
-        raise SubmissionRefused(f"role {role.name}: metadata {NPROC}: {text!r} is no whole number from 1 up")
+        raise SubmissionRefused(f"role {role.name}: metadata {NPROC}: must be a positive integer; got {text!r}")
     return int(text)
 
 
@@ -110,5 +110,6 @@ def _check_metadata_keys(role: Role) -> None:
     for key in role.metadata:
         if key.startswith(PREFIX) and key not in ROLE_KEYS:
             raise SubmissionRefused(
-                f"role {role.name}: metadata {key}: roles know {', '.join(ROLE_KEYS)}; other keys belong to the app"
+                f"role {role.name}: metadata {key}: must be one of {', '.join(ROLE_KEYS)}; set other keys in the app's"
+                " metadata"
             )

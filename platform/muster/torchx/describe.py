@@ -1,4 +1,4 @@
-"""A TrainingJob in the words of TorchX: state, message, roles, the failure in the form of torchelastic (pure)."""
+"""Converts a TrainingJob into TorchX's status: state, message, roles, and the failure as torchelastic has it (pure)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _ESCAPED_DOLLAR = re.compile(rf"\$\$|\$\({REPLICA}\)")
 
 
 def app_state(job: TrainingJob) -> AppState:
-    """The job's state. One that is finished is RUNNING until its last process has ended."""
+    """The job's state. A finished job is RUNNING until its last process has ended."""
     if is_finished(job.status) and not has_terminated(job.status):
         return AppState.RUNNING
     return _STATES[job.status.phase]
 
 
 def describe_response(job: TrainingJob, run_dir: object = None, context_name: str = "") -> DescribeAppResponse:
-    """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here, `context` where
-    there are several clusters."""
-    where = [f"run folder {run_dir}"] if run_dir is not None else []
-    where += [f"context {context_name}"] if context_name else []
+    """The data of `torchx status` and `torchx describe`; `run_dir` if it is on this host, `context_name` if there can
+    be several clusters."""
+    location = [f"run folder {run_dir}"] if run_dir is not None else []
+    location += [f"context {context_name}"] if context_name else []
     state = app_state(job)
     failure = job.status.last_failure
     report = job.status.traces.report if job.status.traces else ""
@@ -52,7 +52,7 @@ def describe_response(job: TrainingJob, run_dir: object = None, context_name: st
         app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
         state=state,
         num_restarts=job.status.restarts,
-        msg="; ".join([status_message(job), *where]),
+        msg="; ".join([status_message(job), *location]),
         structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
         ui_url=_report_url(report),
         roles_statuses=list(_role_statuses(job, state)),
@@ -61,12 +61,12 @@ def describe_response(job: TrainingJob, run_dir: object = None, context_name: st
 
 
 def _report_url(report: str) -> str | None:
-    """Of a report, as a browser takes it."""
+    """The report's URL for a browser."""
     return f"file://{report}" if report.startswith("/") else report or None
 
 
 def _elastic_error(failure: LastFailure) -> dict[str, object]:
-    """The form that TorchX reads (in both versions): message, code, time."""
+    """The structured error that both TorchX versions read: message, exit code, time."""
     text = sanitize(failure.log_tail).strip() or failure.reason
     details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
     return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
@@ -111,5 +111,5 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
 
 
 def _unescape_dollars(text: str) -> str:
-    """The text as the AppDef had it."""
+    """The inverse of the escape in `to_training_job`."""
     return _ESCAPED_DOLLAR.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)

@@ -1,7 +1,6 @@
-"""How bad input reaches a person through `torchx run`.
+"""Errors that TorchX commands print without a traceback.
 
-TorchX prints a ComponentValidationException as an error and ends with exit code 1; anything else ends in a traceback
-whose last line only is meant for people. So whatever refuses a submission is turned into one.
+TorchX prints a ComponentValidationException as an error and ends with exit code 1; other exceptions end in a traceback.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from muster.errors import ClusterError, MusterError
 
 
 class SubmissionRefused(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
-    """The app, its options or this cluster forbid the submission; the text names the field, the value and a remedy."""
+    """The submission is refused; the message names the field, the value and what is valid."""
 
 
 class WatchInterrupted(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
-    """The cluster went away while a job was watched, which goes on or not as the text says."""
+    """The cluster became unreachable while a job was watched."""
 
 
 class TorchxCommandError(MusterError, SystemExit):
-    """Ends a `torchx` command with the text alone on stderr and exit code 1."""
+    """Ends a `torchx` command with only the message on stderr and exit code 1."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -35,15 +34,13 @@ class TorchxCommandError(MusterError, SystemExit):
 
 @contextmanager
 def print_errors_without_traceback() -> Iterator[None]:
-    """What Muster refuses to the commands `torchx list`, `log` and their like, which catch nothing, ends them with a
-    line instead of a traceback; whoever calls TorchX from Python gets the error itself."""
+    """In commands such as `torchx list` and `torchx log`, turn Muster's errors into a message without a traceback. In
+    programs that use TorchX, raise the error itself."""
     try:
         yield
     except MusterError as error:
         if is_torchx_command():
-            threading.excepthook = (
-                _ignore_command_errors  # `torchx log` reads in threads, and raises what they did once more
-            )
+            threading.excepthook = _ignore_command_errors  # `torchx log` reads in threads and raises their errors again
             raise TorchxCommandError(str(error)) from None
         raise
 
@@ -61,7 +58,7 @@ def is_torchx_command() -> bool:
 
 @contextmanager
 def as_submission_refused() -> Iterator[None]:
-    """Turn what Muster refuses into what TorchX prints."""
+    """Raise Muster's errors as SubmissionRefused."""
     try:
         yield
     except MusterError as error:

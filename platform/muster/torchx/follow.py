@@ -1,5 +1,4 @@
-"""A log that is followed tells the whole story: why the job waits, what its pods write attempt after attempt, how it
-ended, and where its report lies."""
+"""Follows a log with the job's status: why it waits, the log of every attempt, its result and its report."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient
 
 REPORT_TIMEOUT_S = 900.0
-"""As long as the daemon may take to build a report."""
+"""The time that the daemon allows for building a report."""
 _POLL_S = 0.3
 _PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedPod:
-    """Whose log is read. `speaks` for the job: pod 0 of its first role, which alone tells how the job ended."""
+    """A pod whose log is followed. `is_primary`: pod 0 of the first role, after whose log the job's end is printed."""
 
     name: str
     namespace: str
@@ -37,25 +36,25 @@ class FollowedPod:
 
 @dataclass(slots=True)
 class StatusReporter:
-    """What was told of each job already: `torchx run --log` asks from several threads at once."""
+    """Reports each status of a job once, although `torchx run --log` follows it in several threads."""
 
     _last_reported: dict[str, object] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_message(self, app: str, job: TrainingJob) -> str | None:
-        """A sentence that nobody was told yet, or None."""
-        fresh = change_key(job)
+        """The status message if it was not reported yet, else None."""
+        key = change_key(job)
         with self._lock:
-            if fresh is None or self._last_reported.get(app) == fresh:
+            if key is None or self._last_reported.get(app) == key:
                 return None
-            self._last_reported[app] = fresh
+            self._last_reported[app] = key
         return status_message(job)
 
 
 def follow(
     client: JobClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
 ) -> Iterator[str]:
-    """Lines of every attempt from `first_attempt` (None: the one at hand) to the job's end, with the story between."""
+    """Log lines of every attempt from `first_attempt` (None: the current one) to the job's end, and status messages."""
     attempt = first_attempt
     job: TrainingJob | None = None
     try:
@@ -63,10 +62,10 @@ def follow(
             sentence = reporter.next_message(app_id, job)
             if sentence is not None:
                 yield f"muster: {sentence}"
-            at_hand = job.status.attempt
-            attempt = at_hand if attempt is None else attempt
-            while attempt < at_hand or (attempt == at_hand and job.status.phase in _PHASES_WITH_LOG):
-                options = LogOptions(attempt=attempt, follow=attempt == at_hand)
+            current = job.status.attempt
+            attempt = current if attempt is None else attempt
+            while attempt < current or (attempt == current and job.status.phase in _PHASES_WITH_LOG):
+                options = LogOptions(attempt=attempt, follow=attempt == current)
                 yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, options)
                 attempt += 1
         if job is not None and pod.is_primary:
@@ -78,13 +77,13 @@ def follow(
 
 
 def _end_lines(client: JobClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
-    """How the job ended; last of all, where to look."""
+    """The job's result, and the location of its report or run folder."""
     yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)
     if run_dir is None:  # inside a cluster
         command = report_command(job, getattr(client, "context_name", ""))
         if command is not None:
-            yield f"muster: for the report: {command}"
+            yield f"muster: to build the report: {command}"
         return
     if job.spec.trace is None or job.status.started_at is None:
         yield f"muster: run folder {run_dir}"

@@ -1,7 +1,7 @@
-"""What a pod needs in a cluster beyond what an AppDef says (pure).
+"""Settings of a pod in a cluster beyond those of the AppDef (pure).
 
-The same as TorchX's own Kubernetes scheduler gives it: shared memory for data loaders, and the rights that a device
-needs. And what options ask for: who the pod is, who may pull its image, where its run folder is kept.
+As in TorchX's own Kubernetes scheduler: shared memory for data loaders, and privileges for device mounts. From options:
+the service account, image pull secrets, and the volume of the run folder.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from muster.torchx.appdef import validate_job
 from muster.torchx.errors import SubmissionRefused
 
 RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
-"""As the operator names them (docs/operator.md): a volume of this name takes the place of its own empty one."""
+"""The operator's names (docs/operator.md): a volume of this name replaces its emptyDir."""
 _SHM_DIR = "/dev/shm"
 
 
 def with_cluster_settings(job: TrainingJob, app: AppDef, settings: Mapping[str, Any]) -> TrainingJob:
-    """The job that `training_job` made of `app`, as it runs in a cluster. Raises SubmissionRefused."""
+    """The job of `to_training_job` with the settings for a cluster. Raises SubmissionRefused."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if settings.get(".priority_class"):
         document["spec"]["priorityClassName"] = settings[".priority_class"]
     for role, entry in zip(app.roles, document["spec"]["roles"], strict=True):
         if not role.image:
-            raise SubmissionRefused(f"role {role.name}: image is empty; a cluster runs images, so name one: --image")
+            raise SubmissionRefused(f"role {role.name}: image: must not be empty in a cluster; use --image")
         _complete_pod(entry["template"]["spec"], role, settings)
     return validate_job(document)
 

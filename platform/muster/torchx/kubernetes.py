@@ -1,4 +1,4 @@
-"""`torchx run -s muster`: a cluster of Kubernetes with Muster's operator as a TorchX scheduler."""
+"""`torchx run -s muster`: the TorchX scheduler for a Kubernetes cluster with Muster's operator."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, and the cluster that is to have it."""
+    """A job and its target cluster."""
 
     job: TrainingJob
     context: KubeContext
 
 
 class KubernetesScheduler(MusterScheduler):
-    """Jobs of the cluster of a context: of the options where one submits, else of $MUSTER_CONTEXT or the current one
-    in $KUBECONFIG."""
+    """Jobs in the cluster of a kubeconfig context: that of the options at submission, else $MUSTER_CONTEXT or the
+    current context of $KUBECONFIG."""
 
     def __init__(self, session_name: str, target: KubeContext | None = None) -> None:
         super().__init__(BACKEND, session_name)
         self._default_context = target or KubeContext(context=os.environ.get(CONTEXT_ENV) or None)
         self._clients: dict[KubeContext, KubernetesClusterClient] = {}
-        self._context_by_app: dict[str, KubeContext] = {}  # where this session has submitted what, by app id
+        self._context_by_app: dict[str, KubeContext] = {}  # of jobs submitted in this session, by app id
 
     # ---- submitting
 
@@ -73,7 +73,7 @@ class KubernetesScheduler(MusterScheduler):
         self._context_by_app[submitted] = submission.context
         if submission.context != self._default_context:
             logger.info(
-                "%s is in context %s; elsewhere: %s",
+                "%s is in context %s; in other shells: %s",
                 submitted,
                 self._context_name(submitted),
                 _export_command(submission.context),
@@ -107,22 +107,22 @@ class KubernetesScheduler(MusterScheduler):
         client = self._client_of(self._resolve_context(options))
         listing = client.job_list(str(options.get("namespace") or client.namespace))
         for one in listing.unreadable:
-            logger.warning("job %s is left out, since it cannot be read: %s", one.name, one.error)
+            logger.warning("job %s is not listed because it cannot be decoded: %s", one.name, one.error)
         return listing.jobs
 
     def _node_capacities(self, target: KubeContext) -> Sequence[NodeCapacity]:
-        """The nodes, if they may be read; else what a component asks for is taken to be there."""
+        """The nodes; if they cannot be read, unlimited ones, so that the request is not reduced."""
         try:
             views = self._client_of(target).node_views()
         except (ClusterError, Refused) as error:
-            logger.warning("the cluster's nodes cannot be read: a GPU for each process is asked for (%s)", error)
+            logger.warning("the cluster's nodes cannot be read: requesting one GPU per process (%s)", error)
             return _UNLIMITED_NODES
         sizes = [(view.allocatable.get("cpu"), view.allocatable.get(GPU)) for view in views]
         return [NodeCapacity(cpu, gpus, reserved_milli=cpu // _RESERVED_SHARE) for cpu, gpus in sizes]
 
 
 def _context_namespace(target: KubeContext) -> str:
-    """That of the context; a dry run needs no kubeconfig."""
+    """The context's namespace; without a kubeconfig, the default one, as in a dry run."""
     try:
         return load_config(target).namespace
     except (ClusterError, NotFound) as error:
@@ -133,14 +133,16 @@ def _context_namespace(target: KubeContext) -> str:
 
 
 def _export_command(target: KubeContext) -> str:
-    """How another shell finds the same cluster."""
+    """The shell command that selects the same cluster."""
     named = {"KUBECONFIG": target.kubeconfig, CONTEXT_ENV: target.context}
     return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items() if value)
 
 
 def _default_image_notices(app: AppDef) -> list[str]:
     roles = [role.name for role in app.roles if role.image == TORCHX_IMAGE]
-    message = f"role {', '.join(roles)}: no image was named, so TorchX's own is used: {TORCHX_IMAGE}; see --image"
+    message = (
+        f"role {', '.join(roles)}: no image is set, so TorchX's default image is used: {TORCHX_IMAGE}; see --image"
+    )
     return [message] if roles else []
 
 

@@ -1,4 +1,4 @@
-"""`torchx run -s muster_local`: the embedded engine of this host as a TorchX scheduler."""
+"""`torchx run -s muster_local`: the TorchX scheduler for the daemon on this host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LocalScheduler(MusterScheduler):
                 sized, notices = resolve_auto_resources(app, nodes, oversubscribe)
             except SubmissionRefused as refused:
                 sized, _ = resolve_auto_resources(app, nodes, oversubscribe=True)
-                try:  # what else is wrong is told at once
+                try:  # report further errors together with this one
                     self._dry_run_submit(pass_variables(allow_oversubscription(_job_of(sized, cfg)), passed))
                 except (MusterError, SubmissionRefused) as other:
                     raise SubmissionRefused(f"{refused}; also: {other}") from other
@@ -82,8 +82,8 @@ class LocalScheduler(MusterScheduler):
         return self._client().jobs()
 
     def _dry_run_submit(self, job: TrainingJob) -> None:
-        """What submitting would refuse, a dry run refuses too; it starts no daemon, but looks as one would that it had
-        started: without queues, for the program, the script and the data."""
+        """Validate as a submit does, without starting a daemon: if none runs, check the program, script and data on
+        this host, but no queues."""
         try:
             LocalClient.connect(self._home, start=False).submit(job, dry_run=True)
         except DaemonError:
@@ -91,7 +91,7 @@ class LocalScheduler(MusterScheduler):
             check_processes(job, [host_node(measure_capacity())])
 
     def _node_capacities(self) -> Sequence[NodeCapacity]:
-        """The nodes of the daemon; a dry run does not start one, but looks at this host."""
+        """The nodes of the daemon; if none runs, the capacity of this host."""
         try:
             nodes = LocalClient.connect(self._home, start=False).nodes()
         except DaemonError:
@@ -109,7 +109,7 @@ def _job_of(app: AppDef, cfg: Mapping[str, CfgVal]) -> TrainingJob:
 
 
 def _without_default_image(app: AppDef) -> AppDef:
-    """Components name TorchX's own image where their user names none; to tell that it is ignored would be noise."""
+    """Without TorchX's default image, whose notice "ignored on this host" would not help the user."""
     roles = [replace(role, image="") if role.image == TORCHX_IMAGE else role for role in app.roles]
     return replace(app, roles=roles)
 

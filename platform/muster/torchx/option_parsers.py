@@ -1,6 +1,6 @@
-"""The friendly forms in which people write options: `block:rack`, `0,3`; and the names that Kubernetes takes.
+"""Parsers of option values such as `block:rack` and `0,3`, and conversion to Kubernetes names.
 
-Every reader takes a text and returns a value of `muster.spec`, or raises ValueError that says what would be right.
+Each parser returns a value of `muster.spec`, or raises ValueError with the valid form.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ MAX_NAME_LENGTH = MAX_JOB_NAME
 
 
 def parse_int(text: str) -> int:
-    """A whole number, negative ones included."""
+    """An integer, possibly negative."""
     if not re.fullmatch(r"[+-]?\d+", text):
-        raise ValueError("is no whole number; write one such as 0 or 100")
+        raise ValueError("must be an integer such as 0 or 100")
     return int(text)
 
 
 def parse_replica_count(text: str) -> int:
-    """A whole number from 1 up."""
+    """A positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError("is no number of pods; write one such as 2")
+        raise ValueError("must be a positive number of pods such as 2")
     return int(text)
 
 
@@ -40,7 +40,7 @@ def parse_list(text: str) -> list[str]:
     if text.lstrip().startswith("["):
         entries = parse_json_list(text)
         if not all(isinstance(entry, str) for entry in entries):
-            raise ValueError("holds something else than texts; write names such as h200,a100")
+            raise ValueError("must contain only strings, such as h200,a100")
         return [str(entry) for entry in entries]
     return [entry.strip() for entry in re.split("[,;]", text) if entry.strip()]
 
@@ -50,7 +50,7 @@ def parse_env_names(text: str) -> list[str]:
     names = parse_list(text)
     for name in names:
         if not is_valid_name(name):
-            raise ValueError("must be names of environment variables, such as A;B; values go into the component's env")
+            raise ValueError("must be names of environment variables such as A;B; set values in the component's env")
     return names
 
 
@@ -59,9 +59,9 @@ def parse_json_list(text: str) -> list[object]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"is no JSON ({error}); write a list such as []") from None
+        raise ValueError(f"must be a JSON list such as [] ({error})") from None
     if not isinstance(value, list):
-        raise ValueError("is no JSON list; write one such as []")
+        raise ValueError("must be a JSON list such as []")
     return value
 
 
@@ -69,7 +69,7 @@ def parse_topology(text: str) -> dict[str, str]:
     """`block` requires one domain of that level, `:rack` prefers one, `block:rack` does both."""
     required, _, preferred = (part.strip() for part in text.partition(":"))
     if ":" in preferred or not (required or preferred):
-        raise ValueError("is no topology; write REQUIRED, :PREFERRED or REQUIRED:PREFERRED, as block:rack")
+        raise ValueError("must be REQUIRED, :PREFERRED or REQUIRED:PREFERRED, such as block:rack")
     return {key: level for key, level in (("required", required), ("preferred", preferred)) if level}
 
 
@@ -77,7 +77,7 @@ def parse_ranks(text: str) -> list[int]:
     """`0,3`; empty means all."""
     parts = parse_list(text)
     if not all(part.isdecimal() for part in parts):
-        raise ValueError("is no list of ranks; write numbers such as 0,3, or nothing for all")
+        raise ValueError("must be a list of ranks such as 0,3, or empty for all")
     return sorted({int(part) for part in parts})
 
 
@@ -88,5 +88,5 @@ def to_kubernetes_name(text: str, max_length: int = MAX_NAME_LENGTH) -> str:
 
 
 def with_suffix(text: str, suffix: str, max_length: int = MAX_NAME_LENGTH) -> str:
-    """A Kubernetes name that ends with `-suffix`, of at most `longest` characters if these hold suffix and a letter."""
+    """A Kubernetes name that ends with `-suffix`, of at most `max_length` characters if suffix and a letter fit."""
     return f"{to_kubernetes_name(text, max(1, max_length - len(suffix) - 1))}-{suffix}"

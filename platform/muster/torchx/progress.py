@@ -1,4 +1,4 @@
-"""`torchx run --wait` without `--log` tells the same story, and now and then how far the job is, instead of its log."""
+"""Status messages of `torchx run --wait` without `--log`, with periodic progress lines instead of the log."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ PROGRESS_INTERVAL_S = 10.0
 
 @dataclass(slots=True)
 class _JobProgress:
-    """What was told of one job."""
+    """What was reported of one job."""
 
     progress_lines: ProgressLines = field(default_factory=lambda: ProgressLines(PROGRESS_INTERVAL_S))
-    started_attempt: int | None = None  # the attempt of which it was told that it runs
+    started_attempt: int | None = None  # the last attempt reported as running
     ended: bool = False
 
 
 @dataclass(slots=True)
 class ProgressReporter:
-    """What was told of the jobs that somebody waits for. `clock` gives Unix seconds, as beats do."""
+    """Reports the progress of jobs. `clock` returns Unix seconds, as in heartbeats."""
 
     clock: Callable[[], float] = time.time
     _progress_by_app: dict[str, _JobProgress] = field(default_factory=dict)
 
     def next_lines(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
-        """Sentences from the start on that nobody was told yet; what comes before it, everybody is told."""
-        message, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
+        """Lines that were not reported yet, from the job's start on; `StatusReporter` reports what precedes it."""
+        progress, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
         name, namespace = job.metadata.name, job.metadata.namespace or "default"
         if status.phase == "Running":
-            if message.started_attempt != status.attempt:
-                message.started_attempt = status.attempt
+            if progress.started_attempt != status.attempt:
+                progress.started_attempt = status.attempt
                 yield status_message(job)
-            line = message.progress_lines.next_line(
+            line = progress.progress_lines.next_line(
                 current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock()
             )
             if line is not None:
                 yield line
-        elif has_terminated(status) and not message.ended:
-            message.ended = True
+        elif has_terminated(status) and not progress.ended:
+            progress.ended = True
             run_dir = client.run_dir(name, namespace)
-            where = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
-            yield f"{status.phase.lower()}: {status_message(job)}{where}"
+            location = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
+            yield f"{status.phase.lower()}: {status_message(job)}{location}"

@@ -1,4 +1,4 @@
-"""The options of `-cfg`, as TorchX wants them described."""
+"""The TorchX run options (`-cfg`) of the schedulers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from muster.torchx.settings import SETTINGS
 
 
 class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
-    """Options that know their names: TorchX 0.7.0 drops an unknown one without a word.
+    """Refuses unknown options, which TorchX 0.7.0 drops silently.
 
-    Both versions print what `resolve` raises; what `cfg_from_str` raises ends in a traceback. So reading keeps what it
-    does not understand, and resolving refuses it.
+    TorchX prints errors of `resolve`, but errors of `cfg_from_str` end in a traceback. So `cfg_from_str` keeps invalid
+    options and `resolve` refuses them.
     """
 
     def __init__(self, scheduler: str) -> None:
@@ -24,7 +24,7 @@ class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         self._scheduler = scheduler
 
     def cfg_from_str(self, cfg_str: str) -> dict[str, CfgVal]:
-        """The options in a `-cfg` text; those that cannot be read stay texts."""
+        """The options of a `-cfg` text; values that cannot be parsed remain strings."""
         given: dict[str, CfgVal] = to_dict(cfg_str)
         if any(self.get(key) is None for key in given):
             return given
@@ -35,12 +35,12 @@ class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         return read
 
     def resolve(self, cfg: Mapping[str, CfgVal], **how: Any) -> dict[str, CfgVal]:
-        """Defaults filled in. Raises InvalidRunConfigException that names an option that is not ours."""
+        """The options with defaults. Raises InvalidRunConfigException for an unknown option."""
         names = [name for name, _ in self]
         for key in cfg:
             if self.get(key) is None:
-                right = did_you_mean(key, names, f"there are {', '.join(names)}")
-                raise InvalidRunConfigException(f"`{key}` is no option of {self._scheduler}; {right}", key, cfg)
+                hint = did_you_mean(key, names, f"valid options: {', '.join(names)}")
+                raise InvalidRunConfigException(f"`{key}` is not an option of {self._scheduler}; {hint}", key, cfg)
         resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
         return resolved
 

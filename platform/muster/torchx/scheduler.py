@@ -1,7 +1,7 @@
-"""What both schedulers have in common: the verbs of TorchX on a cluster of Muster's.
+"""The base class of both schedulers: TorchX's commands other than submit.
 
-One class for TorchX 0.7.0 and the nightlies, whose interfaces differ in few places: `list` and `_validate` may or may
-not be given the options, and a submission may be deleted.
+It supports TorchX 0.7.0 and the nightlies. In the nightlies, `list` and `_validate` get the options and a job can be
+deleted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PAUSE_S = 1.0
 
 
 class JobClient(Protocol):
-    """What the verbs ask of a cluster."""
+    """The client calls that the scheduler makes."""
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
@@ -55,48 +55,48 @@ class JobClient(Protocol):
 
 
 class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
-    """The verbs but for submitting."""
+    """The commands other than submit."""
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
         self._status_reporter = StatusReporter()
-        self._followed_apps: set[str] = set()  # whose log is shown
+        self._followed_apps: set[str] = set()  # apps whose log is followed
         self._progress_reporter = ProgressReporter()
 
     @abstractmethod
     def _client(self, app_id: str | None = None) -> JobClient:
-        """The cluster of a job; without one, the usual cluster."""
+        """The client for a job's cluster; without a job, for the default cluster."""
 
     @abstractmethod
     def _list_jobs(self, cfg: object) -> builtins.list[TrainingJob]:
         """The jobs that `torchx list` shows."""
 
     def _context_name(self, app_id: str) -> str:
-        """Which cluster a job is looked for in; "" where there is only one."""
+        """The context of a job's cluster; empty if there is only one cluster."""
         return ""
 
     def _validate(self, app: AppDef, scheduler: str, cfg: object = None) -> None:
-        """Roles need no resources here: what is not asked for is not limited."""
+        """TorchX's check that roles have resources is not needed: resources that are not requested are not limited."""
 
     def submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo:
-        """As of TorchX's interface. `torchx run --dryrun` prints the app beside the request: it shows no secrets."""
+        """As in TorchX's interface. `torchx run --dryrun` prints the app, so its secrets are redacted."""
         info = super().submit_dryrun(app, cfg)
         if is_torchx_command():
             setattr(info, "app" if hasattr(info, "app") else "_app", _without_secrets(app))  # `_app` in TorchX 0.7.0
         return info
 
     def _record_submission(self, job: TrainingJob) -> str:
-        """Its app id, noted: its whole story is told to whoever follows it from here."""
+        """Record a job of this session, whose log is followed from its first attempt; returns its app id."""
         submitted = app_id(job.metadata.name, job.metadata.namespace or "default")
         self._submitted.add(submitted)
         return submitted
 
-    # ---- looking
+    # ---- status and logs
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """As of TorchX's interface. Of a job that this session has submitted `torchx run --wait` asks, every second: an
-        API server that does not answer is given the time of its upgrade, then `WatchEnded` is raised."""
+        """As in TorchX's interface. `torchx run --wait` calls this every second for a job of this session: an
+        unreachable API server is retried for `UNREACHABLE_TIMEOUT_S`, then `WatchInterrupted` is raised."""
         with print_errors_without_traceback():
             client = self._client(app_id)
         deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
@@ -104,27 +104,27 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             try:
                 return self._describe_once(app_id, client)
             except NotFound as error:
-                elsewhere = "; a handle does not name its cluster: MUSTER_CONTEXT chooses another one"
+                hint = "; a handle does not name its cluster: set MUSTER_CONTEXT to use another one"
                 logger.warning(
-                    "%s%s", error, elsewhere if self._context_name(app_id) else ""
-                )  # `torchx cancel` is silent
+                    "%s%s", error, hint if self._context_name(app_id) else ""
+                )  # `torchx cancel` prints nothing for an unknown app
                 return None
             except ClusterError as error:
                 if app_id not in self._submitted:
                     with print_errors_without_traceback():
                         raise
                 if isinstance(error, DaemonError) or time.monotonic() > deadline:
-                    raise WatchInterrupted(f"{app_id} cannot be watched any more: {error}") from error
+                    raise WatchInterrupted(f"{app_id} can no longer be watched: {error}") from error
             time.sleep(_PAUSE_S)
 
     def _describe_once(self, app_id: str, client: JobClient) -> DescribeAppResponse:
         job = client.job(*split_app_id(app_id))
         run_dir = client.run_dir(*split_app_id(app_id))
-        if app_id in self._submitted:  # `torchx run --wait` shows nothing of it
-            self._log_news(app_id, job, client)
+        if app_id in self._submitted:  # `torchx run --wait` itself prints no status
+            self._log_changes(app_id, job, client)
         return describe_response(job, run_dir, self._context_name(app_id))
 
-    def _log_news(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
+    def _log_changes(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
         if sentence := self._status_reporter.next_message(app_id, job):
             logger.info(sentence)
         if app_id not in self._followed_apps:
@@ -157,7 +157,8 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         streams: Stream | None = None,
     ) -> Iterable[str]:
         if streams not in (None, Stream.COMBINED):
-            raise ValueError(f"streams {streams.value}: stdout and stderr are one log here; leave it out, or combined")
+            message = f"streams: must be omitted or combined, since stdout and stderr are one log; got {streams.value}"
+            raise ValueError(message)
         name, namespace = split_app_id(app_id)
         with print_errors_without_traceback():
             client = self._client(app_id)
@@ -174,17 +175,17 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             options = LogOptions(since=_unix_seconds(since), until=_unix_seconds(until), follow=should_tail)
             with print_errors_without_traceback():
                 lines = client.log_lines(name, namespace, role, k, options)
-        ended = _with_newlines(lines)
-        return filter_regex(regex, ended) if regex else ended
+        terminated_lines = _with_newlines(lines)
+        return filter_regex(regex, terminated_lines) if regex else terminated_lines
 
-    # ---- ending
+    # ---- cancel and delete
 
     def close(self) -> None:
-        """Whoever interrupts `torchx run --wait` reads, below TorchX's own lines, that the job goes on."""
+        """After an interrupt of `torchx run --wait`, print below TorchX's output that the job is still running."""
         super().close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):
             for name, namespace in map(split_app_id, sorted(self._submitted)):
-                message = f"the job goes on; stop it with: muster cancel {namespace}/{name}"
+                message = f"the job is still running; to stop it: muster cancel {namespace}/{name}"
                 atexit.register(print, message, file=sys.stderr)
 
     def _cancel_existing(self, app_id: str) -> None:
@@ -195,13 +196,13 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
 
 
 def unique_job_name(app: AppDef) -> str:
-    """A name for a job of this app that no other run of it has."""
-    longest = max_job_name_length((to_kubernetes_name(role.name), role.num_replicas) for role in app.roles)
-    return with_suffix(app.name, secrets.token_hex(3), longest)
+    """A unique job name for a run of this app."""
+    max_length = max_job_name_length((to_kubernetes_name(role.name), role.num_replicas) for role in app.roles)
+    return with_suffix(app.name, secrets.token_hex(3), max_length)
 
 
 def to_yaml(job: TrainingJob) -> str:
-    """What `muster submit` would take for the same job, but for secrets in its variables, which are hidden."""
+    """The manifest for `muster submit`, with secrets in environment variables redacted."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return str(yaml.safe_dump(redact_secrets(document), sort_keys=False, width=120))
 
@@ -214,21 +215,20 @@ def _without_secrets(app: AppDef) -> AppDef:
 
 
 def cfg_mapping(cfg: object) -> Mapping[str, object]:
-    """The options that a verb was given, if any."""
+    """The options of a command; empty if none."""
     return cfg if isinstance(cfg, Mapping) else {}
 
 
 def _check_replica(job: TrainingJob, role: str, index: int) -> None:
-    """Raises `NotFound` for a replica of which nothing can come."""
+    """Raises `NotFound` for a replica that the job does not have."""
     replicas = {entry.name: entry.replicas for entry in job.spec.roles}
     if index >= replicas.get(role, 0):
-        had = ", ".join(f"{name}/0 to {name}/{count - 1}" for name, count in replicas.items())
-        raise NotFound(f"job {job.metadata.name!r} has no replica {role}/{index}; it has {had}")
+        existing = ", ".join(f"{name}/0 to {name}/{count - 1}" for name, count in replicas.items())
+        raise NotFound(f"job {job.metadata.name!r} has no replica {role}/{index}; it has {existing}")
 
 
 def _with_newlines(lines: Iterator[str]) -> Iterator[str]:
-    """With the ends of lines that TorchX prints. A terminal is given text and colours; a pipe, and a program, what was
-    written."""
+    """The lines with newlines, as TorchX prints them; on a terminal without control sequences other than colours."""
     shown = sanitize_keep_colors if is_torchx_command() and sys.stdout.isatty() else str
     with print_errors_without_traceback():
         for line in lines:

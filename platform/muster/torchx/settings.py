@@ -1,7 +1,7 @@
-"""What a job asks for beyond its AppDef: queue, priority, times, where to run, what to trace.
+"""Settings of a job beyond its AppDef: queue, priority, timeouts, placement, tracing.
 
-One table. A component sets AppDef metadata (`muster.dev/queue`), a person writes `-cfg queue=...`, which wins; both
-take the same text, so options serve `dist.ddp` as well as our own components.
+A component sets them as AppDef metadata (`muster.dev/queue`), a user as options (`-cfg queue=...`), which take
+precedence. Both have the same text form, so options also work with other components such as `dist.ddp`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing to ask for. `type`: of the run option, None where there is none; `read`: text to the field's value."""
+    """One setting. `parse` converts its text to the field's value; `option_type` is None if it is not a run option."""
 
     key: str
-    field: str  # of TrainingJobSpec; ".x" for what is put together elsewhere
+    field: str  # of TrainingJobSpec; ".x" is not a field of the spec
     parse: Callable[[str], Any]
     help: str
     option_type: Any = None
-    backend: str | None = None  # the scheduler that has it, where others have not
+    backend: str | None = None  # the only scheduler with this option; None: both
 
     @property
     def metadata_key(self) -> str:
-        """As a component writes it: `muster.dev/max-runtime`."""
+        """The key in AppDef metadata: `muster.dev/max-runtime`."""
         return PREFIX + self.key.replace("_", "-")
 
 
@@ -52,17 +52,21 @@ SETTINGS = (
         "max_runtime",
         "maxRuntimeSeconds",
         read_duration,
-        "longest time from admission, such as 2h; tells others when room is free and lets the job backfill",
+        "maximum run time from admission, such as 2h; enables backfill",
         str,
     ),
     Setting(
         "start_timeout", "startTimeoutSeconds", read_duration, "longest time until all pods are up (default: 10m)", str
     ),
     Setting(
-        "stall_timeout", "stallTimeoutSeconds", read_duration, "no step for so long is a failure (default: none)", str
+        "stall_timeout",
+        "stallTimeoutSeconds",
+        read_duration,
+        "time without a step that counts as a failure (default: none)",
+        str,
     ),
-    Setting("flavors", "flavors", parse_list, "kinds of node, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
-    Setting("topology", "topology", parse_topology, "REQUIRED[:PREFERRED] level in common, such as block:rack", str),
+    Setting("flavors", "flavors", parse_list, "flavors, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
+    Setting("topology", "topology", parse_topology, "REQUIRED[:PREFERRED] topology level, such as block:rack", str),
     Setting(
         "trace_steps",
         ".trace_window",
@@ -95,7 +99,7 @@ SETTINGS = (
         "env",
         ".env",
         parse_env_names,
-        "variables of your environment that the pods get besides the usual ones, such as AWS_PROFILE;NETRC",
+        "additional variables of your environment for the pods, such as AWS_PROFILE;NETRC",
         List[str],  # noqa: UP006
         _LOCAL_BACKEND,
     ),
@@ -112,7 +116,7 @@ SETTINGS = (
         "image_pull_secrets",
         ".image_pull_secrets",
         parse_list,
-        "secrets that open the registry",
+        "image pull secrets of the pods",
         list[str],
         _KUBERNETES_BACKEND,
     ),
@@ -120,7 +124,7 @@ SETTINGS = (
         "run_volume",
         ".run_volume",
         str.strip,
-        "PersistentVolumeClaim that keeps the run folder, checkpoints above all (default: gone with each pod)",
+        "PersistentVolumeClaim for the run folder with its checkpoints (default: deleted with each pod)",
         str,
         _KUBERNETES_BACKEND,
     ),
@@ -136,13 +140,13 @@ SETTINGS = (
     Setting("trace_ranks", ".ranks", parse_ranks, "ranks to profile, such as 0,3; all when empty"),
     Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),
     Setting("failure_rules", ".rules", parse_json_list, "failurePolicy.rules of the TrainingJob, as JSON"),
-    Setting("ttl", "ttlSecondsAfterFinished", read_duration, "how long the record stays after the end"),
+    Setting("ttl", "ttlSecondsAfterFinished", read_duration, "time after which a finished job is deleted"),
 )
 
 
 def resolve_settings(cfg: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, Any]:
-    """Values by field of TrainingJobSpec: what `cfg` says, else what the app's metadata says; an empty option takes
-    back what the metadata says. Raises SubmissionRefused that names the option, its text and what would be right."""
+    """Values by field of TrainingJobSpec, from `cfg`, else from the app's metadata; an empty option unsets the
+    metadata's value. Raises SubmissionRefused with the option, its text and the valid form."""
     _check_metadata_keys(metadata)
     found: dict[str, Any] = {}
     for setting in SETTINGS:
@@ -167,9 +171,9 @@ def _check_metadata_keys(metadata: Mapping[str, object]) -> None:
     known = [setting.metadata_key for setting in SETTINGS]
     for key in metadata:
         if key.startswith(PREFIX) and key not in known:
-            raise SubmissionRefused(f"metadata {key}: Muster knows no such key; {_suggestion(key, known)}")
+            raise SubmissionRefused(f"metadata {key}: unknown key; {_suggestion(key, known)}")
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
-    return did_you_mean(name, known, f"there are {', '.join(known)}")
+    return did_you_mean(name, known, f"valid keys: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What a job is doing, in one sentence for a person (pure)."""
+"""The status of a job in one sentence (pure)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from muster.text.sanitize import sanitize
 
 
 def status_message(job: TrainingJob) -> str:
-    """One sentence: why it waits and at which place, where it runs, how it ended."""
+    """One sentence: queue position and reason while it waits, nodes while it runs, result at the end."""
     status = job.status
     if status.phase == "Pending":
         return f"waits in queue {job.spec.queue}{_queue_position(job)}{_admission_message(job)}{_estimated_start(job)}"
     if status.phase == "Suspended":
-        return f"suspended; `muster resume {job.metadata.name}` lets it go on"
+        return f"suspended; to resume it: muster resume {job.metadata.name}"
     if status.phase == "Admitted":
         return _condition_message(job, PODS_READY) or f"admitted to {_node_names(job)}; its pods are starting"
     if status.phase == "Running":
@@ -31,8 +31,8 @@ def status_message(job: TrainingJob) -> str:
 
 
 def change_key(job: TrainingJob) -> tuple[object, ...] | None:
-    """What somebody who waits for the job wants to hear of, once for each value: place, reason, start and restart.
-    Without the estimate, which moves with every plan. None: nothing to tell (a verdict is not there yet; it runs)."""
+    """A message is reported once per value of this key: queue position, reason, start and restart, without the
+    estimate, which changes with every cycle. None: nothing to report, as the job has no reason yet or is running."""
     status = job.status
     if status.phase in ("Pending", "Suspended") and (reason := _admission_message(job)):
         return (status.phase, status.attempt, status.queue_position, reason)
@@ -45,7 +45,7 @@ def _queue_position(job: TrainingJob) -> str:
     position = job.status.queue_position
     if position is None:
         return ""
-    return ", is next" if position == 1 else f", place {position}"
+    return f", position {position}"
 
 
 def _admission_message(job: TrainingJob) -> str:
