@@ -52,10 +52,10 @@ def test_open_numbers_follow_from_the_nodes(
 @pytest.mark.parametrize(
     ("described", "nodes", "told"),
     [
-        (app(16), HOST, "-j asks for 16 processes a node, but the largest node has 8 GPUs"),
-        (app(999), LAPTOP, "-j asks for 999 processes a node, but the largest node has 8 CPU cores"),
-        (app(999, gpu=0), HOST, "-j asks for 999 processes a node, but the largest node has 192 CPU cores"),
-        (app(4, gpu=2), HOST, "-j asks for 4 processes a node, but --gpu is 2"),
+        (app(16), HOST, "-j requests 16 processes per node, but the largest node has 8 GPUs"),
+        (app(999), LAPTOP, "-j requests 999 processes per node, but the largest node has 8 CPU cores"),
+        (app(999, gpu=0), HOST, "-j requests 999 processes per node, but the largest node has 192 CPU cores"),
+        (app(4, gpu=2), HOST, "-j requests 4 processes per node, but --gpu is 2"),
     ],
 )
 def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with_the_numbers(
@@ -69,7 +69,7 @@ def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with
 @pytest.mark.parametrize(
     ("described", "nodes", "cpu", "gpu", "notices"),
     [
-        (app(16), HOST, 16, 0, ["16 processes a node, but no node has more than 8 GPUs: they run on CPU"]),
+        (app(16), HOST, 16, 0, ["16 processes per node, but no node has more than 8 GPUs: they run on CPU"]),
         (app(12), LAPTOP, 8, 0, ["12 processes share the 8 CPU cores of a node"]),
         (app(4, gpu=2), HOST, 48, 2, []),
     ],
@@ -97,5 +97,5 @@ def test_nodes_are_asked_for_only_when_something_is_open() -> None:
 def test_an_unknown_key_of_a_role_is_refused() -> None:
     described = app(2)
     described.roles[0].metadata["muster.dev/queue"] = "research"
-    with pytest.raises(SubmissionRefused, match=r"role trainer: metadata muster\.dev/queue: .* belong to the app"):
+    with pytest.raises(SubmissionRefused, match=r"role trainer: metadata muster\.dev/queue: must be one of "):
         resolve_auto_resources(described, LAPTOP)

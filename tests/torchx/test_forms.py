@@ -41,7 +41,7 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
         (option_parsers.parse_topology, "a:b:c", "must be REQUIRED, :PREFERRED or"),
         (option_parsers.parse_int, "high", "must be an integer"),
         (option_parsers.parse_ranks, "0,x", "must be a list of ranks"),
-        (option_parsers.parse_list, "[1]", "holds something else than texts"),
+        (option_parsers.parse_list, "[1]", "must contain only strings"),
         (option_parsers.parse_json_list, "{}", "must be a JSON list"),
         (option_parsers.parse_json_list, "[", "must be a JSON list"),
     ],
