@@ -68,7 +68,7 @@ def test_a_replica_that_was_scaled_away_can_be_read_in_the_attempts_that_had_it(
     check_replica(here, "trainer", 1, tmp_path, 0)
     check_replica(here, "reader", 0, tmp_path, 0)
     for role, index, attempt in (("trainer", 1, None), ("trainer", 1, 1), ("trainer", -1, 0), ("reader", 0, 1)):
-        with pytest.raises(NotFound, match=r"it has trainer|has replicas 0 to 0"):
+        with pytest.raises(NotFound, match=r"it has trainer|index: must be 0 to 0"):
             check_replica(here, role, index, tmp_path, attempt)
 
 

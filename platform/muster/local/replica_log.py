@@ -1,4 +1,4 @@
-"""Which log a person means: of which replica and attempt, and whether more of it will come."""
+"""Selects the log of a replica and attempt, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
 def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
     """Raises `NotFound` for a role or index that the job does not have.
 
-    One that it had once, and that was scaled or edited away since, can still be read: of an `attempt` that has its log
-    in the folder `logs`.
+    One that was removed since can still be read, if the folder `logs` has its log of the given `attempt`.
     """
     if attempt is not None and f"{role}-{index}.attempt-{attempt}.log" in {path.name for path in logs.glob("*.log")}:
         return
@@ -30,7 +29,7 @@ def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: 
         )
     if not 0 <= index < replicas[role]:
         raise NotFound(
-            f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
+            f"index: must be 0 to {replicas[role] - 1} for role {role!r} of job {job.metadata.name!r}; got {index}",
             field="index",
             reason="ReplicaNotFound",
         )
@@ -40,13 +39,13 @@ def check_attempt(job: TrainingJob, attempt: int) -> None:
     """Raises `NotFound` for an attempt that has not begun."""
     newest = job.status.attempt
     if attempt > newest:
-        there = "attempt 0 alone" if newest == 0 else f"attempts 0 to {newest}"
-        message = f"job {job.metadata.name!r} has {there}, no {attempt}"
+        valid = "0" if newest == 0 else f"0 to {newest}"
+        message = f"attempt: must be {valid} for job {job.metadata.name!r}; got {attempt}"
         raise NotFound(message, field="attempt", reason="AttemptNotFound")
 
 
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
-    """The newest attempt that has a log; of a job that goes on and is followed, the present one though it has none."""
+    """The newest attempt that has a log. With `follow`, of an unfinished job the current attempt even without a log."""
     attempts = [
         int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
         for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
@@ -68,7 +67,7 @@ def newest_log_attempts(logs: Path) -> dict[tuple[str, int], int]:
 
 
 def is_complete(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
-    """Whether no more will come of an attempt; `pods` are the replica's of that attempt, as the daemon tells them."""
+    """Whether an attempt's log is complete; `pods` are the replica's pods of that attempt from the daemon's API."""
     if job.status.attempt < attempt:
         return False
     ended = [pod["phase"] in _FINISHED_POD_PHASES for pod in pods]
