@@ -1,7 +1,7 @@
-"""Which jobs are not what they were the last time one looked, and whose time has come.
+"""Which jobs changed since the last cycle, and whose timer is due.
 
-Objects that did not change keep their identity, so that the difference between two worlds of thousands of jobs is found
-by comparing references, without looking into a single one.
+Objects that did not change keep their identity, so the difference between two states of thousands of jobs is found by
+comparing references.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.spec import TrainingJob
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """Jobs that are new or other objects, in order; jobs beside which something changed; who is gone."""
+    """Jobs that are new or other objects, in order; jobs with other changes (pods, heartbeats); removed jobs."""
 
     changed: tuple[TrainingJob, ...]
     touched: frozenset[str]  # uids; not those of `jobs`
@@ -24,10 +24,10 @@ class ChangeSet:
 
 
 class ChangeTracker:
-    """Compares jobs, and what is kept beside them by uid, with the last time by identity."""
+    """Compares jobs, and mappings by uid, with those of the last call by identity."""
 
     def __init__(self) -> None:
-        self._by_identity: dict[int, TrainingJob] = {}  # holding them keeps their identities taken
+        self._by_identity: dict[int, TrainingJob] = {}  # references keep ids from being reused
         self._by_uid: dict[str, TrainingJob] = {}
         self._related: tuple[dict[str, Any], ...] = ()
 
@@ -61,14 +61,14 @@ class ChangeTracker:
 
 
 class TimerQueue:
-    """One time for each uid; asks which have come."""
+    """One time per uid."""
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
     def schedule(self, uid: str, at: float | None) -> None:
-        """Ring for `uid` at this time and no other; None: not at all."""
+        """Set the time of `uid`, replacing the old one; None: no time."""
         if at is None:
             self._at.pop(uid, None)
         elif self._at.get(uid) != at:
@@ -76,7 +76,7 @@ class TimerQueue:
             heapq.heappush(self._heap, (at, uid))
 
     def pop_due(self, now: float) -> list[str]:
-        """Whose time has come, in its order. They ring no more until they are set again."""
+        """Uids whose time has come, earliest first. They are removed."""
         found = []
         while (first := self.next_time()) is not None and first <= now:
             uid = heapq.heappop(self._heap)[1]
@@ -85,7 +85,7 @@ class TimerQueue:
         return found
 
     def next_time(self) -> float | None:
-        """The next time for anybody; None when there is none."""
+        """The earliest time; None if there is none."""
         heap, at = self._heap, self._at
         while heap and at.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

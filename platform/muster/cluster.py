@@ -1,31 +1,31 @@
-"""What a cluster shows the engine and what the engine may ask of it.
+"""The interface between the engine and a cluster: what is observed, and what is written.
 
-Three clusters speak this: this host (`muster.local`), memory under a virtual clock (`muster.simulate`) and Kubernetes
-(`muster_operator`). The engine decides, a cluster only observes and carries out, in the order it is told: the order of
-writes is what makes a crash at any point harmless.
+There are three clusters: this host (`muster.local`), the simulation in memory with a virtual clock (`muster.simulate`)
+and Kubernetes (`muster_operator`). The engine decides; a cluster only observes and applies writes in the given order,
+which makes a crash at any point harmless.
 
-Some orders matter and others do not. A round comes as phases (`Round.phases`), each of writes to objects that do not
-depend on one another (`ObjectWrites`); `Round.writes` is the same in one order that is always right. Whoever carries
-out several writes at a time keeps to five rules:
+A cycle's writes come in phases (`CycleResult.phases`), each of writes to independent objects (`ObjectWrites`);
+`CycleResult.writes` has the same in one order that is always valid. A cluster that writes concurrently must follow
+five rules:
 
-1. A phase begins once the one before it is over. Within a phase objects may be written in any order and side by side;
-   begin them in the order given where not all can be on their way at once, since the first are the most pressing.
-2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped side by side, and
-   events are recorded whenever there is time; a `RemoveJob` comes last. Where the only pod of a gang can tell all that
-   the status says, a cluster may let its creation be both, and write the status later: where the pod is not created,
-   the job was not admitted (rule 4).
-3. A status of a job that is refused (Conflict; a job that is gone counts as refused) ends that object's writes and no
-   other's of its phase, but no later phase begins. So nobody is told to leave for a hold that was not written, no pod
-   of a victim is stopped before all victims are told, and nobody is admitted to room that was not given back.
-4. Then tell the engine whose writes did not all happen (`Engine.recheck`), observe, and decide again at once. Statuses
-   of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that is
-   gone, and an event that cannot be recorded, are no refusal either. Nor is a pod that the cluster does not create or
-   stop: its job is looked at again after a pause, and nobody else waits for it.
-5. `Round.afterwards` tells why gangs wait, and that they run; no other write waits for it. It may be written any time
-   later, guarded like every status; a round that writes the same job voids it, and one that is refused is told to the
-   engine (rule 4).
+1. A phase begins once the one before it is complete. Within a phase objects may be written in any order and
+   concurrently; if not all at once, in the given order, since the first are the most urgent.
+2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped concurrently, and
+   events are recorded at any time; a `RemoveJob` comes last. If the only pod of a gang carries everything that the
+   status says, a cluster may create the pod instead and write the status later: if the pod is not created, the job
+   was not admitted (rule 4).
+3. A refused status of a job (Conflict; a job that was removed counts as refused) ends the writes of that object only,
+   but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
+   stopped before all victims are marked, and no gang is admitted to capacity that was not released.
+4. Then pass the jobs whose writes did not all succeed to `Engine.recheck`, observe, and run a cycle at once. Statuses
+   of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that was
+   removed, and an event that cannot be recorded, do not count as refused. Nor does a pod that the cluster does not
+   create or stop: its job is processed again after a pause, and no other job waits for it.
+5. `CycleResult.deferred` has why gangs wait, and that they run; no other write depends on it. It may be written at any
+   later time, guarded like every status; a cycle that writes the same job replaces it, and a refused one is passed to
+   the engine (rule 4).
 
-Whoever stops at the first refused write, of the flat order, keeps the rules too: this host and the simulation do.
+Stopping at the first refused write of the flat order satisfies the rules too: this host and the simulation do that.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from muster import spec
 from muster.model import NodeTaint, Resources
 
 DRAIN_TAINT = "muster.dev/drain"
-"""The key of the taint on a node that is drained: gangs on it checkpoint, leave and are queued again, and none comes,
-whatever its pods tolerate."""
+"""The key of the taint on a node that is drained: gangs on it checkpoint, stop and are requeued, and no gang is
+placed on it, whatever its pods tolerate."""
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
-"""The key of the taint that Kubernetes has for a node that is down for good."""
+"""The key of Kubernetes' taint for a node that is shut down and will not come back with its pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as the cluster shows it. `allocatable` includes `pods`; `foreign` is what pods use that are not ours."""
+    """An observed node. `allocatable` includes `pods`; `unmanaged_usage`: what pods not managed by Muster use."""
 
     name: str
     allocatable: Resources
@@ -59,12 +59,12 @@ class NodeView:
 
     @property
     def draining(self) -> bool:
-        """Whether gangs are to leave it."""
+        """Whether gangs must leave it."""
         return any(taint.key == DRAIN_TAINT for taint in self.taints)
 
     @property
     def out_of_service(self) -> bool:
-        """Whether it was declared dead: what ran there runs no more, whatever its conditions say."""
+        """Whether it is marked out of service: its pods no longer run, whatever its conditions are."""
         return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
     @property
@@ -75,16 +75,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod as the cluster shows it. Absent from the world means gone for good, its room free.
+    """An observed pod. A pod that is not observed no longer exists, and its capacity is free.
 
     phase `Lost`: its node is gone or unknown. `exit_code` is of the main container (128 + signal when a signal ended
-    it). `log_tail` (at most 4 KiB) is filled in for failed pods. `failed_at` is when its first rank failed, where the
-    cluster can tell: the pod itself ends after its other ranks, and is shown with `failed_at`, `exit_code` and
-    `log_tail` even before that once another pod of its attempt has failed. `request` is what this very pod asks for,
-    its slot included, whatever the job's roles say by now; empty where that is not known: then the role's is meant.
-    `start_blocker`: what a Pending pod waits for, where the cluster can tell. Unschedulable: kube-scheduler cannot bind
-    it, since a pod of somebody else came first, say. Image: its images are pulled, or cannot be. Volume: its volumes
-    may not be mounted. Node: nothing but its node, which has not made a sandbox for it yet.
+    it). `log_tail` (at most 4 KiB) is filled in for failed pods. `failed_at` is when its first rank failed, if
+    known: the pod itself ends after its other ranks, and has `failed_at`, `exit_code` and `log_tail` even before that
+    once another pod of its attempt has failed. `request` is the request of this pod, its slot included, whatever the
+    job's roles are now; empty if unknown: then the role's applies. `pending_reason`: what a Pending pod waits for, if
+    known. Unschedulable: kube-scheduler cannot bind it, for example because another pod took the capacity. Image: its
+    images are pulled, or cannot be. Volume: its volumes are not mounted. Node: its node has not created its sandbox.
     """
 
     name: str
@@ -107,7 +106,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a job last said of itself: rank 0's heartbeat, the newest durable checkpoint. Times are Unix seconds."""
+    """The last heartbeat of a job, from rank 0, and its newest durable checkpoint. Times are Unix seconds."""
 
     at: float
     step: int
@@ -121,7 +120,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class DecodeErrors:
-    """Why queues and flavors cannot be read, by name. Such a queue is in the world as far as is known of it, and admits
+    """Why queues and flavors cannot be decoded, by name. Such a queue is in the state as far as it is known, and admits
     nothing; such a flavor is not."""
 
     queues: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +135,7 @@ NO_DECODE_ERRORS = DecodeErrors()
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Everything the engine decides from. What did not change since the last observation keeps its identity."""
+    """The engine's input. Objects that did not change since the last observation keep their identity."""
 
     now: float
     nodes: tuple[NodeView, ...]
@@ -162,7 +161,7 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one pod of the job's current attempt on `node`; that it exists already is success."""
+    """Create one pod of the job's current attempt on `node`; success if it exists already."""
 
     job_uid: str
     name: str
@@ -177,7 +176,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Stop a pod: SIGTERM, `grace_s`, SIGKILL. `force`: it is gone with its node, forget it."""
+    """Stop a pod: SIGTERM, `grace_s`, SIGKILL. `force`: its node is lost, delete the object only."""
 
     job_uid: str
     name: str
@@ -214,7 +213,7 @@ class RecordEvent:
 
 @dataclass(frozen=True, slots=True)
 class RemoveJob:
-    """Delete a finished job whose time is over, or finish the deletion a user asked for (its pods are gone)."""
+    """Delete a finished job whose TTL has expired, or finish a requested deletion (its pods are gone)."""
 
     job_uid: str
 
@@ -224,10 +223,10 @@ Write: TypeAlias = WriteStatus | CreatePod | DeletePod | WriteQueueStatus | Writ
 
 @dataclass(frozen=True, slots=True)
 class ObjectWrites:
-    """What one phase of a round writes of one job, in order: its status, then pods and events, its removal last.
+    """What one phase of a cycle writes of one job, in order: its status, then pods and events, its removal last.
 
-    `job_uid` is empty for the status of a queue or a flavor. A job is in two phases of a round at most: a victim's
-    status in one, what follows from it in the next. No job's status is written twice in a round.
+    `job_uid` is empty for the status of a queue or a flavor. A job is in at most two phases of a cycle: a victim's
+    status in one, its pods in the next. The status of a job is written at most once per cycle.
     """
 
     job_uid: str
@@ -235,17 +234,17 @@ class ObjectWrites:
 
 
 WritePhase: TypeAlias = tuple[ObjectWrites, ...]
-"""Writes to objects that do not depend on one another, the most pressing first."""
+"""Writes to independent objects, the most urgent first."""
 
 
 class Cluster(Protocol):
-    """Where jobs live and pods run."""
+    """What the engine observes and writes to."""
 
     def observe(self) -> ObservedState:
-        """The world now, this cluster's own acknowledged writes included."""
+        """The state now, including all acknowledged writes of this cluster."""
         ...
 
     def apply(self, writes: Sequence[Write]) -> None:
-        """Carry out the writes in order. Raises `muster.errors.Conflict` when a guarded write is refused: the rest is
-        not begun and the engine observes anew. Raises `muster.errors.ClusterError` when it cannot be reached."""
+        """Apply the writes in order. Raises `muster.errors.Conflict` when a guarded write is refused: the rest is
+        not applied and the engine observes again. Raises `muster.errors.ClusterError` if it cannot be reached."""
         ...

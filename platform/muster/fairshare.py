@@ -1,7 +1,7 @@
-"""Who has used how much lately: resource-seconds that fade with a half-life, by leaf queue.
+"""Fair-share usage: resource-seconds by leaf queue that decay with a half-life.
 
-Usage orders the queues, it never evicts. It is counted exactly (the integral of what admitted gangs take, decaying all
-the while) but shown to the planner as of the last tick, every 60 s, so that a plan can be reused in between.
+Usage orders the queues; it never evicts. It is the exact integral of what admitted gangs take, decayed, but the planner
+sees it as of the last tick, every 60 s, so that a plan can be reused in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def decay(value: float, rate: float, elapsed_s: float, half_life_s: float) -> fl
 
 @dataclass(slots=True)
 class _DecayingUsage:
-    """`value` as of `at`. `rate` is the sum of what jobs are charged: whoever makes the value anew keeps it."""
+    """`value` as of `at`. `rate` is the sum of what jobs are charged: it is kept when the value is reset."""
 
     value: float
     at: float
@@ -43,15 +43,15 @@ class _DecayingUsage:
 
 @dataclass(slots=True)
 class _KnownQueue:
-    """A queue as it was first seen: which one, and until when its usage was written down (-inf: it was not)."""
+    """A queue as first observed: its uid, and the time of the usage in its status (-inf: none)."""
 
-    uid: str  # empty: it could not be read
+    uid: str  # empty: it could not be decoded
     counted_until: float
 
 
 @dataclass(slots=True)
 class FairShare:
-    """Usage of every leaf, kept up to date by whoever admits and releases gangs."""
+    """Usage of every leaf queue, updated when gangs are admitted and released."""
 
     _usage: dict[UsageKey, _DecayingUsage] = field(default_factory=dict)
     _charges: dict[str, Mapping[UsageKey, int]] = field(default_factory=dict)  # by job uid
@@ -63,9 +63,11 @@ class FairShare:
     _published: tuple[DecayedUsage, ...] = ()
 
     def update_queues(self, queues: Iterable[spec.Queue], now: float) -> None:
-        """Half-lives and named resources as they are from now on. At its first sight a queue has used what its status
-        says; the count goes on from there, whatever anybody writes later. One that was deleted and created anew begins
-        anew."""
+        """Update half-lives and named resources.
+
+        When a queue is first observed, its usage is that of its status; later changes of the status are ignored. A
+        queue that was deleted and created again starts from its status again.
+        """
         by_name = {queue.metadata.name: queue for queue in queues}
         half_lives = {name: float(_root(name, by_name).spec.half_life_seconds) for name in by_name}
         for cell in self._usage:
@@ -84,7 +86,7 @@ class FairShare:
             self._restore(queue, now)
 
     def _is_new(self, queue: spec.Queue) -> bool:
-        """Whether this is its first sight."""
+        """Whether the queue is observed for the first time."""
         seen, uid = self._known_queues.get(queue.metadata.name), queue.metadata.uid
         if seen is None:
             return True
@@ -100,7 +102,7 @@ class FairShare:
             count.value = decay(max(0.0, usage.resource_seconds), 0, now - until, self._half_lives[name])
 
     def _reset(self, queues: AbstractSet[str], now: float) -> None:
-        """These are gone. What still runs there counts from now on, for the next one of the name."""
+        """These queues were deleted. Jobs that still run there count from now on, for the next queue of the name."""
         for name in queues:
             self._known_queues.pop(name, None)
         for cell, count in list(self._usage.items()):
@@ -114,7 +116,8 @@ class FairShare:
     def charge(
         self, uid: str, queue: str, placement: Placement, roles: Iterable[Role], since: float, now: float
     ) -> None:
-        """From `since` the job takes this room, as far as that is not counted yet; an empty placement ends it."""
+        """From `since` on the job takes this placement, as far as that is not counted yet; an empty placement ends
+        it."""
         charge = _charge(queue, placement, roles)
         old = self._charges.get(uid, {})
         if charge == old:
@@ -135,13 +138,13 @@ class FairShare:
                 self._ended_at.popitem(last=False)
 
     def _counted_until(self, uid: str, queue: str) -> float:
-        """Before this the job was counted already: by whoever wrote the queue's status, or here, if its end was not
-        written after all or it was out of sight for a while."""
+        """The job was counted before this time: in the usage of the queue's status, or here, if its end was not written
+        after all or it was not observed for a while."""
         seen = self._known_queues.get(queue)
         return max(self._ended_at.pop(uid, -math.inf), -math.inf if seen is None else seen.counted_until)
 
     def release(self, uid: str, now: float) -> None:
-        """The job takes nothing any more; it is gone."""
+        """The job was removed and takes nothing any more."""
         self.charge(uid, "", (), (), now, now)
 
     def published_usage(self, now: float) -> tuple[DecayedUsage, ...]:
@@ -158,7 +161,7 @@ class FairShare:
         return self._published
 
     def status(self, queue: str, now: float) -> spec.FairShareStatus | None:
-        """What to write down of a queue, as of `now`; None when it never used anything."""
+        """Usage to write to a queue's status, as of `now`; None if it never used anything."""
         usage = [
             spec.FairShareUsage(flavor=cell[1], resource=cell[2], resource_seconds=round(value, 3))
             for cell, count in sorted(self._usage.items())

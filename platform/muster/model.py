@@ -1,10 +1,10 @@
-"""The scheduling world as frozen values.
+"""The planner's input and output as frozen values: no Kubernetes object, no clock, no file.
 
-The planner sees nothing else: no Kubernetes object, no clock, no file. Whoever builds a `Snapshot` keeps the identity
-of what did not change since the last one, so that a planner can find the difference cheaply.
+Who builds a `Snapshot` keeps the identity of everything that did not change since the last one, so that the planner
+finds differences by comparing references.
 
-Units: `cpu` is counted in milli-cores, `memory` and `ephemeral-storage` in bytes, every other resource in whole units
-(`nvidia.com/gpu`, `pods`). Times are seconds on one clock, the one `Snapshot.now` is read from.
+Units: `cpu` in millicores, `memory` and `ephemeral-storage` in bytes, every other resource in whole units
+(`nvidia.com/gpu`, `pods`). Times are seconds on the clock of `Snapshot.now`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 MAX_AMOUNT = 2**62
-"""No amount of anything is larger: sums and differences of two still are numbers of 64 bits."""
+"""The largest amount of anything: sums and differences of two still fit 64 bits."""
 GROWTH_REST_S = 600.0
-"""So long an elastic gang stays at a size before it grows."""
+"""Seconds that an elastic gang keeps its size before it grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Resources:
         return cls(tuple(sorted((name, amount) for name, amount in dict(amounts).items() if amount)))
 
     def get(self, name: str) -> int:
-        """The amount of one resource; 0 when it is not named."""
+        """The amount of one resource; 0 if it is not named."""
         for key, amount in self.items:
             if key == name:
                 return amount
@@ -68,7 +68,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class NodeTaint:
-    """What keeps pods off a node unless they tolerate it."""
+    """A taint: pods need a toleration for it."""
 
     key: str
     value: str = ""
@@ -87,7 +87,7 @@ class NodeToleration:
 
 @dataclass(frozen=True, slots=True)
 class MatchExpression:
-    """One line of a node selector term, with the operators of Kubernetes."""
+    """One expression of a node selector term, with Kubernetes' operators."""
 
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
@@ -96,12 +96,12 @@ class MatchExpression:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A machine that pods can be placed on.
+    """A node that pods can be placed on.
 
-    `allocatable` includes `pods`, the number of pod slots. `foreign` is what pods use that are not ours.
-    `flavor` is None when no flavor matches, or more than one. `domains` has one entry a level of the flavor's
-    topology, widest first: a name unique in the flavor ("b1", "b1/r2", "b1/r2/n7"); empty where the node lacks the
-    label of that level (and of every narrower one).
+    `allocatable` includes `pods`, the number of pod slots. `unmanaged_usage` is what pods not managed by Muster use.
+    `flavor` is None when no flavor matches, or more than one. `domains` has one entry per level of the flavor's
+    topology, widest first: a name unique in the flavor ("b1", "b1/r2", "b1/r2/n7"); empty if the node lacks the label
+    of that level (and for every narrower one).
     """
 
     name: str
@@ -120,12 +120,12 @@ class FlavorInfo:
 
     name: str
     levels: tuple[str, ...] = ()
-    tolerations: tuple[NodeToleration, ...] = ()  # every pod placed in the flavor has them
+    tolerations: tuple[NodeToleration, ...] = ()  # added to every pod placed in the flavor
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a queue says of one resource of one flavor; None means absent (G = 0, L unlimited, K = all)."""
+    """Quota of a queue for one resource of one flavor; None means absent (guaranteed 0, limit unlimited, lend all)."""
 
     flavor: str
     resource: str
@@ -136,7 +136,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A node of the queue tree. An inactive queue (cycle, missing parent, being deleted) admits nothing."""
+    """A queue of the tree. An inactive queue (cycle, missing parent, being deleted) admits nothing."""
 
     name: str
     parent: str | None = None
@@ -149,7 +149,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Level names of a flavor: all pods inside one domain of `required`; of `preferred` when there is room."""
+    """Level names of a flavor: all pods inside one domain of `required`; of `preferred` if possible."""
 
     required: str | None = None
     preferred: str | None = None
@@ -157,11 +157,11 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Pods that are alike. Elastic when `min_replicas < replicas`.
+    """Equal pods of a gang. Elastic if `min_replicas < replicas`.
 
-    `request` is what one pod asks for, its pod slot (`pods: 1`) included. `flavors` are tried in order; empty means
-    the gang's, and if that is empty too, every flavor that the queue names, by name. `affinity` is an OR of ANDs.
-    A role without a `topology` of its own shares the gang's domain with all others that have none.
+    `request` is that of one pod, including its pod slot (`pods: 1`). `flavors` are tried in order; empty means the
+    gang's, and if that is empty too, every flavor that the queue names, by name. `affinity` is an OR of ANDs. Roles
+    without a `topology` of their own share one domain.
     """
 
     name: str
@@ -177,10 +177,10 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """All pods of one job: all of `min_replicas` of every role, or none.
+    """All pods of one job: at least `min_replicas` of every role are placed, or no pod is.
 
-    `submitted_at` is the first submission and is kept across evictions. `max_runtime_s` bounds each stay from
-    admission; None gives no estimate and no backfill into reserved room.
+    `submitted_at` is the first submission and is kept across evictions. `max_runtime_s` bounds the time from each
+    admission; with None there is no start estimate and no backfill into reserved capacity.
     """
 
     uid: str
@@ -194,7 +194,7 @@ class Gang:
     max_runtime_s: float | None = None
     grace_s: float = 30.0
     start_timeout_s: float = 600.0
-    excluded_nodes: frozenset[str] = frozenset()  # nodes blamed for this job's failures
+    excluded_nodes: frozenset[str] = frozenset()  # nodes excluded after failures of this job
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,19 +212,22 @@ class RolePlacement:
 
 
 Placement: TypeAlias = tuple[RolePlacement, ...]
-"""One entry a role, in the gang's order."""
+"""One entry per role, in the gang's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningGang:
-    """A gang that takes up room and quota.
+    """A gang that takes capacity and quota.
 
-    state `admitted`: it runs or is about to. `evicting`: told to leave for `evicted_for`, its room not yet free.
-    `leaving`: finished, failed, suspended or requeued, some of its pods still terminating; `placement` then lists
-    only what is left. `checkpoint_at` is when its newest durable checkpoint was taken; lost work counts from there,
-    or from `started_at`. `keeps`, of a gang that is not `admitted`, is where it goes on once its old pods are gone;
-    empty when it leaves for good. Either it is being resized, or what it keeps will be under a hold, which ends at
-    `kept_until` at the latest (it lost a node, say, and comes back to the others).
+    state `admitted`: it runs or is about to. `evicting`: being evicted for `preemptor`, its capacity not yet free.
+    `terminating`: finished, failed, suspended or requeued, with pods still terminating; `placement` then lists only
+    those.
+
+    `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from there, or from `started_at`.
+
+    `retained_placement`, of a gang that is not `admitted`, is where it continues once its old pods are gone; empty if
+    it leaves. Either it is being resized, or that capacity will be nominated for it until `retained_until` at the
+    latest (it lost a node, for example, and restarts with the other nodes).
     """
 
     gang: Gang
@@ -240,7 +243,8 @@ class RunningGang:
 
     @property
     def release_deadline(self) -> float | None:
-        """Latest time its room is free: admitted + maxRuntime + grace + 30 s; None when it declares no bound."""
+        """Latest time at which its capacity is free: admitted + maxRuntime + grace + 30 s; None without a maximum run
+        time."""
         if self.gang.max_runtime_s is None:
             return None
         return self.admitted_at + self.gang.max_runtime_s + self.gang.grace_s + 30.0
@@ -248,11 +252,13 @@ class RunningGang:
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """Room that was freed, or kept, for one gang; it charges that gang's queue until it starts or the hold expires.
+    """Capacity that is freed or retained for one gang; it is charged to the gang's queue until the gang starts or the
+    nomination expires.
 
-    `placement` may cover only a part of the gang (nodes that survived a lost one). `victims` are the gangs that have
-    to leave first; empty for room kept across a restart. `holder` is the gang itself, needed only while it is neither
-    in `waiting` nor in `running` (it backs off): without it such a hold cannot be charged and is passed over.
+    `placement` may cover only a part of the gang (nodes that survived a lost one). `victims` are the gangs that have to
+    terminate first; empty for capacity retained across a restart. `nominated_gang` is the gang itself, needed only if
+    it is neither in `pending` nor in `running` (it is in backoff): without it such a nomination cannot be charged and
+    is ignored.
     """
 
     gang_uid: str
@@ -284,7 +290,7 @@ class Snapshot:
     running: tuple[RunningGang, ...]
     nominations: tuple[Nomination, ...] = ()
     usage: tuple[DecayedUsage, ...] = ()
-    excluded_nodes: frozenset[str] = frozenset()  # nodes that no job should start on for now
+    excluded_nodes: frozenset[str] = frozenset()  # nodes excluded for all gangs for now
 
 
 WaitReason = Literal[
@@ -309,7 +315,7 @@ WaitReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Start the gang at this placement. `backfilled` when it starts before a gang that outranks it and waits."""
+    """Start the gang at this placement. `backfilled` if it starts before a waiting gang that is ahead of it."""
 
     gang_uid: str
     placement: Placement
@@ -318,7 +324,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The gang cannot start now: why, in one sentence with numbers; its place in its queue (1 is next)."""
+    """The gang cannot start now: reason, message with numbers, and position in its queue (1 is next)."""
 
     gang_uid: str
     reason: WaitReason
@@ -329,7 +335,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Nominate:
-    """Write down that this room will be the gang's before anyone leaves for it."""
+    """Persist that this capacity is for the gang, before any victim is evicted."""
 
     gang_uid: str
     placement: Placement
@@ -339,7 +345,7 @@ class Nominate:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """The gang leaves for `beneficiary`: checkpoint, stop, requeue. A gang that only holds room loses its hold."""
+    """Evict the gang for `preemptor`: checkpoint, stop, requeue. A gang that only has a nomination loses it."""
 
     gang_uid: str
     preemptor: str
@@ -348,11 +354,11 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The gang restarts at another size on `placement` (nodes it has, and new ones when it grows)."""
+    """Restart the gang at another size on `placement` (its present nodes, and new ones when it grows)."""
 
     gang_uid: str
     placement: Placement
-    preemptor: str | None  # for whom it shrinks; None when it grows
+    preemptor: str | None  # the gang it shrinks for; None when it grows
     reason: Literal["Reclaimed", "Preempted", "Grown"]
 
 

@@ -1,6 +1,6 @@
 """How much a queue may still use: one tree of queues, five formulas (see docs/scheduling.md).
 
-Whoever speaks of quota asks here: the planner, what is refused at submit, and the tables for people.
+Used by the planner, the checks at submit, and tables.
 
 Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's guaranteed, limit and lend:
 
@@ -10,11 +10,11 @@ Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's 
     avail(root) = T - U
     avail(q)    = min(L - all usage below q, max(0, kept - U) + avail(parent))
 
-and never more than L - all usage below any queue above q: what a queue keeps for itself does not count towards the U
-of those above, but it does count towards their limits (docs/scheduling.md).
+and never more than L - all usage below any queue above q: usage within a queue's local quota (kept) does not count
+towards the U of queues above, but it does count towards their limits (docs/scheduling.md).
 
-Absent: G = 0, L unlimited, K = T; but a root with a limit and without a guarantee has G = L: it borrows from nobody, so
-that what it may use is its own. An inner queue's G counts as at least its children's sum. A cell that no queue on
+Absent: G = 0, L unlimited, K = T; but a root with a limit and without a guarantee has G = L: it cannot borrow, so
+its limit is its guarantee. An inner queue's G counts as at least its children's sum. A cell that no queue on
 the path from a leaf to its root names is neither limited nor charged there.
 """
 
@@ -32,7 +32,7 @@ from muster.model import MAX_AMOUNT, QueueInfo
 IntArray = npt.NDArray[np.int64]
 
 UNLIMITED = MAX_AMOUNT
-_MAX_TOTAL = MAX_AMOUNT // 2  # of what queues have together: sums of two are still numbers of 64 bits
+_MAX_TOTAL = MAX_AMOUNT // 2  # limit for amounts of several queues: sums of two still fit 64 bits
 
 CellAmounts: TypeAlias = Sequence[tuple[int, int]]
 """(cell, amount) pairs, each cell once."""
@@ -47,7 +47,7 @@ class QueueTree:
     parent: tuple[int, ...]  # -1 for a root
     children: tuple[tuple[int, ...], ...]
     path: tuple[tuple[int, ...], ...]  # from the queue itself up to its root
-    inactive_reason: tuple[str, ...]  # why the queue admits nothing; "" when it does
+    inactive_reason: tuple[str, ...]  # why the queue admits nothing; "" if it is active
     cell_index: dict[tuple[str, str], int]
     cell_names: tuple[tuple[str, str], ...]
     guaranteed: tuple[tuple[int, ...], ...]
@@ -60,21 +60,21 @@ class QueueTree:
     bottom_up: tuple[int, ...]  # all queues, children before parents
     depths: tuple[
         tuple[IntArray, IntArray], ...
-    ]  # queues of one depth, in the order of their parents, and these; the lowest first
-    guaranteed_table: IntArray  # [queues, cells] `guaranteed` once more
+    ]  # queues of one depth, in the order of their parents, and these; deepest first
+    guaranteed_table: IntArray  # [queues, cells] `guaranteed` as an array
 
     def root(self, queue: int) -> int:
         """The root above a queue."""
         return self.path[queue][-1]
 
     def cell_amounts(self, queue: int, flavor: str, resources: Iterable[tuple[str, int]]) -> CellAmounts:
-        """What `resources` of a flavor charge to a queue: the cells that its path names."""
+        """What `resources` of a flavor charge to a queue: only cells that its path names."""
         cells = ((self.cell_index.get((flavor, name), -1), amount) for name, amount in resources)
         return tuple((cell, amount) for cell, amount in cells if cell in self.named_cells[queue])
 
 
 def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
-    """Work out everything about the queues that does not depend on usage."""
+    """Everything about the queues that does not depend on usage."""
     index = {queue.name: i for i, queue in enumerate(queues)}
     parent, trouble = _parents(queues, index)
     children: list[list[int]] = [[] for _ in queues]
@@ -139,7 +139,7 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
 
 
 def _parents(queues: Sequence[QueueInfo], index: dict[str, int]) -> tuple[list[int], list[str]]:
-    """Each queue's parent (-1: none) and what is wrong with it. Cycles are cut, and everyone in one admits nothing."""
+    """Each queue's parent (-1: none) and why it is inactive. Cycles are cut, and their queues admit nothing."""
     parent = [-1 if queue.parent is None else index.get(queue.parent, -1) for queue in queues]
     trouble = ["" if queue.active else queue.inactive_reason or "it is not active" for queue in queues]
     for q, queue in enumerate(queues):
@@ -171,10 +171,8 @@ def _path(queue: int, parent: Sequence[int]) -> tuple[int, ...]:
 
 
 class QuotaUsage:
-    """What is charged to every queue; flat lists, `cell + queue * width`.
-
-    `below` is all usage in and below a queue, `used` is U.
-    """
+    """What is charged to every queue; flat lists, `cell + queue * cell_count`. `subtree_usage` is all usage in and
+    below a queue, `usage` is U."""
 
     def __init__(self, tree: QueueTree) -> None:
         self.tree = tree
@@ -191,7 +189,7 @@ class QuotaUsage:
         return copy
 
     def table(self, *, own_usage: bool = False) -> IntArray:
-        """`below`, or `used`, as [queues, cells]."""
+        """`subtree_usage`, or `usage`, as [queues, cells]."""
         flat = self.usage if own_usage else self.subtree_usage
         try:
             found = np.array(flat, dtype=np.int64)
@@ -200,7 +198,7 @@ class QuotaUsage:
         return found.reshape(len(self.tree.queues), self.cell_count)
 
     def add(self, queue: int, amounts: CellAmounts, sign: int = 1) -> None:
-        """Charge amounts to a queue and whoever is above it; -1 gives them back."""
+        """Charge amounts to a queue and all queues above it; -1 releases them."""
         kept, width = self.tree.local_quota, self.cell_count
         self._available_cache.clear()
         for cell, amount in amounts:
@@ -216,7 +214,7 @@ class QuotaUsage:
                     grown = (after - keeps if after > keeps else 0) - (before - keeps if before > keeps else 0)
 
     def available(self, queue: int, cell: int) -> int:
-        """How much more of a cell the queue may use, borrowing included; negative when over-admitted."""
+        """How much more of a cell the queue may use, borrowing included; negative if it is over-admitted."""
         known = self._available_cache.get((queue, cell))
         if known is not None:
             return known
@@ -232,7 +230,7 @@ class QuotaUsage:
         return avail
 
     def available_table(self) -> IntArray:
-        """`avail` of every queue and cell at once: [queues, cells]."""
+        """`available` of every queue and cell at once: [queues, cells]."""
         tree, below, used = self.tree, self.table(), self.table(own_usage=True)
         total, kept, limit = (
             np.array(table, dtype=np.int64).reshape(below.shape)
@@ -247,14 +245,14 @@ class QuotaUsage:
         return avail
 
     def fits(self, queue: int, amounts: CellAmounts) -> bool:
-        """Tell whether a request is within the queue's quota."""
+        """Whether a request is within the queue's quota."""
         for cell, amount in amounts:  # noqa: SIM110  # asked tens of thousands of times a plan: no generator
             if amount > self.available(queue, cell):
                 return False
         return True
 
     def within_guarantee(self, queue: int, amounts: CellAmounts) -> bool:
-        """Tell whether the queue stays within its guarantee with this more."""
+        """Whether the queue stays within its guarantee with this added."""
         guaranteed, start = self.tree.guaranteed[queue], queue * self.cell_count
         for cell, amount in amounts:  # noqa: SIM110
             if self.subtree_usage[start + cell] + amount > guaranteed[cell]:
@@ -262,6 +260,6 @@ class QuotaUsage:
         return True
 
     def above_guarantee(self, queue: int, cells: Iterable[int]) -> bool:
-        """Tell whether the queue uses more than its guarantee of any of these cells."""
+        """Whether the queue uses more than its guarantee of any of these cells."""
         guaranteed, start = self.tree.guaranteed[queue], queue * self.cell_count
         return any(self.subtree_usage[start + cell] > guaranteed[cell] for cell in cells)

@@ -1,4 +1,4 @@
-"""One round of Muster: observe, let every job live, plan, write."""
+"""The scheduling cycle: observe, reconcile every changed job, plan, write."""
 
 from __future__ import annotations
 

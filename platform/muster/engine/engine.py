@@ -1,8 +1,8 @@
-"""One round: observe, let every job live, plan, write.
+"""One scheduling cycle: observe, reconcile every changed job, plan, write.
 
-`decide` turns a world into writes and touches nothing but what it remembers to be quick; `step` reads the world from a
-cluster and carries the writes out. An engine can be killed between any two writes: a new one reaches the same end from
-what it sees.
+`reconcile` turns an observed state into writes and changes only the engine's caches; `run_cycle` observes a cluster and
+applies the writes. An engine can be killed between any two writes: a new one reaches the same end from what it
+observes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most th
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What one round decided. `waits` is by job uid. `wake_at`: when to decide again though nothing changed.
+    """What one cycle decided. `waits` is by job uid; `wake_at`: when to run again although nothing changed.
 
-    `muster.cluster` says how to carry out `phases` several writes at a time, and when to write what is `afterwards`.
+    `muster.cluster` has the rules for applying `phases` concurrently, and for `deferred`.
     """
 
     phases: tuple[WritePhase, ...]
@@ -45,29 +45,30 @@ class CycleResult:
 
     @property
     def writes(self) -> tuple[Write, ...]:
-        """All writes in one order that is always right."""
+        """All writes in one order that is always valid."""
         return tuple(write for phase in (*self.phases, self.deferred) for part in phase for write in part.writes)
 
 
 @dataclass(slots=True)
 class _IncrementalState:
-    """What lets a round look only at what changed. Losing it costs time, nothing else."""
+    """What lets a cycle process only what changed. Losing it costs time, nothing else."""
 
-    first_cycle: bool = True  # nothing was looked at yet
+    first_cycle: bool = True  # nothing was observed yet
     changes: ChangeTracker = field(default_factory=ChangeTracker)
     timers: TimerQueue = field(default_factory=TimerQueue)
     jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
-    nominated_or_evicting: set[str] = field(default_factory=set)  # who holds room, or leaves or shrinks for somebody
-    recheck: set[str] = field(default_factory=set)  # whose writes did not all happen
+    # jobs that are nominated, or evicted or shrunk for another job
+    nominated_or_evicting: set[str] = field(default_factory=set)
+    recheck: set[str] = field(default_factory=set)  # jobs whose writes did not all succeed
     node_views: tuple[NodeView, ...] | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     queue_specs: tuple[tuple[QueueSpec, str, str], ...] | None = None  # with names and uids
 
 
 class Engine:
-    """Decides for one cluster; without one it only ever decides (`decide`), and others observe and write.
+    """Decides for one cluster. Without a cluster only `reconcile` may be called: the caller observes and writes.
 
-    `news_s` bounds how often positions and usage are written (infinite: only once).
+    `status_refresh_s`: seconds between writes of positions and usage (infinite: only once).
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Engine:
         self._fair_share = FairShare()
 
     def run_cycle(self) -> CycleResult:
-        """Observe, decide, apply. Raises ClusterError when the cluster cannot be reached.
+        """Observe, reconcile, apply.
 
-        When a write is refused because something changed meanwhile, the round ends there and wants another one now.
+        Raises ClusterError if the cluster cannot be reached. When a write is refused because an object changed
+        meanwhile, the cycle ends there and another one is due at once.
         """
         assert self._cluster is not None, "Engine.step() needs a cluster; got None"
         world = self._cluster.observe()
@@ -107,8 +109,8 @@ class Engine:
         return round_
 
     def recheck(self, uids: Iterable[str] | None = None) -> None:
-        """Look at these jobs (None: at every job) again in the next round: some writes of the last one may not have
-        happened. Whoever cannot tell which says None; it costs time, nothing else."""
+        """Process these jobs (None: every job) again in the next cycle, since some writes of the last one may not have
+        succeeded. If the jobs are unknown pass None; it costs time, nothing else."""
         if uids is None:
             self._incremental = _IncrementalState()
             self._wait_throttle.invalidate()
@@ -118,7 +120,7 @@ class Engine:
             self._wait_throttle.forget(uid)
 
     def reconcile(self, observed: ObservedState) -> CycleResult:
-        """What to write now, in order. When it fails, the next round looks at everything."""
+        """What to write now, in order. If it fails, the next cycle processes everything."""
         try:
             return self._reconcile(observed)
         except BaseException:
@@ -171,13 +173,13 @@ class Engine:
         return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
 
     def _jobs_to_reconcile(self, observed: ObservedState) -> list[str]:
-        """Jobs to look at: what changed about them, or their time has come."""
+        """Jobs that changed, or whose timer is due."""
         memory = self._incremental
         everyone = self._nodes_changed(observed)
         self._update_queues(observed)
         difference = memory.changes.diff(observed.jobs, observed.pods, observed.heartbeats)
         gone = difference.removed
-        if memory.first_cycle:  # whoever went meanwhile is in no difference
+        if memory.first_cycle:  # jobs that were removed meanwhile are in no difference
             gone = (self._fair_share.charged_jobs() | self._wait_throttle.known_jobs()) - {
                 job.metadata.uid for job in observed.jobs
             }
@@ -190,7 +192,7 @@ class Engine:
                 if _has_nomination_or_eviction(job.status)
                 else memory.nominated_or_evicting.discard
             )(job.metadata.uid)
-        again = {memory.recheck.pop() for _ in range(len(memory.recheck))}  # another thread may add to it just now
+        again = {memory.recheck.pop() for _ in range(len(memory.recheck))}  # another thread may add to it now
         due = {*memory.timers.pop_due(observed.now), *again} & memory.jobs.keys()
         if everyone:
             return [job.metadata.uid for job in observed.jobs]
@@ -198,7 +200,7 @@ class Engine:
         return [*fresh, *sorted({*difference.touched, *due} - set(fresh))]
 
     def _nodes_changed(self, observed: ObservedState) -> bool:
-        """Whether some node came, went or changed its health, so that every job has to be looked at."""
+        """Whether a node was added, removed or changed its health, so that every job has to be processed."""
         memory = self._incremental
         if memory.node_views is observed.nodes:
             return False
@@ -227,7 +229,7 @@ class Engine:
             self._fair_share.release(uid, now)
 
     def _update_wait_statuses(self, updater: StatusUpdater, waits: Mapping[str, Wait], now: float) -> float | None:
-        """Write down why jobs wait, as often as is allowed; when to do so again."""
+        """Write why jobs wait, as often as allowed; return when to do so again."""
         again: float | None = None
         jobs, drafts, tell = self._incremental.jobs, updater.updates, self._wait_throttle.update
         self._wait_throttle.begin_cycle(waits.values())
@@ -244,7 +246,7 @@ class Engine:
         return again
 
     def _update_usage(self, updater: StatusUpdater, changed: list[str], now: float) -> None:
-        """Fair-share usage counts from now on what the jobs of this round take up."""
+        """Fair-share usage counts from now on what the jobs of this cycle take."""
         for uid in {*changed, *updater.updates}:
             status, gang = updater.latest_status(uid), self._snapshot_cache.jobs[uid].gang
             if status is None:
@@ -255,7 +257,7 @@ class Engine:
 
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
-    """With whatever is written of a job goes the priority that counts; not with an admission, which a pod may carry
+    """Every status that is written gets the effective priority; except an admission, which may be carried by a pod
     (docs/decisions/0010)."""
     for draft in updater.updates.values():
         priority = priority_of(draft.job.spec, classes)

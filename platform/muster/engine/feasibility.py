@@ -1,4 +1,4 @@
-"""Could this job ever start? The planner's own answer, on the cluster as it would be if nobody else were there."""
+"""Whether a job could ever start: the planner's answer for the empty cluster."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from muster.spec import TrainingJob, TrainingJobStatus
 
 
 def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
-    """Why the job could not start even on the empty cluster; None when it could.
+    """Why the job could not start even on the empty cluster; None if it could.
 
-    Nodes that are down, cordoned or drained now count as there, foreign pods as gone: only what cannot heal is told.
+    Nodes that are down, cordoned or drained count as available and unmanaged pods as gone, so that only permanent
+    obstacles are reported.
     """
     meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
     wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})

@@ -1,9 +1,9 @@
-"""Does a gang that has its placement on paper still fit there, as far as its pods are not bound yet?
+"""Whether an admitted gang still fits its placement, for pods that are not bound yet.
 
-Between the admission and the binding an operator may have been down, the API server may have refused the pods, or a
-restart may have waited for its backoff; meanwhile pods of others take what is free in their eyes, and nodes are
-cordoned or tainted. A gang that does not fit any more would run half until its start timeout, in room that nobody else
-may use. What is bound does not matter here: a pod that runs stays on a node that is cordoned.
+Between admission and binding an operator may have been down, the API server may have refused the pods, or a restart may
+have waited for its backoff; meanwhile other pods take capacity that looks free to them, and nodes are cordoned or
+tainted. A gang that no longer fits would run incompletely until its start timeout, in capacity that no other gang may
+use. Bound pods do not matter here: a running pod stays on a cordoned node.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _NO_RESOURCES = Resources()
 
 
 def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> dict[str, str]:
-    """Which of these gangs do not fit where they are admitted, and why, as a sentence. `unbound` has, by uid, the part
-    of the placement whose pods are not bound yet. Of several that do not fit beside each other the ones that were
-    admitted last."""
+    """Which of these gangs do not fit their placement, and why, as a sentence.
+
+    `unbound` has, by uid, the part of the placement whose pods are not bound yet. Of several gangs that do not fit
+    together those admitted last are returned.
+    """
     asked = [one for one in snapshot.running if one.state == "admitted" and one.gang.uid in unbound]
     if not asked:
         return {}
@@ -50,7 +52,7 @@ def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> 
 
 
 def _usage_by_node(gang: Gang, placement: Placement) -> Iterable[tuple[str, Resources]]:
-    """What it takes of nodes."""
+    """What a placement takes of each node."""
     requests = {role.name: role.request for role in gang.roles}
     for part in placement:
         for name, pods in part.nodes:

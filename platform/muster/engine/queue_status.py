@@ -1,4 +1,4 @@
-"""Conditions of queues and flavors, and when a queue's usage is written down."""
+"""Conditions of queues and flavors, and fair-share usage in queue statuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.validation import QueueReadiness
 
 
 def guarantees_exceeding_nodes(cache: PlannerCache) -> dict[str, str]:
-    """A sentence for every queue that is guaranteed more than all nodes of a flavor have, by name."""
+    """By queue, a sentence if it is guaranteed more than all nodes of a flavor have."""
     table, found = cache.table, dict[str, str]()
     for queue in cache.tree.queues:
         for quota in queue.quotas:
@@ -25,9 +25,8 @@ def guarantees_exceeding_nodes(cache: PlannerCache) -> dict[str, str]:
                 continue
             has = 0.0 if column is None else table.allocatable[span.start : span.stop, column].sum(dtype=np.float64)
             if quota.guaranteed > has:
-                asked = format_quantity(quota.guaranteed, quota.resource)
-                what = f"{asked} {quota.resource} of {quota.flavor}"
-                found.setdefault(queue.name, f"{what} are guaranteed, more than all nodes of that flavor have")
+                amount = f"{format_quantity(quota.guaranteed, quota.resource)} {quota.resource} of {quota.flavor}"
+                found.setdefault(queue.name, f"{amount} are guaranteed, more than all nodes of that flavor have")
     return found
 
 
@@ -39,7 +38,7 @@ def queue_status_writes(
     now: float,
     refresh_s: float,
 ) -> list[WriteQueueStatus]:
-    """Active and Overcommitted at once when they change, fair-share usage at most every `news_s`."""
+    """Active and Overcommitted at once when they change, fair-share usage at most every `refresh_s`."""
     writes = []
     for queue in queues:
         verdict, generation = readiness[queue.metadata.name], queue.metadata.generation

@@ -1,4 +1,4 @@
-"""A world that was saved, or thought up, planned once: by the planner of the engine, under any of its policies."""
+"""Plans a saved or generated snapshot once, with the engine's planner, under any of its policies."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ POLICIES = {policy.name: policy for policy in (MUSTER, FIFO, PRIORITY, BACKFILL)
 
 
 def replay(snapshot: Snapshot, policy: Policy = MUSTER) -> tuple[Decision, ...]:
-    """What a round would decide about this snapshot. Nothing is carried out."""
+    """What a cycle would decide about this snapshot. Nothing is applied."""
     return plan(snapshot, policy=policy).decisions

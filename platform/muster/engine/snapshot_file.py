@@ -1,4 +1,4 @@
-"""A snapshot as bytes and back, so that a surprise can be kept as a file and planned again."""
+"""A snapshot as bytes and back, so that a surprising plan can be saved and planned again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot of `dump`. Raises InvalidSpec that names what is missing or wrong, and where."""
+    """The snapshot written by `encode_snapshot`. Raises InvalidSpec that names the missing or wrong field."""
     try:
         return msgspec.json.decode(data, type=Snapshot)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""What a round is going to write, job by job, and in which order.
+"""What a cycle is going to write, job by job, and in which order.
 
-Every job is written at most once a round, since each write is guarded by the version that was read. The order makes a
-crash after any write harmless: room is promised before anyone leaves for it, everyone who leaves is told before the
-first pod is stopped, and a gang is admitted on paper before its first pod exists.
+The status of every job is written at most once per cycle, since each write is guarded by the resourceVersion that was read. The order
+makes a crash after any write harmless: capacity is nominated before any victim is evicted for it, all victims are
+marked before the first pod is stopped, and an admission is written before its first pod is created.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from muster.spec import TrainingJob, TrainingJobStatus
 
 
 class WritePriority(IntEnum):
-    """When in a round a job is written; see `Draft.move` for a job with several reasons."""
+    """When in a cycle a job is written; see `StatusUpdate.raise_priority` for a job with several reasons."""
 
-    NOMINATION = 0  # promised room, or gives a promise back
-    LIFECYCLE = 1  # its own life went on: ended, restarts, releases
-    PREEMPTION = 2  # told to leave, to shrink, or that its hold went to somebody
-    ADMISSION = 3  # takes room: admitted, or grows
-    WAIT_STATUS = 4  # why it waits: nothing waits for this to be written,
-    PODS_READY = 5  # nor for this: that it runs
+    NOMINATION = 0  # nominated, or loses a nomination
+    LIFECYCLE = 1  # its own lifecycle: ended, restarts, releases
+    PREEMPTION = 2  # evicted, shrunk, or its nomination was taken
+    ADMISSION = 3  # takes capacity: admitted, or grows
+    WAIT_STATUS = 4  # why it waits: no other write depends on it
+    PODS_READY = 5  # that it runs: no other write depends on it
 
 
 @dataclass(slots=True)
 class StatusUpdate:
-    """One job's part of a round."""
+    """What a cycle writes of one job."""
 
     job: TrainingJob  # as observed
     status: TrainingJobStatus
@@ -41,10 +41,8 @@ class StatusUpdate:
         return self.status is not self.job.status and self.status != self.job.status
 
     def raise_priority(self, priority: WritePriority) -> None:
-        """One more reason to write the job: it waits for whatever any of its reasons waits for.
-
-        A new promise comes first whatever else is written along, since those who leave for it wait for it.
-        """
+        """Add a reason to write the job: it is written after everything that any of its reasons depends on. A new
+        nomination comes first in any case, since its victims are evicted after it."""
         if priority is WritePriority.NOMINATION or self.priority in (
             WritePriority.WAIT_STATUS,
             WritePriority.PODS_READY,
@@ -55,8 +53,8 @@ class StatusUpdate:
 
 
 def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], WritePhase]:
-    """All writes of the jobs: a phase for each rank, but victims all told in one before the next stops their pods; and,
-    apart, what may be written afterwards."""
+    """All writes of the jobs: one phase per priority, except that all victims are marked in one phase before the next
+    stops their pods; and, separately, what may be written later."""
     groups: dict[WritePriority, list[StatusUpdate]] = {rank: [] for rank in WritePriority}
     for draft in updates:
         groups[draft.priority].append(draft)

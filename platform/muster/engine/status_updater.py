@@ -1,4 +1,4 @@
-"""Carries the planner's decisions into statuses, and keeps the promises of earlier rounds."""
+"""Turns the planner's decisions into statuses, and keeps nominations consistent with their victims."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
 INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
     {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
 )
-"""Why a gang cannot start until somebody edits something: whoever holds room meanwhile gives it back. A cluster that is
-too small is none of these, since room is kept for a gang whose node is about to come back."""
+"""Reasons for which a gang cannot start until an object is edited: its nomination is withdrawn. Not LargerThanCluster,
+since capacity is retained for a gang whose node is about to come back."""
 
 
 PLACEMENT_INVALIDATED = "PlacementInvalidated"
-"""Why a gang lost the place that it had on paper only."""
+"""Reason of the eviction of a gang whose placement is invalid before its pods are bound."""
 
 
 class StatusUpdater:
-    """The drafts of one round. `jobs` is by uid, as observed."""
+    """The status updates of one cycle. `jobs` is by uid, as observed."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class StatusUpdater:
         self._timeouts = timeouts
         self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
         self.updates: dict[str, StatusUpdate] = {}
-        self.wake_times: dict[str, float | None] = {}  # of the jobs looked at in this round
-        self.needs_another_cycle = False  # someone leaves or shrinks: decide again at once
+        self.wake_times: dict[str, float | None] = {}  # of the jobs processed in this cycle
+        self.needs_another_cycle = False  # a gang is evicted or shrunk: run another cycle at once
 
     def reconcile_job(self, uid: str) -> None:
-        """Let a job's own life go on, from its newest status."""
+        """Continue a job's lifecycle from its newest status."""
         draft = self.updates.get(uid)
         job = self._jobs[uid] if draft is None else _with_status(draft.job, draft.status)
         world = self._observed
@@ -67,7 +67,7 @@ class StatusUpdater:
         draft.writes = [*events, *verdict.writes]
 
     def latest_status(self, uid: str) -> TrainingJobStatus | None:
-        """A job's newest status; None when there is no such job."""
+        """A job's newest status; None if the job does not exist."""
         draft = self.updates.get(uid)
         if draft is not None:
             return draft.status
@@ -75,18 +75,20 @@ class StatusUpdater:
         return None if job is None else job.status
 
     def updated_jobs(self) -> dict[str, TrainingJob]:
-        """Jobs whose status is about to change, as they will be."""
+        """Jobs whose status is about to change, with the new status."""
         drafts = self.updates.items()
         return {uid: _with_status(draft.job, draft.status) for uid, draft in drafts if draft.changed}
 
-    # ---- promises of earlier rounds
+    # ---- nominations of earlier cycles
 
     def sync_nominations(self, uids: Iterable[str]) -> None:
-        """Bring holds and evictions of these jobs into line with who has left, and undo what a crash left half-done.
+        """Update nominations and evictions of these jobs for victims that have terminated, and undo what a crash left
+        incomplete.
 
-        A victim that has left, or is through with shrinking, leaves the hold's list. When one of them was never told,
-        the hold is void: it was written and not all of what follows, and the planner decides anew with whoever leaves
-        already. How the victim was to go, and whether it still may be asked to, nobody else knows.
+        A victim that has terminated, or finished shrinking, is removed from the nomination's list. If one of them was
+        never evicted, the nomination is dropped: it was written without everything that follows, so the planner decides
+        again with the victims that are terminating already. How that victim was to be preempted, and whether it still
+        may be, is not recorded.
         """
         uids = sorted(uids)
         for uid in uids:
@@ -105,10 +107,11 @@ class StatusUpdater:
             self._clear_finished_shrink(uid)
 
     def _victim_state(self, victim: str) -> Literal["gone", "evicting", "not_evicted"]:
-        """Whether a victim makes way no more, does so now, or was not told yet.
+        """Whether a victim is gone, evicting, or was not evicted yet.
 
-        Gone: not admitted, removed, being deleted, or through with shrinking. It may still have pods that stop. Told:
-        it leaves, for whatever reason, or shrinks. Untold is also who left and has been admitted again since.
+        Gone: not admitted, removed, being deleted, or finished shrinking; its pods may still be terminating. Evicting:
+        it leaves, for whatever reason, or shrinks. A victim that left and was admitted again since counts as not
+        evicted.
         """
         status = self.latest_status(victim)
         if status is None or not is_admitted(status) or self._jobs[victim].metadata.deletion_timestamp is not None:
@@ -120,7 +123,7 @@ class StatusUpdater:
         return "evicting" if self._has_stale_pods(victim, status) else "gone"
 
     def _clear_finished_shrink(self, uid: str) -> None:
-        """A shrunk gang forgets for whom, once that one's hold no longer waits for it."""
+        """Clear the eviction of a shrunk gang once the nomination it shrank for no longer waits for it."""
         status = self.latest_status(uid)
         if status is None or status.eviction is None or is_evicting(status) or self._has_stale_pods(uid, status):
             return
@@ -135,7 +138,7 @@ class StatusUpdater:
     # ---- the planner's decisions
 
     def apply_decisions(self, decisions: Iterable[Decision]) -> None:
-        """Write down what was decided; `Wait` is not handled here (see `news`)."""
+        """Write what was decided; `Wait` is not handled here (see `wait_status`)."""
         for decision in decisions:
             if isinstance(decision, Admit):
                 self._admit(decision)
@@ -149,12 +152,14 @@ class StatusUpdater:
     def _admit(self, decision: Admit) -> None:
         uid, now = decision.gang_uid, self._observed.now
         if is_admitted(self._jobs[uid].status):
-            # It gives room back in this round. One write for both would come beside that of whoever gets this room,
-            # and on paper the room would be given twice; so the end of its stay is written now, the next one at once.
+            # It releases capacity in this cycle. One write for both would be in the phase of the gang
+            # that gets this
+            # capacity, which would be assigned twice; so the release is written now and the admission in
+            # the next cycle.
             self.needs_another_cycle = True
             return
         if uid not in self.updates:
-            self.reconcile_job(uid)  # it arrived in an earlier round, which may not be written yet
+            self.reconcile_job(uid)  # it arrived in an earlier cycle, which may not be written yet
         draft = self._update(uid, WritePriority.ADMISSION)
         waited = now - transitions.waiting_since(draft.status, now)
         self._set_status(uid, transitions.admit(draft.status, decision.placement, now), WritePriority.ADMISSION)
@@ -172,7 +177,7 @@ class StatusUpdater:
         self.needs_another_cycle = True
 
     def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
-        """Someone leaves; one that only holds room loses its hold."""
+        """Evict a gang; one that only has a nomination loses it."""
         draft = self._update(uid, WritePriority.PREEMPTION)
         if not is_admitted(draft.status):
             self._set_status(uid, transitions.clear_nomination(draft.status), WritePriority.PREEMPTION)
@@ -207,7 +212,7 @@ class StatusUpdater:
         self.needs_another_cycle = True
 
     def revoke_nominations(self, waits: Iterable[Wait]) -> None:
-        """Whoever is shut out holds no room."""
+        """Withdraw the nominations of inadmissible gangs."""
         for wait in waits:
             status = self.latest_status(wait.gang_uid) if wait.reason in INADMISSIBLE_CODES else None
             if status is not None and status.nomination is not None:
@@ -215,11 +220,11 @@ class StatusUpdater:
                 self._record_event(wait.gang_uid, "NominationLost", f"nomination withdrawn: {wait.message}")
                 self.needs_another_cycle = True
 
-    # ---- placements that were written in an earlier round
+    # ---- placements that were written in an earlier cycle
 
     def unbound_placements(self) -> dict[str, Placement]:
-        """Of gangs that were admitted in an earlier round: where pods are that are created in this round, or that
-        kube-scheduler could not bind."""
+        """For gangs that were admitted in an earlier cycle: the part of the placement whose pods are created in this
+        cycle, or that kube-scheduler could not bind."""
         found: dict[str, Placement] = {}
         for uid in self.wake_times:
             draft = self.updates.get(uid)
@@ -240,7 +245,7 @@ class StatusUpdater:
         return found
 
     def evict_invalid(self, uid: str, reason: str) -> None:
-        """Its placement is of no use to it any more: it is torn down whole and waits for another."""
+        """Evict a gang whose placement is no longer valid; it waits for another."""
         self._set_status(
             uid,
             transitions.evict(
@@ -252,7 +257,7 @@ class StatusUpdater:
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
-    # ---- drafts
+    # ---- status updates
 
     def _eviction_status(self, job: TrainingJob, beneficiary: str, reason: str) -> EvictionStatus:
         deadline = self._observed.now + max_grace_period_s(job)
@@ -271,7 +276,7 @@ class StatusUpdater:
         self._update(uid, priority).status = status
 
     def set_wait_status(self, uid: str, status: TrainingJobStatus) -> None:
-        """A status that only tells why the job waits."""
+        """Set a status that only says why the job waits."""
         draft = self.updates.get(uid)
         if draft is None:
             job = self._jobs[uid]
@@ -288,7 +293,7 @@ class StatusUpdater:
 
 
 def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> WritePriority:
-    """Of a life that went on without any pod or event."""
+    """The priority of a lifecycle change without any pod or event."""
     if _becomes_running(before, after):
         return WritePriority.PODS_READY
     arrives = before.submitted_at is None and after.phase == "Pending" and not after.conditions
@@ -296,7 +301,7 @@ def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> Writ
 
 
 def _becomes_running(before: TrainingJobStatus, after: TrainingJobStatus) -> bool:
-    """Whether all that happened is that the pods of an admitted gang are ready now."""
+    """Whether the only change is that all pods of an admitted gang are ready now."""
     return before.phase == "Admitted" and after.phase == "Running" and before.placement is after.placement
 
 

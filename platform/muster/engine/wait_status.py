@@ -1,8 +1,8 @@
-"""When a waiting job's status is written: the first verdict, a new reason, and else at most once a minute, of all jobs
-together ten times a second in the mean; what is wrong with a job itself every five seconds.
+"""When the status of a waiting job is written.
 
-Positions and estimates shift with every plan; writing them all down would cost more than planning. Whoever wants them
-live reads the round's `waits`.
+The first result and a new reason at once; otherwise at most once a minute, for all jobs together ten per second on
+average; errors of the job itself every five seconds. Positions and estimates change with every plan; writing them all
+would cost more than planning. Current values are in the `waits` of a cycle's result.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from muster.spec import TrainingJobStatus
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]
 REFRESHED_POSITIONS = 100  # positions of a queue that are refreshed
-_REFRESHES_PER_SECOND = 10.0  # altogether
-_ERROR_REFRESH_S = 5.0  # what is wrong with a job that stands in no line: whoever mends it looks at the answer
+_REFRESHES_PER_SECOND = 10.0  # for all jobs together
+_ERROR_REFRESH_S = 5.0  # errors of the job itself: its owner watches the result while fixing it
 
 
 @dataclass(slots=True)
 class WaitStatusThrottle:
-    """What was last written of waiting jobs. `every_s`: how often the same reason may be written again."""
+    """What was last written of waiting jobs. `refresh_s`: seconds until the same reason is written again."""
 
     refresh_s: float
     _full_refresh_s: float = 0.0  # how long it takes to write all of them
@@ -33,21 +33,21 @@ class WaitStatusThrottle:
     _last_written: dict[str, Wait] = field(default_factory=dict)
 
     def begin_cycle(self, waits: Iterable[Wait]) -> None:
-        """These wait now: many positions are refreshed less often than few."""
+        """These jobs wait now: with many jobs each position is refreshed less often."""
         count = sum(wait.position is not None and wait.position <= REFRESHED_POSITIONS for wait in waits)
         self._full_refresh_s = count / _REFRESHES_PER_SECOND
 
     def update(
         self, wait: Wait, status: TrainingJobStatus, now: float, *, force: bool
     ) -> tuple[TrainingJobStatus, float | None]:
-        """The status to write (the same object: nothing), and when to ask again.
+        """The status to write (the same object: nothing), and when to call again.
 
-        `anyway`: the status is written in any case, so the newest words go along.
+        `force`: the status is written in any case, so it gets the newest message.
         """
         uid = wait.gang_uid
-        code, words = self._known_wait(uid, status)
+        code, text = self._known_wait(uid, status)
         if not force and code == wait.reason:
-            if words == _wait_text(wait) or (wait.position is not None and wait.position > REFRESHED_POSITIONS):
+            if text == _wait_text(wait) or (wait.position is not None and wait.position > REFRESHED_POSITIONS):
                 return status, None
             in_turn_s = max(self.refresh_s, self._full_refresh_s)
             every_s = in_turn_s if wait.position is not None else min(self.refresh_s, _ERROR_REFRESH_S)
@@ -59,7 +59,7 @@ class WaitStatusThrottle:
         return transitions.set_waiting(status, wait, now), None
 
     def _known_wait(self, uid: str, status: TrainingJobStatus) -> tuple[str | None, _WaitText]:
-        """Reason and words that the status has, as far as is known."""
+        """Reason and message in the status, as far as known."""
         last = self._last_written.get(uid)
         if last is not None:
             return last.reason, _wait_text(last)
@@ -69,15 +69,15 @@ class WaitStatusThrottle:
         return condition.reason, (condition.message, status.queue_position, status.estimated_start)
 
     def known_jobs(self) -> frozenset[str]:
-        """The uids of jobs that wait, as far as anything was written of them."""
+        """The uids of waiting jobs whose status was written."""
         return frozenset(self._written_at.keys() | self._last_written.keys())
 
     def invalidate(self) -> None:
-        """What was written last may not have arrived."""
+        """The last write may have failed."""
         self._last_written.clear()
 
     def forget(self, uid: str) -> None:
-        """The job does not wait now."""
+        """The job is not waiting now."""
         self._last_written.pop(uid, None)
         self._written_at.pop(uid, None)
 

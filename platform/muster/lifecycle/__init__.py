@@ -1,8 +1,8 @@
-"""What becomes of a gang, from its first submission to its removal.
+"""The lifecycle of a job, from its first submission to its removal.
 
-Pure: from a job, what can be seen of it, and the time, to its next status and what to do. Every cluster shares it, so
-that a job behaves the same on this host, in a simulation and on Kubernetes. `live` tells the story; `moves` are the
-writes it is made of.
+Pure: from a job, its observation and the time to its next status and writes. Every cluster shares it, so that a job
+behaves the same on this host, in a simulation and on Kubernetes. `reconcile` has the steps; `transitions` the status
+changes they are made of.
 """
 
 from __future__ import annotations

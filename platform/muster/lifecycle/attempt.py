@@ -1,9 +1,9 @@
-"""Has the present attempt of an admitted gang ended, and how?
+"""Whether the present attempt of an admitted gang has ended, and how.
 
-Completion is asked first, before what the user wants now, since a gang that has done its work cannot fail any more, nor
-be paused or cancelled. Then `judge` looks in this order: its size edited; a node or pod lost; a pod failed; out of
-time; a node drained; stuck; all ready; not started in time. Loss comes before failure, since pods fail when their peers
-vanish.
+Completion is checked first, before spec.cancel and spec.suspend, since a gang that has completed can no longer fail, be
+suspended or be cancelled. Then `evaluate_attempt` checks in this order: roles edited; a node or pod lost; a pod failed;
+maximum run time; a node drained; stalled; all ready; start timeout. Loss comes before failure, since pods fail when
+their peers disappear.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The status after judgement, what a person should read of it, and when to judge again if nothing has ended."""
+    """The new status, an event, and when to evaluate again if nothing has ended."""
 
     status: TrainingJobStatus
     event: TransitionEvent | None = None
@@ -63,13 +63,14 @@ class _AttemptContext:
     timeouts: Timeouts
     pods: tuple[PodView, ...]  # of the present attempt
     old_pods_gone: bool  # nothing is left of older attempts
-    finished: frozenset[PodSlotKey]  # pods that did their work and are gone
+    finished: frozenset[PodSlotKey]  # pods that completed and were deleted
 
 
 def evaluate_attempt(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
 ) -> Transition:
-    """The first finding that applies to a gang that is not through, or when to look again. One that leaves, leaves."""
+    """The first check that applies to a gang that has not completed, or when to evaluate again. A gang that is being
+    evicted is not evaluated."""
     if is_evicting(status):
         return Transition(status)
     case = _attempt_context(job, status, observation, timeouts)
@@ -91,10 +92,8 @@ def _attempt_context(
 def evaluate_completion(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
 ) -> Transition | None:
-    """The end of an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
-
-    Also of a gang that leaves: what exits because it was told to does not count.
-    """
+    """Complete an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
+    Also for a gang that is being evicted: pods that exit because they are stopped do not count."""
     case = _attempt_context(job, status, observation, timeouts)
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
@@ -110,7 +109,7 @@ def evaluate_completion(
 
 
 def _check_roles_changed(context: _AttemptContext) -> Transition | None:
-    """Sizes may change while the gang runs: above the most it restarts smaller, below the least it requeues."""
+    """Sizes may be edited while the gang runs: above the maximum it restarts smaller, below the minimum it requeues."""
     most = {role.name: context.job.spec.max_replicas(role) for role in context.job.spec.roles}
     parts = from_status(context.status.placement)
     if all(
@@ -154,7 +153,7 @@ def _check_lost(context: _AttemptContext) -> Transition | None:
     losses = context.status.node_losses + 1
     status = with_status_fields(
         context.status, {"node_losses": losses}
-    )  # nobody to blame: a node that is down takes no pods
+    )  # no node is excluded: a node that is down takes no pods anyway
     if losses > context.timeouts.max_node_losses:
         message = f"{message}; {context.timeouts.max_node_losses} node losses are the most a job may have"
         return Transition(
@@ -183,12 +182,12 @@ def _check_max_runtime(context: _AttemptContext) -> Transition | None:
 
 
 def _check_drained(context: _AttemptContext) -> Transition | None:
-    """Who drains a node asks its gangs to leave with a checkpoint: no failure, and no loss that counts."""
+    """Gangs leave a node that is drained, with a checkpoint: neither a failure nor a counted node loss."""
     nodes = sorted({share.node for part in context.status.placement for share in part.nodes})
     drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
     if not drained:
         return None
-    message = f"leaves {', '.join(drained)}, which {'is' if len(drained) == 1 else 'are'} being drained"
+    message = f"node{'s' * (len(drained) != 1)} {', '.join(drained)} {'is' if len(drained) == 1 else 'are'} being drained"
     return Transition(
         transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message)
     )
@@ -238,7 +237,7 @@ def _check_start_timeout(context: _AttemptContext) -> Transition | None:
 
 
 def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: str) -> Transition:
-    """Queue a gang again that was not ready in time, after a backoff; or the end, as maxStartRetries says."""
+    """Requeue a gang that was not ready in time, after a backoff; or fail it after maxStartRetries."""
     now, most, retries = (
         context.observation.now,
         context.job.spec.failure_policy.max_start_retries,
@@ -297,11 +296,11 @@ def _apply_failure_policy(
     reason_and_message: tuple[str, str],
     node: str,
 ) -> Transition:
-    """Restart here, restart elsewhere, or the end: by rule, or because the restarts are used up."""
+    """Restart here, restart elsewhere, or fail: by rule, or because maxRestarts is reached."""
     now, most = context.observation.now, context.job.spec.failure_policy.max_restarts
     reason, message = reason_and_message
     if action == "FailJob":
-        message = f"{message}; a rule of its failurePolicy ends the job"
+        message = f"{message}; a rule of failurePolicy fails the job"
         return Transition(
             transitions.finish(status, FAILED, "FailurePolicy", message, now), ("Warning", "Failed", message)
         )
@@ -316,7 +315,7 @@ def _apply_failure_policy(
             status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)}
         )
     elif cordoned:
-        action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} takes no new pods"
+        action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} accepts no new pods"
     if action != "RestartGang":
         return Transition(transitions.evict(status, action, message, now), ("Warning", action, message))
     delay_s = context.timeouts.backoff(status.restarts)
@@ -333,7 +332,7 @@ def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
 
 
 def _deadlines(context: _AttemptContext) -> dict[str, float]:
-    """When the attempt is out of time, stuck, or late, as far as these can still happen."""
+    """The times of maximum run time, stall timeout and start timeout, as far as they can still happen."""
     spec, status, ends = context.job.spec, context.status, {}
     admitted_at = context.observation.now if status.admitted_at is None else status.admitted_at
     if spec.max_runtime_seconds is not None:

@@ -1,7 +1,7 @@
-"""A job's standard conditions, and the phase and its reason that follow from them.
+"""A job's standard conditions, and the phase and its reason that are derived from them.
 
-Conditions are the truth: reason and message live in them, and everything else that a person sees is derived. A
-transition time moves only when a condition's status does, as Kubernetes has it.
+Reason and message are stored in conditions only. As in Kubernetes a transition time changes only with a condition's
+status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPLETE = "Complete"
 FAILED = "Failed"
 CANCELLED = "Cancelled"
 LOGS_WRITABLE = "LogsWritable"
-"""On one host, of a job that has resources; there only while it is False."""
+"""On one host, of a job that has resources; present only while it is False."""
 
 
 def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition | None:
@@ -31,7 +31,7 @@ def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition 
 
 
 def is_condition_true(status: TrainingJobStatus, condition_type: str) -> bool:
-    """True when the condition is there and True."""
+    """Whether the condition is present and True."""
     condition = find_condition(status, condition_type)
     return condition is not None and condition.status == "True"
 
@@ -39,7 +39,7 @@ def is_condition_true(status: TrainingJobStatus, condition_type: str) -> bool:
 def set_condition(
     status: TrainingJobStatus, condition_type: str, value: bool, reason: str, message: str, now: float
 ) -> TrainingJobStatus:
-    """The status with this condition set and the phase derived anew; the same object when nothing would change."""
+    """The status with this condition set and the phase derived again; the same object if nothing would change."""
     changed = with_condition(status.conditions, condition_type, value, reason, message, now, status.observed_generation)
     return status if changed is status.conditions else with_status_fields(status, {"conditions": changed})
 
@@ -53,7 +53,7 @@ def with_condition(
     now: float,
     generation: int,
 ) -> list[Condition]:
-    """The conditions with this one set, in its old position or last; the same list when nothing would change."""
+    """The conditions with this one set, in its old position or last; the same list if nothing would change."""
     wanted: Literal["True", "False"] = "True" if value else "False"
     position = next((i for i, condition in enumerate(conditions) if condition.type == condition_type), len(conditions))
     old = conditions[position] if position < len(conditions) else None
@@ -77,7 +77,7 @@ def with_condition(
 
 
 def with_status_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
-    """A copy with some fields replaced (not validated: only values of our own go in), phase and reason derived anew."""
+    """A copy with some fields replaced (not validated: for internal values only), phase and reason derived again."""
     changed = status.model_copy(update=dict(fields))
     derived: dict[str, object] = {"phase": phase_of(changed), "reason": reason_of(changed)}
     if derived == {"phase": changed.phase, "reason": changed.reason}:
@@ -102,7 +102,7 @@ def phase_of(status: TrainingJobStatus) -> Phase:
 
 
 def reason_of(status: TrainingJobStatus) -> str:
-    """The reason of the condition that tells most about the phase: why it ended, leaves, starts, waits."""
+    """The reason of the condition that explains the phase: why it ended, is evicted, starts, waits."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     for kind in (COMPLETE, FAILED, CANCELLED, SUSPENDED):
         if kind in true:
@@ -118,8 +118,8 @@ def _condition_reason(status: TrainingJobStatus, condition_type: str) -> str:
 
 
 def is_finished(status: TrainingJobStatus) -> bool:
-    """True once it is decided that the job ends for good: complete, failed or cancelled. Processes of it may still
-    run: see `has_ended`."""
+    """True once it is decided that the job ends: complete, failed or cancelled. Its processes may still run: see
+    `has_terminated`."""
     return (
         is_condition_true(status, COMPLETE) or is_condition_true(status, FAILED) or is_condition_true(status, CANCELLED)
     )
@@ -131,10 +131,10 @@ def has_terminated(status: TrainingJobStatus) -> bool:
 
 
 def is_admitted(status: TrainingJobStatus) -> bool:
-    """True while the gang has a placement, being torn down included."""
+    """True while the gang has a placement, also while it is being torn down."""
     return is_condition_true(status, ADMITTED)
 
 
 def is_evicting(status: TrainingJobStatus) -> bool:
-    """True while an admitted gang is torn down in order to be queued again."""
+    """True while an admitted gang is torn down in order to be requeued."""
     return is_condition_true(status, ADMITTED) and is_condition_true(status, EVICTED)

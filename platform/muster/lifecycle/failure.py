@@ -1,7 +1,7 @@
-"""What went wrong with an attempt, and what follows from it.
+"""The cause of a failed attempt, and what follows from it.
 
-The cause of a gang's end is its earliest failing container: the others fail because of it. Node loss, eviction and
-resize are never failures. A node is blamed only by evidence that tells it from the others.
+The cause is the gang's earliest failing container: the others fail because of it. Node loss, eviction and resize are
+never failures. A node is excluded only if evidence distinguishes it from the others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _INFRASTRUCTURE_REASONS = frozenset({"Preempting", "Shutdown", "Terminated", "No
 
 
 def first_failed_pod(pods: Iterable[PodView]) -> PodView | None:
-    """The pod that failed earliest; None when none has ended so. One of which a rank has failed while others of it
-    still end may be the cause, too: it takes pods along that end before it does."""
+    """The pod that failed earliest; None if none has. A pod of which one rank has failed while other ranks still end
+    counts as well: it may have caused failures of pods that end before it."""
     pods = tuple(pods)
     if all(pod.phase != "Failed" for pod in pods):
         return None
@@ -37,12 +37,12 @@ def _failed_at(pod: PodView) -> float | None:
 
 
 def is_infrastructure_failure(pod: PodView) -> bool:
-    """True when the kubelet or a foreign pod ended it, not the job: it counts as a lost pod."""
+    """Whether the kubelet or an unmanaged pod ended it, not the job: it counts as a lost pod."""
     return pod.reason in _INFRASTRUCTURE_REASONS or pod.reason.startswith("OutOf")
 
 
 def matching_action(policy: FailurePolicy, pod: PodView) -> FailureAction | None:
-    """What the first rule says that matches the exit code or the pod's reason; None when no rule does."""
+    """The action of the first rule that matches the exit code or the pod's reason; None if none does."""
     for rule in policy.rules:
         if pod.exit_code is not None and pod.exit_code in rule.on_exit_codes:
             return rule.action
@@ -61,7 +61,7 @@ def to_last_failure(pod: PodView, now: float, timeouts: Timeouts) -> LastFailure
 
 
 def failure_message(pod: PodView) -> str:
-    """For a person: "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
+    """ "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
     ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
 
@@ -69,7 +69,7 @@ def failure_message(pod: PodView) -> str:
 def add_blamed_nodes(
     blamed: list[BlamedNode], nodes: Iterable[str], now: float, timeouts: Timeouts
 ) -> list[BlamedNode]:
-    """The list with these nodes blamed from now on; expired entries leave, the newest are kept."""
+    """The list with these nodes excluded from now on; expired entries are dropped, the newest are kept."""
     fresh = sorted(set(nodes))
     kept = [entry for entry in blamed if entry.until > now and entry.node not in fresh]
     new = [BlamedNode(node=node, until=now + timeouts.blame_ttl_s) for node in fresh]
@@ -82,11 +82,11 @@ _NON_NODE_BLOCKERS = frozenset({"Unschedulable", "Image", "Volume"})
 def nodes_to_blame_for_start(
     unready: Iterable[tuple[str, PodView | None]], ready: Iterable[PodView], *, exceeds_sandbox_timeout: bool
 ) -> list[str]:
-    """Nodes to blame for a start timeout, of the late pods by node (None: never created).
+    """Nodes to exclude after a start timeout, from the late pods by node (None: never created).
 
-    A node where no pod got ready is to blame if pods got ready elsewhere, or, where the timeout was `long_enough` for
-    any node, if it did not even make the sandbox of a pod. What waits for room that a foreign pod took, for an image or
-    for a volume says nothing of its node; neither does a pod that runs and does not get ready, if none did.
+    A node without a ready pod is excluded if pods got ready elsewhere, or, with `exceeds_sandbox_timeout`, if it did
+    not even create the sandbox of a pod. A pod that is unschedulable or waits for an image or a volume is no evidence
+    against its node; nor is a pod that runs without getting ready, if no pod got ready.
     """
     good = {pod.node for pod in ready}
     bad = {
@@ -100,7 +100,7 @@ def nodes_to_blame_for_start(
 
 
 def is_node_lost(node: NodeView | None, now: float, timeouts: Timeouts) -> bool:
-    """True when what ran on the node cannot run any more: deleted, out of service, or unknown for too long."""
+    """Whether pods of the node can no longer be running: deleted, out of service, or unknown for too long."""
     if node is None or node.out_of_service:
         return True
     return (
@@ -111,10 +111,10 @@ def is_node_lost(node: NodeView | None, now: float, timeouts: Timeouts) -> bool:
 
 
 def shared_blamed_nodes(blamed: Mapping[str, Iterable[BlamedNode]], now: float, node_count: int) -> dict[str, float]:
-    """Nodes that no job should start on, each until when: two jobs failed there within 10 minutes. By job uid.
+    """Nodes to exclude for all jobs, each until when: two jobs failed there within 10 minutes. `blamed` is by job uid.
 
-    None, where that were more than half of all `nodes`: what fails everywhere, as in an outage of the pod network, is
-    not the fault of single nodes, and an hour without the cluster would follow.
+    None if that were more than half of all nodes: a failure everywhere, such as an outage of the pod network, is not
+    caused by single nodes, and would make the cluster unusable for an hour.
     """
     ends: dict[str, list[float]] = {}
     for entries in blamed.values():

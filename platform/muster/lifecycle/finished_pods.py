@@ -1,7 +1,7 @@
-"""Which pods of a running gang have done their work, durably.
+"""Records which pods of a running gang have completed.
 
-Pods that have ended may be deleted while the others run on: a cluster bounds how many it keeps. Without a record such a
-pod would look lost, and the gang would start again from its last checkpoint.
+Pods that have ended may be deleted while the others run: a cluster limits how many it keeps. Without a record such a
+pod would look lost, and the gang would restart from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PodSlotKey = tuple[str, int]
 
 
 def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
-    """The pods of the present attempt that are known to have exited with 0 by themselves."""
+    """The pods of the present attempt that are recorded to have exited with 0 by themselves."""
     ranges = ((part.role, index_range(run)) for part in status.finished_pods for run in part.indexes.split(","))
     return frozenset((role, index) for role, indexes in ranges for index in indexes)
 
@@ -30,13 +30,13 @@ def newly_finished_pods(status: TrainingJobStatus, pods: Iterable[PodView]) -> l
         for pod in pods
         if pod.attempt == status.attempt
         and pod.phase == "Succeeded"
-        and not pod.deleting  # or it may have been told to end
+        and not pod.deleting  # otherwise it may have been stopped
         and (pod.role, pod.index) not in known
     ]
 
 
 def to_finished_pods(keys: Iterable[PodSlotKey]) -> list[FinishedPods]:
-    """As a status has it: by role, indexes run-length coded."""
+    """The status form: by role, indexes run-length coded."""
     roles: dict[str, list[int]] = {}
     for role, index in sorted(keys):
         roles.setdefault(role, []).append(index)

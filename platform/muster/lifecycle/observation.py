@@ -1,4 +1,4 @@
-"""What the lifecycle can see of a job, and what it answers."""
+"""Input and output of the lifecycle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from muster.cluster import Heartbeat, NodeView, PodView, Write
 from muster.spec import TrainingJob, TrainingJobStatus
 
 ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
-"""Phases in which a pod takes up room."""
+"""Phases in which a pod takes capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What can be seen of a job from outside. `nodes` is by name; `queue_deleted`: its queue is being deleted."""
+    """What is observed of a job. `nodes` is by name; `queue_deleted`: its queue is being deleted."""
 
     now: float
     pods: tuple[PodView, ...] = ()
@@ -25,10 +25,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """The job's new status (the same object when nothing changed) and, once that is written, what to do in order.
-
-    `wake_at`: when to ask again although nothing changed; None when only a change can matter.
-    """
+    """The job's new status (the same object if nothing changed) and, once that is written, what to do in order.
+    `wake_at`: when to reconcile again although nothing changed; None if only a change can matter."""
 
     status: TrainingJobStatus
     writes: tuple[Write, ...] = ()
@@ -36,7 +34,8 @@ class ReconcileResult:
 
 
 def role_grace_period_s(job: TrainingJob, role: str) -> float:
-    """Seconds between SIGTERM and SIGKILL for pods of the role; the longest of all for a role that is no more."""
+    """Seconds between SIGTERM and SIGKILL for pods of the role; the longest of all roles for a role that was
+    removed."""
     for part in job.spec.roles:
         if part.name == role:
             return float(part.template.spec.termination_grace_period_seconds)
@@ -44,5 +43,5 @@ def role_grace_period_s(job: TrainingJob, role: str) -> float:
 
 
 def max_grace_period_s(job: TrainingJob) -> float:
-    """The longest grace of any role, in seconds."""
+    """The longest grace period of any role, in seconds."""
     return float(max(part.template.spec.termination_grace_period_seconds for part in job.spec.roles))

@@ -1,7 +1,7 @@
 """Placements: the planner's form, the run-length form of a status, and the pods that follow from it.
 
-A pod's name follows from the job's name and uid, the role, the index and the attempt, so that creating it twice is
-noticed by whoever keeps the pods, and a pod of an older attempt can never be taken for a new one.
+A pod's name is derived from the job's name and uid, the role, the index and the attempt, so that creating it twice is
+detected, and a pod of an older attempt is never taken for a new one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.spec import NodePods, RolePlacementStatus, TrainingJobSpec
 
 @dataclass(frozen=True, slots=True)
 class PodSlot:
-    """Where one pod of a gang belongs."""
+    """Role, index and node of one pod of a gang."""
 
     role: str
     index: int
@@ -46,7 +46,7 @@ def to_status(placement: Placement) -> list[RolePlacementStatus]:
 
 
 def from_status(placement: Iterable[RolePlacementStatus]) -> Placement:
-    """The planner's form of what a status says."""
+    """The planner's form of a status's placement."""
     return tuple(
         RolePlacement(
             role=part.role, flavor=part.flavor, nodes=tuple((s.node, len(index_range(s.indexes))) for s in part.nodes)
@@ -72,7 +72,7 @@ def pod_count(placement: Iterable[RolePlacementStatus]) -> int:
 
 
 def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[str]) -> list[RolePlacementStatus]:
-    """What is left of a placement when some nodes are gone, indexes dense again; roles without a pod drop out."""
+    """A placement without some nodes, indexes dense again; roles without a pod are dropped."""
     left = tuple(
         RolePlacement(part.role, part.flavor, tuple(pair for pair in part.nodes if pair[0] not in excluded))
         for part in from_status(placement)
@@ -81,7 +81,7 @@ def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[
 
 
 def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple[str, int]]) -> Placement:
-    """Where these pods are, by role and index, in the planner's form."""
+    """The part of a placement with these pods, by role and index, in the planner's form."""
     parts: dict[tuple[str, str], dict[str, int]] = {}
     for seat in pod_slots(placement):
         if (seat.role, seat.index) in pods:
@@ -91,7 +91,7 @@ def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple
 
 
 def matches_spec(placement: Iterable[RolePlacementStatus], spec: TrainingJobSpec) -> bool:
-    """Whether the spec still has every role of a placement, lets it have as many pods, and on that flavor."""
+    """Whether the spec still has every role of a placement, allows as many pods, and allows that flavor."""
     roles = {role.name: role for role in spec.roles}
     for part in from_status(placement):
         role = roles.get(part.role)
@@ -104,7 +104,7 @@ def matches_spec(placement: Iterable[RolePlacementStatus], spec: TrainingJobSpec
 
 
 def describe(placement: Iterable[RolePlacementStatus]) -> str:
-    """For a person: "4 pods on 2 nodes of h200"."""
+    """ "4 pods on 2 nodes of h200"."""
     parts = list(placement)
     pods = pod_count(parts)
     nodes = {share.node for part in parts for share in part.nodes}

@@ -1,8 +1,8 @@
-"""What becomes of one job now: from the job, its pods and the time to its new status and what to do, in order.
+"""Reconciles one job: from the job, its pods and the time to its new status and writes, in order.
 
-The question is asked again whenever something about the job changes, and at `wake_at`. Nothing is remembered between
-two answers, so it does not matter which engine asks, nor how often: asking again after everything was carried out
-changes nothing, and asking again after a crash finishes what was begun.
+Called whenever something about the job changes, and at `wake_at`. It keeps no state, so it does not matter which engine
+calls it, nor how often: a second call after everything was applied changes nothing, and a call after a crash completes
+what was begun.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _GC_FINALIZERS = ("foregroundDeletion", "orphan")
 
 
 def reconcile_job(job: TrainingJob, observation: Observation, timeouts: Timeouts) -> ReconcileResult:
-    """The job's next status and actions."""
+    """The job's next status and writes."""
     return _JobReconciler(job, observation, timeouts).reconcile()
 
 
 class _JobReconciler:
-    """One answer in the making: the status so far, the actions, the times to wake up at."""
+    """The result while it is computed: the status so far, the writes, the times to reconcile again."""
 
     def __init__(self, job: TrainingJob, observation: Observation, timeouts: Timeouts) -> None:
         self.job = job
@@ -97,7 +97,7 @@ class _JobReconciler:
             self.final_writes.append(RemoveJob(self.job.metadata.uid))
 
     def _finish_deleted(self) -> None:
-        """End a deleted job that finalizers keep in the cluster after its pods are gone."""
+        """Finish a deleted job that finalizers keep in the cluster after its pods are gone."""
         now = self.observation.now
         finalizers = [one for one in self.job.metadata.finalizers if one not in _GC_FINALIZERS]
         if not finalizers:
@@ -109,7 +109,7 @@ class _JobReconciler:
             self.status = with_status_fields(self.status, {"finished_at": now})
 
     def _check_completion(self) -> None:
-        """Before anything that is asked of the job: who cancels or suspends it cannot know yet that it is through."""
+        """Before spec.cancel and spec.suspend: a user who sets them cannot know yet that the job has completed."""
         if is_admitted(self.status) and not is_finished(self.status):
             ruling = evaluate_completion(self.job, self.status, self.observation, self.timeouts)
             if ruling is not None:
@@ -142,8 +142,8 @@ class _JobReconciler:
             self._record_event(*transition.event)
 
     def _clean_up_finished(self) -> None:
-        """Stop what still runs; the job has finished once nothing does. Keep ended pods for their logs until the job
-        itself goes."""
+        """Stop running pods; the job has terminated once none is left. Keep ended pods for their logs until the job is
+        removed."""
         alive = [pod for pod in self.observation.pods if pod.phase in ACTIVE_POD_PHASES]
         self._delete_pods(alive)
         if not alive and self.status.finished_at is None:
@@ -166,7 +166,7 @@ class _JobReconciler:
         self._wait_in_queue()
 
     def _retained_capacity(self) -> list[RolePlacementStatus]:
-        """What a gang keeps while its lost nodes are replaced: its places on nodes that are still good."""
+        """What a gang retains while its lost nodes are replaced: its placement on nodes that are still good."""
         places = retained_placement(self.status, self.job.spec, self.observation.now)
         names = {share.node for part in places for share in part.nodes}
         views = {name: self.observation.nodes.get(name) for name in names}
@@ -174,7 +174,7 @@ class _JobReconciler:
         return without_nodes(places, frozenset(names - good))
 
     def _create_missing_pods(self) -> None:
-        """Create what is missing of the present attempt, once nothing is left of older ones."""
+        """Create missing pods of the present attempt, once no pod of older ones is left."""
         status, now = self.status, self.observation.now
         stale = [pod for pod in self.observation.pods if pod.attempt != status.attempt]
         self._delete_pods(stale)
@@ -207,11 +207,11 @@ class _JobReconciler:
         self.wake_times.extend(entry.until for entry in status.blamed_nodes)
 
     def _update_checkpoint(self) -> None:
-        """The newest checkpoint goes along with any other news, and on its own at most once a minute; at once where the
-        job's stay is over, since it may not be seen again.
+        """Record the newest checkpoint with any other status change, and otherwise at most once a minute; at once when
+        the job is evicted or ends, since it may not be observed again.
 
-        One that is dated ahead, by a clock that was wrong, counts as of now, and is told once; one that a status dates
-        ahead keeps no other from being told.
+        A checkpoint dated in the future, by a wrong clock, counts as of now and is recorded once; one recorded with a
+        future date does not suppress later ones.
         """
         beat, old, now = self.observation.heartbeat, self.status.last_checkpoint, self.observation.now
         if beat is None or beat.checkpoint_at is None or beat.checkpoint_step is None:
@@ -231,9 +231,10 @@ class _JobReconciler:
             self.wake_times.append(due)
 
     def _update_progress(self) -> None:
-        """How far the present attempt is, where statuses are to tell: as a checkpoint, along with any other news."""
+        """Record the progress of the present attempt, if statuses are to have it: like a checkpoint, with any other
+        change."""
         beat, old, every_s = self.observation.heartbeat, self.status.progress, self.timeouts.progress_refresh_s
-        started_at, attempt = self.job.status.started_at, self.job.status.attempt  # before what is decided just now
+        started_at, attempt = self.job.status.started_at, self.job.status.attempt  # before what was decided just now
         if every_s is None or beat is None or started_at is None or beat.at < started_at:
             return
         if is_finished(self.job.status) or (old is not None and (old.attempt, old.step) == (attempt, beat.step)):
@@ -253,8 +254,8 @@ class _JobReconciler:
             self.wake_times.append(due)
 
     def _update_finished_pods(self) -> None:
-        """Which pods are done while others run on, along with any other news, and on its own after a while: most
-        gangs are whole at their end, and one write tells that."""
+        """Record which pods have completed while others run: with any other change, and otherwise after a while, since
+        most gangs end all at once and need one write only."""
         if not is_admitted(self.status) or is_finished(self.status) or is_evicting(self.status):
             return
         pods = newly_finished_pods(self.status, self.observation.pods)
@@ -268,7 +269,7 @@ class _JobReconciler:
             self.wake_times.append(due)
 
     def _update_scale(self) -> None:
-        """The size of the one elastic role and which pods it has, for whoever scales it by one number."""
+        """The size and pod selector of the one elastic role, for the scale subresource."""
         role = self.job.spec.elastic_role
         size = selector = None
         if role is not None:
@@ -279,7 +280,7 @@ class _JobReconciler:
         if (size, selector) != (self.status.elastic_replicas, self.status.selector):
             self.status = with_status_fields(self.status, {"elastic_replicas": size, "selector": selector})
 
-    # ---- what the steps are made of
+    # ---- helpers of the steps
 
     def _create_pod(self, slot: PodSlot) -> CreatePod:
         meta, attempt = self.job.metadata, self.status.attempt

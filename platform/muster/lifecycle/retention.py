@@ -1,7 +1,7 @@
-"""What a gang keeps of its room when it leaves and comes back: its places on good nodes, under a hold, for a while.
+"""What an evicted gang retains of its capacity to restart soon: its placement on good nodes, nominated for a while.
 
-The hold is written once the last of its pods is gone. Until then its evicted condition tells that there will be one, so
-that nobody is promised that room meanwhile.
+The nomination is written once its last pod is gone. Until then its evicted condition implies it, so that the capacity
+is not given to another gang meanwhile.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from muster.lifecycle.transitions import backoff_s
 from muster.spec import RolePlacementStatus, TrainingJob, TrainingJobSpec, TrainingJobStatus
 
 CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
-"""Evictions after which the gang keeps its good nodes under a hold while the others are replaced."""
+"""Evictions after which the gang retains its good nodes while the others are replaced."""
 
 
 def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:
-    """Where a gang that leaves comes back to: its places, but for nodes that it blames. Empty: it leaves for good.
-
-    Which of these nodes take pods by then nobody knows yet; those that take none are no use to anybody.
-    """
+    """Where an evicted gang restarts: its placement without nodes that it excludes. Empty: it retains nothing. Which of
+    these nodes accept pods by then is not known yet."""
     evicted = find_condition(status, EVICTED)
     if not is_evicting(status) or evicted is None or evicted.reason not in CAPACITY_RETAINING_REASONS:
         return []
@@ -33,12 +31,12 @@ def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: fl
 
 
 def nomination_ttl_s(job: TrainingJob) -> float:
-    """For how long it keeps them, from when it may start again."""
+    """Seconds for which it retains them, from when it may start again."""
     return max_grace_period_s(job) + job.spec.start_timeout_seconds
 
 
 def retained_until(job: TrainingJob, timeouts: Timeouts) -> float:
-    """When that hold ends at the latest, of a gang that leaves and whose pods stop within their grace."""
+    """When that nomination ends at the latest, for an evicted gang whose pods stop within their grace period."""
     evicted = find_condition(job.status, EVICTED)
     assert evicted is not None
     delay_s = backoff_s(job.status, evicted.reason, timeouts)

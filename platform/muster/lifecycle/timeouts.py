@@ -1,4 +1,4 @@
-"""How patient the lifecycle is. The defaults are those of the documentation; tests and simulations shorten them."""
+"""Timeouts of the lifecycle. The defaults are those of the documentation; tests and simulations shorten them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Timeouts:
 
     backoff_s: float = 5.0
     backoff_max_s: float = 300.0
-    max_node_losses: int = 10  # in a job's life; one more fails it
-    force_delete_after_s: float = 300.0  # a node unknown for so long is given up, its pods forgotten
-    blame_ttl_s: float = 3600.0  # a job avoids a blamed node for so long
+    max_node_losses: int = 10  # per job; one more fails it
+    force_delete_after_s: float = 300.0  # a node unknown for this long is lost, its pods are forgotten
+    blame_ttl_s: float = 3600.0  # a job excludes a node after a failure for this long
     max_blamed_nodes: int = 10
-    sandbox_timeout_s: float = 60.0  # in which any healthy node has made the sandbox of a pod
-    checkpoint_refresh_s: float = 60.0  # newest checkpoint into the status at most this often
-    progress_refresh_s: float | None = None  # how far a job is into the status at most this often; None: never
-    finished_pods_delay_s: float = 5.0  # until it is written that pods of a gang are done while others run on
+    sandbox_timeout_s: float = 60.0  # by then any healthy node has created the sandbox of a pod
+    checkpoint_refresh_s: float = 60.0  # the newest checkpoint is written to the status at most this often
+    progress_refresh_s: float | None = None  # progress is written to the status at most this often; None: never
+    finished_pods_delay_s: float = 5.0  # delay until completed pods of a running gang are recorded
     log_tail_bytes: int = 4096
 
     def backoff(self, restarts: int) -> float:

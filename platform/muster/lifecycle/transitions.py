@@ -1,7 +1,7 @@
-"""The moves a job can make, each one a function from status to status.
+"""The transitions of a job, each a function from status to status.
 
-A move is one durable write: everything that later steps need in order to go on after a crash is in the status that it
-returns. `attempt` counts up whenever pods of the present one must never be taken for the job's pods again.
+A transition is one durable write: the status that it returns has everything that later steps need to continue after a
+crash. `attempt` increases whenever pods of the present attempt must never be taken for the job's pods again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from muster.spec import EvictionStatus, NominationStatus, RolePlacementStatus, T
 
 
 def waiting_since(status: TrainingJobStatus, now: float) -> float:
-    """Since when a job that is not admitted has waited this time: since its submit, the end of its last stay, or its
-    resume. `now` where it has not begun to."""
+    """Since when a job that is not admitted has waited: its submission, the end of its last admission, or its resume.
+    `now` if it is not waiting yet."""
     ended = (find_condition(status, kind) for kind in (ADMITTED, SUSPENDED))
     begins = [part.last_transition_time for part in ended if part is not None and part.status == "False"]
     return max([now if status.submitted_at is None else status.submitted_at, *begins])
 
 
 def admit(status: TrainingJobStatus, placement: Placement, now: float) -> TrainingJobStatus:
-    """Give the gang its place: a new stay begins. Its pods may be created once this is written."""
+    """Admit the gang at a placement. Its pods may be created once this is written."""
     places = to_status(placement)
     fields = {
         "placement": places,
@@ -59,13 +59,13 @@ def admit(status: TrainingJobStatus, placement: Placement, now: float) -> Traini
 
 
 def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> TrainingJobStatus:
-    """Say why the gang waits, and its place in the queue."""
+    """Set why the gang waits, and its position in the queue."""
     fields = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
     return set_condition(with_status_fields(status, fields), ADMITTED, False, decision.reason, decision.message, now)
 
 
 def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:
-    """Promise room to the gang before anyone leaves for it."""
+    """Nominate capacity for the gang before any victim is evicted."""
     hold = NominationStatus(
         placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
     )
@@ -73,14 +73,14 @@ def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus
 
 
 def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Give the promised room back."""
+    """Withdraw the nomination."""
     return status if status.nomination is None else with_status_fields(status, {"nomination": None})
 
 
 def evict(
     status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
 ) -> TrainingJobStatus:
-    """Begin to tear an admitted gang down; once its pods are gone it is queued again. Never a failure."""
+    """Begin to tear an admitted gang down; once its pods are gone it is requeued. Never a failure."""
     status = with_status_fields(status, {"eviction": eviction})
     return set_condition(status, EVICTED, True, reason, message, now)
 
@@ -92,8 +92,8 @@ def requeue(
     retained: list[RolePlacementStatus],
     nomination_ttl_s: float,
 ) -> TrainingJobStatus:
-    """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
-    when it may start again.
+    """End the admission: all pods are gone, the gang waits again. `retained` is nominated for it, for
+    `nomination_ttl_s` from when it may start again.
 
     Some evictions are followed by a backoff (see `backoff_s`).
     """
@@ -102,7 +102,7 @@ def requeue(
     message = evicted.message if evicted is not None else ""
     delay_s = backoff_s(status, reason, timeouts)
     requeue_after = now + delay_s if delay_s > 0 else None
-    starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
+    starts_at = now if requeue_after is None else requeue_after  # not before: the nomination must not expire until then
     hold = (
         NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
     )
@@ -116,14 +116,14 @@ START_TIMEOUT: Final = "StartTimeout"
 
 
 def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> float:
-    """Seconds that a gang waits after its eviction for this reason: the longer, the more often it happened."""
+    """Seconds that a gang waits after an eviction for this reason; increases with each repetition."""
     if reason == START_TIMEOUT:
         return timeouts.backoff(status.start_retries)
     return timeouts.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
 
 
 def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
-    """Start the whole gang anew on its own nodes after `delay_s`; the stay goes on."""
+    """Restart the whole gang on its nodes after `delay_s`; it stays admitted."""
     fields: dict[str, object] = {
         "attempt": status.attempt + 1,
         "started_at": None,
@@ -138,7 +138,7 @@ def restart(status: TrainingJobStatus, reason: str, message: str, now: float, de
 def resize(
     status: TrainingJobStatus, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None
 ) -> TrainingJobStatus:
-    """Restart the gang on `placement`, at once after its present pods are gone; the stay goes on, nothing failed."""
+    """Restart the gang on `placement`, once its present pods are gone; it stays admitted, nothing failed."""
     places = to_status(placement)
     message = describe(places)
     status = restart(status, "Resizing", f"{reason}: restarts with {message}", now, 0.0)
@@ -162,14 +162,14 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
 
 
 def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
-    """Back into the queue at its old place."""
+    """Requeue at its old position."""
     status = set_condition(status, SUSPENDED, False, "Resumed", "", now)
     return set_condition(status, ADMITTED, False, "Resumed", "", now)
 
 
 def finish(status: TrainingJobStatus, condition_type: str, reason: str, message: str, now: float) -> TrainingJobStatus:
-    """Decide that the job ends for good; `kind` is Complete, Failed or Cancelled, and its condition tells since when.
-    It has ended once its last process has, which may take its grace. The placement stays as a record."""
+    """Decide that the job ends; `kind` is Complete, Failed or Cancelled, and its condition has the time. It has
+    terminated once its last process has ended, which may take its grace period. The placement is kept as a record."""
     assert condition_type in (COMPLETE, FAILED, CANCELLED)
     fields = {
         "nomination": None,
@@ -202,6 +202,6 @@ def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -
 
 
 def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
-    """Of the attempts up to the present one, which ends now."""
+    """Run time of all attempts up to the present one, which ends now."""
     present = 0.0 if status.started_at is None else max(0.0, now - status.started_at)
     return status.ran_seconds + round(present)

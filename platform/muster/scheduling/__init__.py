@@ -1,8 +1,8 @@
-"""Who starts, where, and who waits for what: `plan(snapshot, memo, policy)`.
+"""The planner: which gangs start, where, and why the others wait: `plan(snapshot, cache, policy)`.
 
 from muster.scheduling import plan
 result = plan(snapshot)
-result = plan(next_snapshot, result.memo)   # the same decisions as without the memo, sooner
+result = plan(next_snapshot, result.cache)   # the same decisions as without the cache, faster
 """
 
 from muster.scheduling.cycle import PlanResult, plan

@@ -56,9 +56,9 @@ def queue_order(
     policy: Policy,
     skip_rejected: SkipRejected,
 ) -> QueueOrder:
-    """The queue order of a policy, of all pending gangs without those already decided (`spoken`).
+    """The queue order of a policy, of all pending gangs without those already `decided`.
 
-    `pass_over` rejects gangs at the end of a list, up to a position, whose turns would have no effect, and returns
+    `skip_rejected` rejects gangs at the end of a list, up to a position, whose turns would have no effect, and returns
     whether it ended at one whose turn has: in a fair order they go together with the gang before them.
     """
     if policy.order == "fair":

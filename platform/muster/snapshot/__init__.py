@@ -1,6 +1,6 @@
-"""How objects become the planner's world: nodes of one flavor each, gangs, what runs, what is held.
+"""Converts observed objects into the planner's snapshot: nodes of one flavor each, gangs, running gangs, nominations.
 
-Pure. `build` keeps the identity of everything that did not change, which is what makes planning cheap.
+Pure. `build_snapshot` keeps the identity of everything that did not change, which makes planning cheap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""From the world to the planner's snapshot, looking only at what changed.
+"""Builds the planner's snapshot from the observed state, reading only what changed.
 
-The planner finds differences by identity. So whatever comes out equal to last time is handed out as the very object of
-last time, and what went in unchanged is not looked at again: when one job of thousands changed, that costs one
-job's work and a walk over the list.
+The planner finds differences by identity. So a result equal to the last one is returned as the same object, and
+unchanged input is not read again: one changed job of thousands costs one job's work and a walk over the list.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _MAX_SPECS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """A snapshot, and what was found on the way to it.
+    """A snapshot, and what was found while building it.
 
-    `refused`: jobs that the planner does not see, and why. `wake_at`: when it would differ by time alone.
+    `refused`: jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone.
     """
 
     snapshot: Snapshot
@@ -56,7 +55,7 @@ class _CachedNode:
 
 @dataclass(slots=True)
 class SnapshotCache:
-    """What the last snapshot was made from. Mutable, and of use to `build` alone; an empty one is always right."""
+    """What the last snapshot was built from. Mutable, used by `build_snapshot` only; an empty one is always valid."""
 
     observed_nodes: tuple[NodeView, ...] | None = None
     flavor_key: tuple[object, ...] = ()
@@ -92,7 +91,7 @@ def build_snapshot(
     usage: tuple[DecayedUsage, ...] = (),
     updated_jobs: Mapping[str, spec.TrainingJob] = MappingProxyType({}),
 ) -> BuildResult:
-    """The snapshot of a world. `newest` has jobs, by uid, that are about to be written and count already."""
+    """The snapshot of the observed state. `newest` has jobs, by uid, that are about to be written and count already."""
     _update_nodes(state, cache)
     _update_queues(state, cache)
     _update_jobs(state, cache, updated_jobs)
@@ -151,7 +150,7 @@ def _update_queues(state: ObservedState, cache: SnapshotCache) -> None:
 
 
 def _update_jobs(state: ObservedState, cache: SnapshotCache, updated_jobs: Mapping[str, spec.TrainingJob]) -> None:
-    """Bring what is known of the jobs up to date: those that changed, those whose time has come, or all."""
+    """Update what is known of the jobs: those that changed, those whose timer is due, or all."""
     around = cache.context
     everyone = _job_context(state, cache) is not around
     difference = cache.changes.diff(state.jobs, state.pods, state.pod_rejections)
@@ -203,7 +202,7 @@ def _set_or_remove(entries: dict[str, T], uid: str, value: T | None) -> None:
 
 
 def _job_context(state: ObservedState, cache: SnapshotCache) -> JobContext:
-    """What jobs depend on beside themselves; when it changed, every job is looked at anew."""
+    """What all jobs depend on; when it changed, every job is converted again."""
     around = cache.context
     if (
         around is not None
@@ -224,7 +223,7 @@ def _job_context(state: ObservedState, cache: SnapshotCache) -> JobContext:
 
 
 class _AllowedNamespaces(dict[tuple[str, str], bool]):
-    """Whether a namespace may use a queue, worked out when first asked."""
+    """Whether a namespace may use a queue, computed at the first use."""
 
     def __init__(self, queues: tuple[spec.Queue, ...], namespaces: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
@@ -261,23 +260,23 @@ def _read_job(
 
 
 def _roles(job_spec: spec.TrainingJobSpec, cache: SnapshotCache) -> tuple[model.Role, ...]:
-    """The roles of a spec, worked out once for all jobs that share it."""
+    """The roles of a spec, computed once for all jobs that share it."""
     written, roles = cache.roles_by_spec.get(id(job_spec), (None, ()))
-    if written is not job_spec:  # the entry keeps the spec, so that nothing else has its identity
+    if written is not job_spec:  # the entry holds the spec, so that its id is not reused
         roles = to_roles(job_spec)
         if len(cache.roles_by_spec) >= _MAX_SPECS:
-            cache.roles_by_spec.clear()  # only costs working them out again
+            cache.roles_by_spec.clear()  # dropping entries only costs computing them again
         cache.roles_by_spec[id(job_spec)] = (job_spec, roles)
     return roles
 
 
 def _reuse_equal(old: T | None, new: T) -> T:
-    """The old object when it equals the new one."""
+    """The old object if it equals the new one."""
     return old if old is not None and old == new else new
 
 
 def _reuse_tuple(new: Iterable[T], old: tuple[T, ...]) -> tuple[T, ...]:
-    """A tuple of the new items; the old tuple when it holds the very same objects."""
+    """A tuple of the new items; the old tuple if it has the same objects."""
     items = tuple(new)
     return old if _same_objects(items, old) else items
 

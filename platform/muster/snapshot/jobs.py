@@ -1,7 +1,7 @@
-"""One job as the planner sees it: a gang that waits, one that takes up room, room held for it, or nothing at all.
+"""One job as the planner sees it: a pending gang, a running one, a nomination, or nothing.
 
-Suspended, finished, cancelled and backing-off jobs do not wait for the planner, nor does one whose old pods are still
-there. A job whose queue is missing or closed to its namespace, or whose PriorityClass is missing, gets its `Wait` here.
+Suspended, finished, cancelled and backing-off jobs are not pending, nor is a job with pods of an old attempt. A job
+whose queue is missing or does not admit its namespace, or whose PriorityClass is missing, gets its `Wait` here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ from muster.validation import invalid_dependency
 
 NEVER = float("inf")
 _SLOT = Resources.of({"pods": 1})
-_MAX_TERMINATING_AMOUNT = (
-    2**56
-)  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
-_TIMEOUTS = Timeouts()  # for how long room is kept is a guess until the hold is written, whatever the engine's own are
+_MAX_TERMINATING_AMOUNT = 2**56  # of anything, by one gang: pods created by other tools may request more than their job
+_TIMEOUTS = Timeouts()  # how long capacity is retained is an estimate until the nomination is written
 
 
 @dataclass(frozen=True, slots=True)
 class JobProjection:
-    """At most one of `waiting`, `running` and `refused` is set. `until`: when the view may change by time alone."""
+    """At most one of `pending`, `running` and `refused` is set. `until`: when it may change by time alone."""
 
     pending: Gang | None = None
     running: RunningGang | None = None
@@ -50,7 +48,7 @@ class JobProjection:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job's view depends on beside the job: changes seldom."""
+    """What a job's projection depends on beside the job: changes rarely."""
 
     flavor_of: Mapping[str, str]  # by node
     queues: Mapping[str, spec.Queue]
@@ -62,7 +60,7 @@ class JobContext:
 def project_job(
     job: spec.TrainingJob, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang
 ) -> JobProjection:
-    """The job now; `gang` is what `to_gang` made of it."""
+    """The projection of a job now; `gang` is the result of `to_gang`."""
     status = job.status
     hold = _nomination(job, gang, now)
     hold_until = NEVER if hold is None else hold.expires_at
@@ -88,7 +86,7 @@ def project_job(
 def to_gang(
     job: spec.TrainingJob, now: float, priority_classes: Mapping[str, int], roles: tuple[model.Role, ...]
 ) -> Gang:
-    """The gang of a job; `roles` is what `to_roles` made of its spec."""
+    """The gang of a job; `roles` is the result of `to_roles` for its spec."""
     meta, wanted, status = job.metadata, job.spec, job.status
     priority = priority_of(wanted, priority_classes)
     return Gang(
@@ -108,12 +106,12 @@ def to_gang(
 
 
 def priority_of(job_spec: spec.TrainingJobSpec, classes: Mapping[str, int]) -> int | None:
-    """The priority that counts: the job's own, or the value of its PriorityClass. None: there is no such class."""
+    """The effective priority: the job's own, or the value of its PriorityClass. None: the class does not exist."""
     return job_spec.priority if job_spec.priority_class_name is None else classes.get(job_spec.priority_class_name)
 
 
 def to_roles(job_spec: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
-    """The roles of a gang, each with what one of its pods asks for."""
+    """The roles of a gang, each with the request of one of its pods."""
     requests = [pod_request(role.template.spec) for role in job_spec.roles]
     most = max_amount_per_pod((role.replicas, request) for role, request in zip(job_spec.roles, requests, strict=True))
     return tuple(
@@ -133,14 +131,14 @@ def to_roles(job_spec: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
 
 
 def namespace(job: spec.TrainingJob) -> str:
-    """The job's namespace; `default` when it names none."""
+    """The job's namespace; `default` if it names none."""
     return job.metadata.namespace or "default"
 
 
 def _running_gang(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang, now: float) -> RunningGang:
     status = job.status
     roles = {role.name for role in gang.roles}
-    # Who edits roles away under an admitted gang has it torn down; what its pods asked for nobody knows any more.
+    # A gang whose roles were removed while it was admitted is evicted; the requests of those pods are unknown.
     placement = tuple(part for part in from_status(status.placement) if part.role in roles)
     stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in ACTIVE_POD_PHASES]
     taken = _with_stale_pods(placement, stale) if stale else placement
@@ -162,7 +160,7 @@ def _running_gang(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang, no
 
 
 def _with_stale_pods(placement: Placement, stale: Iterable[PodView]) -> Placement:
-    """The placement, larger where pods of an older attempt still sit outside of it."""
+    """The placement, extended by pods of an older attempt on other nodes."""
     counts: dict[str, dict[str, int]] = {}
     for pod in stale:
         nodes = counts.setdefault(pod.role, {})
@@ -182,8 +180,7 @@ def _with_stale_nodes(part: RolePlacement, stale: Mapping[str, int]) -> RolePlac
 
 
 def _remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
-    """Pods that still take up room, by role and flavor, and the gang that they are. A node that is no more has none to
-    take."""
+    """Pods that still take capacity, by role and flavor, as a gang. Pods on deleted nodes take none."""
     here = [pod for pod in pods if pod.phase in ACTIVE_POD_PHASES and pod.node in flavor_of]
     gang, role_of = _with_actual_requests(here, gang)
     counts: dict[tuple[str, str], dict[str, int]] = {}
@@ -194,10 +191,10 @@ def _remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str,
 
 
 def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, str]]:
-    """The gang with roles that ask for what these pods ask for, and the role of each pod, by name.
+    """The gang with roles that have the requests of these pods, and the role of each pod, by name.
 
-    A gang that is not admitted may be edited while its old pods stop: its roles are others then than those of its
-    pods. And what admission plugins added to a pod is in no role.
+    A gang that is not admitted may be edited while its old pods terminate, so its roles differ from those of its pods;
+    and admission plugins may have changed the requests of pods.
     """
     now = {role.name: role.request for role in gang.roles}
     asked = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
@@ -209,7 +206,7 @@ def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Ma
     names: dict[tuple[str, Resources], str] = {}
     roles: list[model.Role] = []
     for (role, request), size in sorted(sizes.items(), key=lambda entry: (entry[0][0], entry[0][1].items)):
-        name = names[role, request] = f"{role}.{len(roles)}"  # one role's pods may differ; no role has a dot
+        name = names[role, request] = f"{role}.{len(roles)}"  # pods of one role may differ; no role name has a dot
         roles.append(model.Role(name, size, size, request))
     return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, asked[pod.name]] for pod in pods}
 

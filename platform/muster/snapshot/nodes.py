@@ -1,7 +1,7 @@
-"""Which kind of node a node is, and where it stands in the flavor's topology.
+"""The flavor of a node, and its position in the flavor's topology.
 
-A node that matches two flavors belongs to neither: counting it twice would oversubscribe it, and choosing one of them
-would surprise somebody. The flavors say so in a condition.
+A node that matches two flavors belongs to neither: counting it twice would oversubscribe it, and choosing one would be
+arbitrary. A condition of the flavors reports it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def to_node(view: NodeView, flavors: Sequence[spec.Flavor]) -> model.NodeInfo:
 
 
 def domains(labels: Mapping[str, str], levels: Sequence[spec.TopologyLevel]) -> tuple[str, ...]:
-    """One name a level, widest first, each the path to it; empty from the first level on whose label is missing."""
+    """One name per level, widest first, each the path to it; empty from the first level on whose label is missing."""
     path, names, broken = "", [], False
     for level in levels:
         value = labels.get(level.node_label, "")
@@ -55,7 +55,7 @@ def to_flavor(flavor: spec.Flavor) -> model.FlavorInfo:
 
 
 def flavor_overlaps(views: Sequence[NodeView], flavors: Sequence[spec.Flavor]) -> dict[str, str]:
-    """By flavor, a sentence that names the nodes it loses because another flavor matches them too."""
+    """By flavor, a sentence with the nodes it loses because another flavor matches them too."""
     found: dict[str, dict[str, list[str]]] = {}
     for view in views:
         names = matching_flavors(view, flavors)

@@ -8,7 +8,7 @@ from muster.validation.quota_tree import quotas_of
 
 
 def to_queue(queue: spec.Queue, verdict: QueueReadiness) -> model.QueueInfo:
-    """One queue; an inactive one keeps its place in the tree, since what runs in it stays charged."""
+    """One queue; an inactive one stays in the tree, since its running jobs are still charged."""
     return model.QueueInfo(
         name=queue.metadata.name,
         parent=queue.spec.parent,

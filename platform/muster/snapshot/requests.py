@@ -1,4 +1,4 @@
-"""What pods ask of nodes, in the planner's form."""
+"""Requests, tolerations and affinity of pods in the planner's form."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MATCHES_NO_NODE = (MatchExpression("kubernetes.io/hostname", "In", ()),)
 
 
 def max_amount_per_pod(pods: Iterable[tuple[int, Resources]], total_limit: int = MAX_AMOUNT) -> int:
-    """As how much of anything one pod of a gang may count, so that all its pods, given as (how many, what each asks
-    for), are no more than `together`: sums over a gang can be counted, whatever its pods ask for."""
+    """The largest amount counted for one pod of a gang, so that all its pods, given as (count, request of each), are at
+    most `together`: sums over a gang then fit 64 bits, whatever its pods request."""
     totals: dict[str, int] = {}
     pods = tuple(pods)
     for count, request in pods:
@@ -24,7 +24,7 @@ def max_amount_per_pod(pods: Iterable[tuple[int, Resources]], total_limit: int =
 
 
 def tolerations(raw: list[dict[str, Any]]) -> tuple[NodeToleration, ...]:
-    """Tolerations as the planner sees them; `tolerationSeconds` does not matter for placing."""
+    """Tolerations as the planner sees them; `tolerationSeconds` does not matter for placement."""
     return tuple(
         NodeToleration(
             key=str(entry.get("key") or ""),
@@ -37,11 +37,9 @@ def tolerations(raw: list[dict[str, Any]]) -> tuple[NodeToleration, ...]:
 
 
 def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[MatchExpression, ...], ...]:
-    """The required node affinity as an OR of ANDs; empty when every node will do.
-
-    As in Kubernetes an empty term matches no node. Where all are empty none does, and one term that cannot be met says
-    so: an OR of nothing would be no rule at all.
-    """
+    """The required node affinity as an OR of ANDs; empty if every node is accepted. As in Kubernetes an empty term
+    matches no node. If all terms are empty no node matches: that is expressed by one term that no node satisfies, since
+    an empty OR would accept all nodes."""
     required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return ()
