@@ -76,7 +76,7 @@ class QueueTree:
 def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
     """Everything about the queues that does not depend on usage."""
     index = {queue.name: i for i, queue in enumerate(queues)}
-    parent, trouble = _parents(queues, index)
+    parent, inactive_reason = _parents(queues, index)
     children: list[list[int]] = [[] for _ in queues]
     for child, above in enumerate(parent):
         if above >= 0:
@@ -115,7 +115,8 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
         children=tuple(tuple(c) for c in children),
         path=path,
         inactive_reason=tuple(
-            next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))
+            next((inactive_reason[above] for above in path[q] if inactive_reason[above]), "")
+            for q in range(len(queues))
         ),
         cell_index=cells,
         cell_names=cell_names,
@@ -141,17 +142,17 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
 def _parents(queues: Sequence[QueueInfo], index: dict[str, int]) -> tuple[list[int], list[str]]:
     """Each queue's parent (-1: none) and why it is inactive. Cycles are cut, and their queues admit nothing."""
     parent = [-1 if queue.parent is None else index.get(queue.parent, -1) for queue in queues]
-    trouble = ["" if queue.active else queue.inactive_reason or "it is not active" for queue in queues]
+    inactive_reason = ["" if queue.active else queue.inactive_reason or "it is not active" for queue in queues]
     for q, queue in enumerate(queues):
         if queue.parent is not None and queue.parent not in index:
-            trouble[q] = trouble[q] or f"its parent {queue.parent} does not exist"
+            inactive_reason[q] = inactive_reason[q] or f"its parent {queue.parent} does not exist"
     for q in range(len(queues)):
         seen, at = {q}, parent[q]
         while at >= 0 and at not in seen:
             seen.add(at)
             at = parent[at]
         if at == q:
-            trouble[q] = trouble[q] or "it is in a cycle of parents"
+            inactive_reason[q] = inactive_reason[q] or "it is in a cycle of parents"
     for q in range(len(queues)):
         seen, at = {q}, q
         while parent[at] >= 0:
@@ -160,7 +161,7 @@ def _parents(queues: Sequence[QueueInfo], index: dict[str, int]) -> tuple[list[i
                 break
             at = parent[at]
             seen.add(at)
-    return parent, trouble
+    return parent, inactive_reason
 
 
 def _path(queue: int, parent: Sequence[int]) -> tuple[int, ...]:

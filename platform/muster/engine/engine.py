@@ -96,13 +96,13 @@ class Engine:
         meanwhile, the cycle ends there and another one is due at once.
         """
         assert self._cluster is not None, "Engine.step() needs a cluster; got None"
-        world = self._cluster.observe()
-        round_ = self.reconcile(world)
+        observed = self._cluster.observe()
+        round_ = self.reconcile(observed)
         try:
             self._cluster.apply(round_.writes)
         except Conflict:
             self.recheck()
-            return replace(round_, wake_at=world.now)
+            return replace(round_, wake_at=observed.now)
         except Exception:
             self.recheck()
             raise
@@ -231,17 +231,17 @@ class Engine:
     def _update_wait_statuses(self, updater: StatusUpdater, waits: Mapping[str, Wait], now: float) -> float | None:
         """Write why jobs wait, as often as allowed; return when to do so again."""
         again: float | None = None
-        jobs, drafts, tell = self._incremental.jobs, updater.updates, self._wait_throttle.update
+        jobs, updates, tell = self._incremental.jobs, updater.updates, self._wait_throttle.update
         self._wait_throttle.begin_cycle(waits.values())
         for uid, wait in waits.items():
-            draft = drafts.get(uid)
-            status = jobs[uid].status if draft is None else draft.status
-            told, due = tell(wait, status, now, force=draft is not None and draft.changed)
-            if told is not status:
-                updater.set_wait_status(uid, told)
+            update = updates.get(uid)
+            status = jobs[uid].status if update is None else update.status
+            written, due = tell(wait, status, now, force=update is not None and update.changed)
+            if written is not status:
+                updater.set_wait_status(uid, written)
             if due is not None and (again is None or due < again):
                 again = due
-        for uid in drafts.keys() - waits.keys():
+        for uid in updates.keys() - waits.keys():
             self._wait_throttle.forget(uid)
         return again
 
@@ -259,14 +259,14 @@ class Engine:
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
     """Every status that is written gets the effective priority; except an admission, which may be carried by a pod
     (docs/decisions/0010)."""
-    for draft in updater.updates.values():
-        priority = priority_of(draft.job.spec, classes)
+    for update in updater.updates.values():
+        priority = priority_of(update.job.spec, classes)
         if (
-            priority not in (None, draft.status.priority)
-            and draft.priority is not WritePriority.ADMISSION
-            and draft.changed
+            priority not in (None, update.status.priority)
+            and update.priority is not WritePriority.ADMISSION
+            and update.changed
         ):
-            draft.status = draft.status.model_copy(update={"priority": priority})
+            update.status = update.status.model_copy(update={"priority": priority})
 
 
 def _has_nomination_or_eviction(status: TrainingJobStatus | None) -> bool:

@@ -22,30 +22,32 @@ def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> 
     `unbound` has, by uid, the part of the placement whose pods are not bound yet. Of several gangs that do not fit
     together those admitted last are returned.
     """
-    asked = [one for one in snapshot.running if one.state == "admitted" and one.gang.uid in unbound]
-    if not asked:
+    unbound_gangs = [
+        running for running in snapshot.running if running.state == "admitted" and running.gang.uid in unbound
+    ]
+    if not unbound_gangs:
         return {}
-    names = {node for one in asked for part in unbound[one.gang.uid] for node, _ in part.nodes}
+    names = {node for running in unbound_gangs for part in unbound[running.gang.uid] for node, _ in part.nodes}
     nodes = {node.name: node for node in snapshot.nodes if node.name in names}
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
     taken = {name: node.unmanaged_usage for name, node in nodes.items()}
-    for one in snapshot.running:
-        for name, amount in _usage_by_node(one.gang, one.placement):
+    for running in snapshot.running:
+        for name, amount in _usage_by_node(running.gang, running.placement):
             if name in taken:
                 taken[name] = taken[name].plus(amount)
     found: dict[str, str] = {}
-    for one in sorted(asked, key=lambda one: (-one.admitted_at, one.gang.uid)):
-        part = unbound[one.gang.uid]
-        why = placement_error(one.gang, part, nodes, flavors, snapshot.excluded_nodes)
-        for name, amount in () if why else _usage_by_node(one.gang, part):
+    for running in sorted(unbound_gangs, key=lambda running: (-running.admitted_at, running.gang.uid)):
+        part = unbound[running.gang.uid]
+        why = placement_error(running.gang, part, nodes, flavors, snapshot.excluded_nodes)
+        for name, amount in () if why else _usage_by_node(running.gang, part):
             if name in nodes:
                 short = (r for r, _ in amount if taken[name].get(r) > nodes[name].allocatable.get(r))
                 why = next(
                     (f"other pods use {resource} of node {name} that is assigned to it" for resource in short), why
                 )
         if why:
-            found[one.gang.uid] = why
-            for name, amount in _usage_by_node(one.gang, one.placement):
+            found[running.gang.uid] = why
+            for name, amount in _usage_by_node(running.gang, running.placement):
                 if name in taken:
                     taken[name] = taken[name].minus(amount)
     return found

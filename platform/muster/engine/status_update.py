@@ -1,8 +1,8 @@
 """What a cycle is going to write, job by job, and in which order.
 
-The status of every job is written at most once per cycle, since each write is guarded by the resourceVersion that was read. The order
-makes a crash after any write harmless: capacity is nominated before any victim is evicted for it, all victims are
-marked before the first pod is stopped, and an admission is written before its first pod is created.
+The status of every job is written at most once per cycle, since each write is guarded by the resourceVersion that was
+read. The order makes a crash after any write harmless: capacity is nominated before any victim is evicted for it, all
+victims are marked before the first pod is stopped, and an admission is written before its first pod is created.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ class StatusUpdate:
 def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], WritePhase]:
     """All writes of the jobs: one phase per priority, except that all victims are marked in one phase before the next
     stops their pods; and, separately, what may be written later."""
-    groups: dict[WritePriority, list[StatusUpdate]] = {rank: [] for rank in WritePriority}
-    for draft in updates:
-        groups[draft.priority].append(draft)
+    groups: dict[WritePriority, list[StatusUpdate]] = {priority: [] for priority in WritePriority}
+    for update in updates:
+        groups[update.priority].append(update)
     later = [*groups.pop(WritePriority.WAIT_STATUS), *groups.pop(WritePriority.PODS_READY)]
     phases: list[WritePhase] = []
-    for rank, group in groups.items():
-        if rank is WritePriority.PREEMPTION:
-            phases.append(_phase((draft, _status_writes(draft)) for draft in group))
-            phases.append(_phase((draft, draft.writes) for draft in group))
+    for priority, group in groups.items():
+        if priority is WritePriority.PREEMPTION:
+            phases.append(_phase((update, _status_writes(update)) for update in group))
+            phases.append(_phase((update, update.writes) for update in group))
         else:
-            phases.append(_phase((draft, [*_status_writes(draft), *draft.writes]) for draft in group))
+            phases.append(_phase((update, [*_status_writes(update), *update.writes]) for update in group))
     return [phase for phase in phases if phase], _phase(
-        (draft, [*_status_writes(draft), *draft.writes]) for draft in later
+        (update, [*_status_writes(update), *update.writes]) for update in later
     )
 
 
 def _phase(writes_by_update: Iterable[tuple[StatusUpdate, list[Write]]]) -> WritePhase:
-    return tuple(ObjectWrites(draft.job.metadata.uid, tuple(writes)) for draft, writes in writes_by_update if writes)
+    return tuple(ObjectWrites(update.job.metadata.uid, tuple(writes)) for update, writes in writes_by_update if writes)
 
 
 def _status_writes(update: StatusUpdate) -> list[Write]:

@@ -45,39 +45,39 @@ class StatusUpdater:
 
     def reconcile_job(self, uid: str) -> None:
         """Continue a job's lifecycle from its newest status."""
-        draft = self.updates.get(uid)
-        job = self._jobs[uid] if draft is None else _with_status(draft.job, draft.status)
-        world = self._observed
-        pods: tuple[PodView, ...] = world.pods.get(uid, ())
+        update = self.updates.get(uid)
+        job = self._jobs[uid] if update is None else _with_status(update.job, update.status)
+        observed = self._observed
+        pods: tuple[PodView, ...] = observed.pods.get(uid, ())
         deleted = job.spec.queue in self._queues_deleting
-        verdict = lifecycle.reconcile_job(
-            job, Observation(world.now, pods, world.heartbeats.get(uid), self._nodes, deleted), self._timeouts
+        result = lifecycle.reconcile_job(
+            job, Observation(observed.now, pods, observed.heartbeats.get(uid), self._nodes, deleted), self._timeouts
         )
-        self.wake_times[uid] = verdict.wake_at
-        if draft is None and verdict.status is job.status and not verdict.writes:
+        self.wake_times[uid] = result.wake_at
+        if update is None and result.status is job.status and not result.writes:
             return
-        draft = self._update(
+        update = self._update(
             uid,
             WritePriority.LIFECYCLE
-            if draft is not None or verdict.writes
-            else _write_priority(job.status, verdict.status),
+            if update is not None or result.writes
+            else _write_priority(job.status, result.status),
         )
-        draft.status = verdict.status
-        events = [action for action in draft.writes if isinstance(action, RecordEvent)]
-        draft.writes = [*events, *verdict.writes]
+        update.status = result.status
+        events = [action for action in update.writes if isinstance(action, RecordEvent)]
+        update.writes = [*events, *result.writes]
 
     def latest_status(self, uid: str) -> TrainingJobStatus | None:
         """A job's newest status; None if the job does not exist."""
-        draft = self.updates.get(uid)
-        if draft is not None:
-            return draft.status
+        update = self.updates.get(uid)
+        if update is not None:
+            return update.status
         job = self._jobs.get(uid)
         return None if job is None else job.status
 
     def updated_jobs(self) -> dict[str, TrainingJob]:
         """Jobs whose status is about to change, with the new status."""
-        drafts = self.updates.items()
-        return {uid: _with_status(draft.job, draft.status) for uid, draft in drafts if draft.changed}
+        updates = self.updates.items()
+        return {uid: _with_status(update.job, update.status) for uid, update in updates if update.changed}
 
     # ---- nominations of earlier cycles
 
@@ -127,8 +127,8 @@ class StatusUpdater:
         status = self.latest_status(uid)
         if status is None or status.eviction is None or is_evicting(status) or self._has_stale_pods(uid, status):
             return
-        beneficiary = self.latest_status(status.eviction.beneficiary)
-        hold = None if beneficiary is None else beneficiary.nomination
+        preemptor = self.latest_status(status.eviction.beneficiary)
+        hold = None if preemptor is None else preemptor.nomination
         if hold is None or uid not in hold.victims:
             self._set_status(uid, status.model_copy(update={"eviction": None}), WritePriority.LIFECYCLE)
 
@@ -160,15 +160,15 @@ class StatusUpdater:
             return
         if uid not in self.updates:
             self.reconcile_job(uid)  # it arrived in an earlier cycle, which may not be written yet
-        draft = self._update(uid, WritePriority.ADMISSION)
-        waited = now - transitions.waiting_since(draft.status, now)
-        self._set_status(uid, transitions.admit(draft.status, decision.placement, now), WritePriority.ADMISSION)
-        self._record_event(uid, "Admitted", f"{describe(draft.status.placement)}, after {waited:.0f} s in the queue")
+        update = self._update(uid, WritePriority.ADMISSION)
+        waited = now - transitions.waiting_since(update.status, now)
+        self._set_status(uid, transitions.admit(update.status, decision.placement, now), WritePriority.ADMISSION)
+        self._record_event(uid, "Admitted", f"{describe(update.status.placement)}, after {waited:.0f} s in the queue")
         self.reconcile_job(uid)
 
     def _nominate(self, decision: Nominate) -> None:
-        draft = self._update(decision.gang_uid, WritePriority.NOMINATION)
-        self._set_status(decision.gang_uid, transitions.nominate(draft.status, decision), WritePriority.NOMINATION)
+        update = self._update(decision.gang_uid, WritePriority.NOMINATION)
+        self._set_status(decision.gang_uid, transitions.nominate(update.status, decision), WritePriority.NOMINATION)
         leaving = ", ".join(self._job_name(victim) for victim in decision.victims)
         if leaving:
             self._record_event(
@@ -176,38 +176,38 @@ class StatusUpdater:
             )
         self.needs_another_cycle = True
 
-    def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
+    def _evict(self, uid: str, preemptor: str, reason: str) -> None:
         """Evict a gang; one that only has a nomination loses it."""
-        draft = self._update(uid, WritePriority.PREEMPTION)
-        if not is_admitted(draft.status):
-            self._set_status(uid, transitions.clear_nomination(draft.status), WritePriority.PREEMPTION)
+        update = self._update(uid, WritePriority.PREEMPTION)
+        if not is_admitted(update.status):
+            self._set_status(uid, transitions.clear_nomination(update.status), WritePriority.PREEMPTION)
             self._record_event(
-                uid, "NominationLost", f"nomination lost to {self._job_name(beneficiary)}, which is ahead of it"
+                uid, "NominationLost", f"nomination lost to {self._job_name(preemptor)}, which is ahead of it"
             )
             self.needs_another_cycle = True
             return
-        message = f"{reason.lower()} for {self._job_name(beneficiary)}"
-        eviction = self._eviction_status(draft.job, beneficiary, reason)
+        message = f"{reason.lower()} for {self._job_name(preemptor)}"
+        eviction = self._eviction_status(update.job, preemptor, reason)
         self._set_status(
             uid,
-            transitions.evict(draft.status, reason, message, self._observed.now, eviction=eviction),
+            transitions.evict(update.status, reason, message, self._observed.now, eviction=eviction),
             WritePriority.PREEMPTION,
         )
-        self._record_event(uid, reason, message, preemptor=beneficiary)
+        self._record_event(uid, reason, message, preemptor=preemptor)
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
     def _resize(self, decision: Resize) -> None:
-        uid, beneficiary = decision.gang_uid, decision.preemptor
-        rank = WritePriority.ADMISSION if beneficiary is None else WritePriority.PREEMPTION
-        draft = self._update(uid, rank)
-        eviction = None if beneficiary is None else self._eviction_status(draft.job, beneficiary, decision.reason)
+        uid, preemptor = decision.gang_uid, decision.preemptor
+        priority = WritePriority.ADMISSION if preemptor is None else WritePriority.PREEMPTION
+        update = self._update(uid, priority)
+        eviction = None if preemptor is None else self._eviction_status(update.job, preemptor, decision.reason)
         status = transitions.resize(
-            draft.status, decision.placement, decision.reason, self._observed.now, eviction=eviction
+            update.status, decision.placement, decision.reason, self._observed.now, eviction=eviction
         )
-        self._set_status(uid, status, rank)
-        why = "free capacity" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
-        self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}", preemptor=beneficiary)
+        self._set_status(uid, status, priority)
+        why = "free capacity" if preemptor is None else f"{decision.reason.lower()} for {self._job_name(preemptor)}"
+        self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}", preemptor=preemptor)
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
@@ -227,21 +227,21 @@ class StatusUpdater:
         cycle, or that kube-scheduler could not bind."""
         found: dict[str, Placement] = {}
         for uid in self.wake_times:
-            draft = self.updates.get(uid)
+            update = self.updates.get(uid)
             job = self._jobs[uid]
-            status = job.status if draft is None else draft.status
+            status = job.status if update is None else update.status
             if not is_admitted(job.status) or not is_admitted(status) or is_evicting(status):
                 continue
-            if draft is not None and draft.priority is not WritePriority.LIFECYCLE:
+            if update is not None and update.priority is not WritePriority.LIFECYCLE:
                 continue
             pods = self._observed.pods.get(uid, ())
-            of_now = (pod for pod in pods if pod.attempt == status.attempt and not pod.deleting)
-            seats = {(pod.role, pod.index) for pod in of_now if pod.pending_reason == "Unschedulable"}
-            for action in () if draft is None else draft.writes:
+            current = (pod for pod in pods if pod.attempt == status.attempt and not pod.deleting)
+            slots = {(pod.role, pod.index) for pod in current if pod.pending_reason == "Unschedulable"}
+            for action in () if update is None else update.writes:
                 if isinstance(action, CreatePod):
-                    seats.add((action.role, action.index))
-            if seats:
-                found[uid] = placement_of(status.placement, seats)
+                    slots.add((action.role, action.index))
+            if slots:
+                found[uid] = placement_of(status.placement, slots)
         return found
 
     def evict_invalid(self, uid: str, reason: str) -> None:
@@ -259,29 +259,29 @@ class StatusUpdater:
 
     # ---- status updates
 
-    def _eviction_status(self, job: TrainingJob, beneficiary: str, reason: str) -> EvictionStatus:
+    def _eviction_status(self, job: TrainingJob, preemptor: str, reason: str) -> EvictionStatus:
         deadline = self._observed.now + max_grace_period_s(job)
-        return EvictionStatus.model_construct(beneficiary=beneficiary, reason=reason, deadline=deadline)
+        return EvictionStatus.model_construct(beneficiary=preemptor, reason=reason, deadline=deadline)
 
     def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:
-        draft = self.updates.get(uid)
-        if draft is None:
+        update = self.updates.get(uid)
+        if update is None:
             job = self._jobs[uid]
-            draft = self.updates[uid] = StatusUpdate(job, job.status, priority)
+            update = self.updates[uid] = StatusUpdate(job, job.status, priority)
         else:
-            draft.raise_priority(priority)
-        return draft
+            update.raise_priority(priority)
+        return update
 
     def _set_status(self, uid: str, status: TrainingJobStatus, priority: WritePriority) -> None:
         self._update(uid, priority).status = status
 
     def set_wait_status(self, uid: str, status: TrainingJobStatus) -> None:
         """Set a status that only says why the job waits."""
-        draft = self.updates.get(uid)
-        if draft is None:
+        update = self.updates.get(uid)
+        if update is None:
             job = self._jobs[uid]
-            draft = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
-        draft.status = status
+            update = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
+        update.status = status
 
     def _record_event(self, uid: str, reason: str, message: str, *, preemptor: str | None = None) -> None:
         event = RecordEvent(uid, "Normal", reason, message, preemptor)

@@ -75,9 +75,9 @@ def evaluate_attempt(
         return Transition(status)
     case = _attempt_context(job, status, observation, timeouts)
     for finding in _CHECKS:
-        ruling = finding(case)
-        if ruling is not None:
-            return ruling
+        transition = finding(case)
+        if transition is not None:
+            return transition
     return Transition(status, wake_times=tuple(_deadlines(case).values()))
 
 
@@ -187,7 +187,9 @@ def _check_drained(context: _AttemptContext) -> Transition | None:
     drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
     if not drained:
         return None
-    message = f"node{'s' * (len(drained) != 1)} {', '.join(drained)} {'is' if len(drained) == 1 else 'are'} being drained"
+    message = (
+        f"node{'s' * (len(drained) != 1)} {', '.join(drained)} {'is' if len(drained) == 1 else 'are'} being drained"
+    )
     return Transition(
         transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message)
     )
@@ -211,13 +213,13 @@ def _check_start_timeout(context: _AttemptContext) -> Transition | None:
     ready = {(pod.role, pod.index): pod for pod in context.pods if _is_ready(pod)}
     pods = {(pod.role, pod.index): pod for pod in context.pods}
     wanted = list(pod_slots(context.status.placement))
-    late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | context.finished]
-    blockers = Counter(pod.pending_reason for seat in late if (pod := pods.get((seat.role, seat.index))) is not None)
+    late = [slot for slot in wanted if (slot.role, slot.index) not in ready.keys() | context.finished]
+    blockers = Counter(pod.pending_reason for slot in late if (pod := pods.get((slot.role, slot.index))) is not None)
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(blockers.items()) if name)
     who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
     timeout_s = context.job.spec.start_timeout_seconds
     message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
-    late_pods = ((seat.node, pods.get((seat.role, seat.index))) for seat in late)
+    late_pods = ((slot.node, pods.get((slot.role, slot.index))) for slot in late)
     blamed = nodes_to_blame_for_start(
         late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s
     )

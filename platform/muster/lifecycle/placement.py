@@ -83,10 +83,10 @@ def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[
 def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple[str, int]]) -> Placement:
     """The part of a placement with these pods, by role and index, in the planner's form."""
     parts: dict[tuple[str, str], dict[str, int]] = {}
-    for seat in pod_slots(placement):
-        if (seat.role, seat.index) in pods:
-            nodes = parts.setdefault((seat.role, seat.flavor), {})
-            nodes[seat.node] = nodes.get(seat.node, 0) + 1
+    for slot in pod_slots(placement):
+        if (slot.role, slot.index) in pods:
+            nodes = parts.setdefault((slot.role, slot.flavor), {})
+            nodes[slot.node] = nodes.get(slot.node, 0) + 1
     return tuple(RolePlacement(role, flavor, tuple(nodes.items())) for (role, flavor), nodes in parts.items())
 
 

@@ -111,9 +111,9 @@ class _JobReconciler:
     def _check_completion(self) -> None:
         """Before spec.cancel and spec.suspend: a user who sets them cannot know yet that the job has completed."""
         if is_admitted(self.status) and not is_finished(self.status):
-            ruling = evaluate_completion(self.job, self.status, self.observation, self.timeouts)
-            if ruling is not None:
-                self._apply_transition(ruling)
+            transition = evaluate_completion(self.job, self.status, self.observation, self.timeouts)
+            if transition is not None:
+                self._apply_transition(transition)
 
     def _apply_spec_requests(self) -> None:
         now = self.observation.now
@@ -185,7 +185,7 @@ class _JobReconciler:
             return
         have = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in self.observation.pods}
         self.pod_writes.extend(
-            self._create_pod(seat) for seat in pod_slots(status.placement) if (seat.role, seat.index) not in have
+            self._create_pod(slot) for slot in pod_slots(status.placement) if (slot.role, slot.index) not in have
         )
 
     def _wait_in_queue(self) -> None:
@@ -213,43 +213,43 @@ class _JobReconciler:
         A checkpoint dated in the future, by a wrong clock, counts as of now and is recorded once; one recorded with a
         future date does not suppress later ones.
         """
-        beat, old, now = self.observation.heartbeat, self.status.last_checkpoint, self.observation.now
-        if beat is None or beat.checkpoint_at is None or beat.checkpoint_step is None:
+        heartbeat, old, now = self.observation.heartbeat, self.status.last_checkpoint, self.observation.now
+        if heartbeat is None or heartbeat.checkpoint_at is None or heartbeat.checkpoint_step is None:
             return
-        ahead = beat.checkpoint_at > now + MAX_CLOCK_SKEW_S
-        at = now if ahead else beat.checkpoint_at
+        ahead = heartbeat.checkpoint_at > now + MAX_CLOCK_SKEW_S
+        at = now if ahead else heartbeat.checkpoint_at
         if old is not None and old.at > now + MAX_CLOCK_SKEW_S:
             old = None
-        if old is not None and (at <= old.at + 1e-3 or (ahead and beat.checkpoint_step == old.step)):
+        if old is not None and (at <= old.at + 1e-3 or (ahead and heartbeat.checkpoint_step == old.step)):
             return
         over = is_finished(self.status) or not is_admitted(self.status)
         due = 0.0 if old is None or over else old.at + self.timeouts.checkpoint_refresh_s
         if self.status is not self.job.status or max(now, at) >= due:
-            news = CheckpointStatus(step=beat.checkpoint_step, at=at)
-            self.status = with_status_fields(self.status, {"last_checkpoint": news})
+            checkpoint = CheckpointStatus(step=heartbeat.checkpoint_step, at=at)
+            self.status = with_status_fields(self.status, {"last_checkpoint": checkpoint})
         else:
             self.wake_times.append(due)
 
     def _update_progress(self) -> None:
         """Record the progress of the present attempt, if statuses are to have it: like a checkpoint, with any other
         change."""
-        beat, old, every_s = self.observation.heartbeat, self.status.progress, self.timeouts.progress_refresh_s
+        heartbeat, old, every_s = self.observation.heartbeat, self.status.progress, self.timeouts.progress_refresh_s
         started_at, attempt = self.job.status.started_at, self.job.status.attempt  # before what was decided just now
-        if every_s is None or beat is None or started_at is None or beat.at < started_at:
+        if every_s is None or heartbeat is None or started_at is None or heartbeat.at < started_at:
             return
-        if is_finished(self.job.status) or (old is not None and (old.attempt, old.step) == (attempt, beat.step)):
+        if is_finished(self.job.status) or (old is not None and (old.attempt, old.step) == (attempt, heartbeat.step)):
             return
         due = 0.0 if old is None or old.at > self.observation.now + MAX_CLOCK_SKEW_S else old.at + every_s
-        if self.status is not self.job.status or max(self.observation.now, beat.at) >= due:
-            news = ProgressStatus(
-                step=beat.step,
-                steps=beat.total_steps,
-                loss=beat.loss,
-                tokens_per_second=beat.tokens_per_s,
+        if self.status is not self.job.status or max(self.observation.now, heartbeat.at) >= due:
+            progress = ProgressStatus(
+                step=heartbeat.step,
+                steps=heartbeat.total_steps,
+                loss=heartbeat.loss,
+                tokens_per_second=heartbeat.tokens_per_s,
                 attempt=attempt,
-                at=beat.at,
+                at=heartbeat.at,
             )
-            self.status = with_status_fields(self.status, {"progress": news})
+            self.status = with_status_fields(self.status, {"progress": progress})
         else:
             self.wake_times.append(due)
 
@@ -263,8 +263,8 @@ class _JobReconciler:
             return
         due = min(pod.finished_at or 0.0 for pod in pods) + self.timeouts.finished_pods_delay_s
         if self.status is not self.job.status or self.observation.now >= due:
-            seats = recorded_finished_pods(self.status) | {(pod.role, pod.index) for pod in pods}
-            self.status = with_status_fields(self.status, {"finished_pods": to_finished_pods(seats)})
+            slots = recorded_finished_pods(self.status) | {(pod.role, pod.index) for pod in pods}
+            self.status = with_status_fields(self.status, {"finished_pods": to_finished_pods(slots)})
         else:
             self.wake_times.append(due)
 

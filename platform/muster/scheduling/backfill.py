@@ -70,8 +70,8 @@ class BackfillReservations:
         """The reservations that a gang must respect which is gone by this time."""
         if not self.reservations:
             return ()
-        never = math.isinf(release_at)
-        return tuple([i for i, r in enumerate(self.reservations) if never or release_at > r.at])
+        unbounded = math.isinf(release_at)
+        return tuple([i for i, r in enumerate(self.reservations) if unbounded or release_at > r.at])
 
     def relevant(self, option: FlavorOption, binding: ReservationIndexes) -> ReservationIndexes:
         """The reservations that share a flavor with an option."""
@@ -86,13 +86,13 @@ class BackfillReservations:
     def free_capacity(self, indexes: ReservationIndexes, *, later: bool = False) -> CapacityView:
         """Capacity that a gang may use which must respect these reservations: now, or once terminating gangs are
         gone."""
-        room = self.ledger.free_later if later else self.ledger.free_now
+        capacity = self.ledger.free_later if later else self.ledger.free_now
         if not indexes:
-            return room
+            return capacity
         view = self._views.get((indexes, later))
         if view is None:
-            rooms = [room, *(self.reservations[i].capacity.remaining for i in indexes)]
-            view = self._views[indexes, later] = IntersectionView(rooms)
+            views = [capacity, *(self.reservations[i].capacity.remaining for i in indexes)]
+            view = self._views[indexes, later] = IntersectionView(views)
         return view
 
     def fits_quota(self, release: ExpectedRelease) -> bool:
@@ -104,9 +104,9 @@ class BackfillReservations:
 
         A gang that an empty cluster would not fit (nodes are down) gets no reservation: it would block others in vain.
         """
-        shape, ledger = request.gang_request, self.ledger
+        gang_request, ledger = request.gang_request, self.ledger
         best: tuple[int, int, GangAssignment, FreeCapacity] | None = None
-        for index, option in enumerate(shape.options):
+        for index, option in enumerate(gang_request.options):
             least = request.min_quota[index]
             taken = any((root, flavor) in self._reserved for flavor in option.flavors)
             if taken or not ledger.usage_now.fits(request.queue, least):
@@ -123,9 +123,9 @@ class BackfillReservations:
         count, index, place, spare = best
         spare.add(place.node_usage, -1)
         last = self.releases().key_at(count)
-        flavors = frozenset(shape.options[index].flavors)
+        flavors = frozenset(gang_request.options[index].flavors)
         reservation = Reservation(
-            uid, root, shape.options[index], flavors, last[0], place, ReservedCapacity(spare, last)
+            uid, root, gang_request.options[index], flavors, last[0], place, ReservedCapacity(spare, last)
         )
         self.reservations.append(reservation)
         self._reserved.update((root, flavor) for flavor in reservation.flavors)
@@ -186,25 +186,25 @@ class BackfillReservations:
         if low > high or not fits(table, option, sizes, enough := self._capacity_after(high)):
             return None
         releases = self._releases_in_order()
-        left, room = low, self._capacity_after(low)
+        released, capacity = low, self._capacity_after(low)
         while low < high:
             middle = (low + high) // 2
-            after = room.fork()
-            after.add(releases.between(left, middle, len(room.free)), 1)
+            after = capacity.fork()
+            after.add(releases.between(released, middle, len(capacity.free)), 1)
             if fits(table, option, sizes, after):
                 high, enough = middle, after
             else:
-                left, room, low = middle, after, middle + 1
+                released, capacity, low = middle, after, middle + 1
         place = fit(table, option, sizes, enough)
         return None if place is None else (high, place, enough)
 
     def _capacity_after(self, count: int) -> FreeCapacity:
         """Capacity after this many releases, without what is reserved."""
-        room = self.ledger.free_later.carry_over()
-        room.add(self._releases_in_order().between(0, count, len(room.free)), 1)
+        capacity = self.ledger.free_later.carry_over()
+        capacity.add(self._releases_in_order().between(0, count, len(capacity.free)), 1)
         for reservation in self.reservations:
-            room.add(reservation.assignment.node_usage, -1)
-        return room
+            capacity.add(reservation.assignment.node_usage, -1)
+        return capacity
 
     def _releases_in_order(self) -> OrderedReleases:
         departures = self.releases()

@@ -67,13 +67,13 @@ class NodeCandidateGroups:
         columns = [
             (capacity.table.columns[name], amount) for name, amount in pod.request if name in capacity.table.columns
         ]
-        asked = [amount for _, amount in columns]
+        requested = [amount for _, amount in columns]
         span, usable = capacity.table.flavors[pod.flavor], capacity.usable(pod)
-        lines = sorted(_victim_lines(victims, [column for column, _ in columns]), key=itemgetter(0, 1))
-        for row, on_row in groupby(lines, key=itemgetter(0)):
+        victim_rows = sorted(_victim_lines(victims, [column for column, _ in columns]), key=itemgetter(0, 1))
+        for row, on_row in groupby(victim_rows, key=itemgetter(0)):
             if span.start <= row < span.stop and usable[row - span.start]:
                 free = [int(capacity.free[row, column]) for column, _ in columns]
-                self._add_costs(row, _minimal_groups(free, asked, [(i, freed) for _, i, freed in on_row]))
+                self._add_costs(row, _minimal_groups(free, requested, [(i, freed) for _, i, freed in on_row]))
         self._by_cost.sort(key=itemgetter(0))
 
     def within(self, region: BoolArray) -> Iterator[CandidateGroup]:
@@ -116,14 +116,16 @@ def _less(load: NodeUsage, before: NodeUsage) -> NodeUsage:
     return NodeUsage(load.rows, amounts)
 
 
-def _minimal_groups(free: _Amounts, request: _Amounts, lines: Iterable[tuple[int, _Amounts]]) -> Iterator[list[int]]:
+def _minimal_groups(
+    free: _Amounts, request: _Amounts, victim_rows: Iterable[tuple[int, _Amounts]]
+) -> Iterator[list[int]]:
     """On one node, in order: minimal sets of victims that free one more pod each."""
     waiting: list[tuple[int, _Amounts]] = []
     total = list(free)
     pods = _pods_that_fit(free, request)
-    for line in lines:
-        waiting.append(line)
-        total = _plus(total, line[1])
+    for victim_row in victim_rows:
+        waiting.append(victim_row)
+        total = _plus(total, victim_row[1])
         while _pods_that_fit(total, request) > pods:
             members, left, rest = list(waiting), list(total), []
             for one in reversed(waiting):  # drop the most expensive first

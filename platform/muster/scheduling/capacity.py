@@ -53,9 +53,9 @@ class NodeUsage:
 
 def unique_rows(rows: IntArray, count: int) -> IntArray:
     """Distinct rows below `count`, sorted; faster than np.unique."""
-    seen = np.zeros(count, dtype=np.bool_)
-    seen[rows] = True
-    return np.flatnonzero(seen)
+    recounted = np.zeros(count, dtype=np.bool_)
+    recounted[rows] = True
+    return np.flatnonzero(recounted)
 
 
 @dataclass(slots=True)
@@ -134,15 +134,15 @@ class FreeCapacity:
     def carry_over(self) -> FreeCapacity:
         """A copy for the next plan: it keeps counts that were used lately."""
         copy = FreeCapacity(self.masks, self.free.copy(), ignore_health=self._ignore_health)
-        known = {pod: entry for pod, entry in self._cached.items() if entry.idle_plans < IDLE_PLANS_KEPT}
+        cached = {pod: entry for pod, entry in self._cached.items() if entry.idle_plans < IDLE_PLANS_KEPT}
         if len(self._changes) > MAX_PENDING_CHANGES:
-            for pod in known:
+            for pod in cached:
                 self._sync(pod)
             self._changes = []
             for entry in self._cached.values():
                 entry.changes_seen = 0
-            self._cached = known
-        for pod, entry in known.items():
+            self._cached = cached
+        for pod, entry in cached.items():
             entry.shared = True
             copy._cached[pod] = _CachedCounts(
                 entry.counts, entry.usable, entry.changes_seen, shared=True, idle_plans=entry.idle_plans + 1
@@ -158,10 +158,10 @@ class FreeCapacity:
 
     def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit, by tier and domain."""
-        known = self._cached.get(pod)
-        if known is not None and known.changes_seen == len(self._changes):
-            known.idle_plans = 0
-            return known.counts
+        cached = self._cached.get(pod)
+        if cached is not None and cached.changes_seen == len(self._changes):
+            cached.idle_plans = 0
+            return cached.counts
         return self._sync(pod).counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
@@ -172,25 +172,25 @@ class FreeCapacity:
 
     def _sync(self, pod: PodClass) -> _CachedCounts:
         span = self.table.flavors[pod.flavor]
-        known = self._cached.get(pod)
-        if known is None and self._parent is not None:
+        cached = self._cached.get(pod)
+        if cached is None and self._parent is not None:
             entry = self._parent._sync(pod)
             entry.shared = True
-            known = self._cached[pod] = _CachedCounts(entry.counts, entry.usable, 0, shared=True)
-        if known is None:
+            cached = self._cached[pod] = _CachedCounts(entry.counts, entry.usable, 0, shared=True)
+        if cached is None:
             usable = self.masks.accepted(pod) if self._ignore_health else self.masks.usable(pod)
             counts = self._count(pod, span, usable)
-            known = self._cached[pod] = _CachedCounts(counts, usable, len(self._changes), shared=False)
-        elif known.changes_seen < len(self._changes):
-            news = self._changes[known.changes_seen :]
-            rows = news[0] if len(news) == 1 else np.concatenate(news)
-            if 2 * len(rows) > len(known.usable):
-                known.counts, known.shared = self._count(pod, span, known.usable), False
+            cached = self._cached[pod] = _CachedCounts(counts, usable, len(self._changes), shared=False)
+        elif cached.changes_seen < len(self._changes):
+            changes = self._changes[cached.changes_seen :]
+            rows = changes[0] if len(changes) == 1 else np.concatenate(changes)
+            if 2 * len(rows) > len(cached.usable):
+                cached.counts, cached.shared = self._count(pod, span, cached.usable), False
             else:
-                self._recount(pod, known, span, rows if len(news) == 1 else unique_rows(rows, len(self.free)))
-            known.changes_seen = len(self._changes)
-        known.idle_plans = 0
-        return known
+                self._recount(pod, cached, span, rows if len(changes) == 1 else unique_rows(rows, len(self.free)))
+            cached.changes_seen = len(self._changes)
+        cached.idle_plans = 0
+        return cached
 
     def usable(self, pod: PodClass) -> BoolArray:
         """Rows of the pod's flavor on which it may start, capacity aside."""
@@ -208,17 +208,17 @@ class FreeCapacity:
     def _count(self, pod: PodClass, span: FlavorNodes, usable: BoolArray) -> Counts:
         return sum_by_tier(span, np.where(usable, pods_per_node(self.table, pod, self.free[span.start : span.stop]), 0))
 
-    def _recount(self, pod: PodClass, known: _CachedCounts, span: FlavorNodes, rows: IntArray) -> None:
+    def _recount(self, pod: PodClass, cached: _CachedCounts, span: FlavorNodes, rows: IntArray) -> None:
         rows = rows[(rows >= span.start) & (rows < span.stop)]
         if not len(rows):
             return
-        if known.shared:
-            known.counts, known.shared = tuple(array.copy() for array in known.counts), False
+        if cached.shared:
+            cached.counts, cached.shared = tuple(array.copy() for array in cached.counts), False
         places = rows - span.start
-        fits = np.where(known.usable[places], pods_per_node(self.table, pod, self.free[rows]), 0)
-        gained = fits - known.counts[-1][places]
-        known.counts[-1][places] = fits
-        for tier, sums in zip(span.tiers[:-1], known.counts[:-1], strict=True):
+        fits = np.where(cached.usable[places], pods_per_node(self.table, pod, self.free[rows]), 0)
+        gained = fits - cached.counts[-1][places]
+        cached.counts[-1][places] = fits
+        for tier, sums in zip(span.tiers[:-1], cached.counts[:-1], strict=True):
             np.add.at(sums, tier.domain_of_node[places], gained)
 
 
@@ -232,20 +232,20 @@ class IntersectionView:
 
     def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit in every view, by tier and domain."""
-        versions = [room.version for room in self._views]
-        known = self._cached.get(pod)
-        if known is None or known[0] != versions:
+        versions = [view.version for view in self._views]
+        cached = self._cached.get(pod)
+        if cached is None or cached[0] != versions:
             fits = self._views[0].counts(pod)[-1]
-            for room in self._views[1:]:
-                fits = np.minimum(fits, room.counts(pod)[-1])
-            known = self._cached[pod] = versions, sum_by_tier(self._table.flavors[pod.flavor], fits)
-        return known[1]
+            for view in self._views[1:]:
+                fits = np.minimum(fits, view.counts(pod)[-1])
+            cached = self._cached[pod] = versions, sum_by_tier(self._table.flavors[pod.flavor], fits)
+        return cached[1]
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""
         fits = self._views[0].node_counts(pod, rows, taken)
-        for room in self._views[1:]:
-            fits = np.minimum(fits, room.node_counts(pod, rows, taken))
+        for view in self._views[1:]:
+            fits = np.minimum(fits, view.node_counts(pod, rows, taken))
         return fits
 
 

@@ -81,27 +81,27 @@ class _Cycle:
         """A plan without any decision."""
         ledger = Ledger.of(cache)
         backfill = BackfillReservations(ledger, cache.releases)
-        victims, entitlement = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
+        victims, guarantees = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
         decisions = Decisions(cache, ledger, backfill, victims)
-        evictions = Preemptor(cache, ledger, backfill, victims, entitlement)
-        futile = QuickReject(cache, ledger, victims)
-        return cls(cache, policy, ledger, backfill, decisions, evictions, entitlement, futile)
+        preemptor = Preemptor(cache, ledger, backfill, victims, guarantees)
+        quick_reject = QuickReject(cache, ledger, victims)
+        return cls(cache, policy, ledger, backfill, decisions, preemptor, guarantees, quick_reject)
 
     # -- 2
 
     def reserve_nominated_capacity(self) -> None:
         """Charge every active nomination, so that no other gang gets its capacity."""
-        for held in active_nominations(self.cache):
-            self.decisions.reserve_nomination(held)
+        for active in active_nominations(self.cache):
+            self.decisions.reserve_nomination(active)
 
     # -- 3
 
     def reject_infeasible(self) -> None:
         """Reject gangs that could not start in an empty cluster, and gangs whose old pods are still terminating."""
-        cache, refusals = self.cache, self.decisions.unschedulable
-        refusals.update(cache.infeasible)
+        cache, unschedulable = self.cache, self.decisions.unschedulable
+        unschedulable.update(cache.infeasible)
         for uid in cache.pending.keys() & cache.running.keys():
-            refusals.setdefault(
+            unschedulable.setdefault(
                 uid,
                 UnschedulableReason(
                     "WaitingForPreemption", message="pods of its previous attempt are still terminating"
@@ -118,37 +118,37 @@ class _Cycle:
             for uid, h in decisions.candidates.nominations.items()
             if uid in cache.pending and uid not in decisions.unschedulable
         ]
-        for held in sorted(ready, key=lambda held: cache.pending[held.gang.uid].order):
-            if held.gang.uid not in decisions.candidates.nominations:
+        for active in sorted(ready, key=lambda active: cache.pending[active.gang.uid].order):
+            if active.gang.uid not in decisions.candidates.nominations:
                 continue  # its nomination was taken by a gang before it in this loop
-            gang, request = held.gang, held.request
-            if not fits_while_reserved(cache, held, ledger.free_now, ledger.usage_now) and fits_while_reserved(
-                cache, held, ledger.free_later, ledger.usage_later
+            gang, request = active.gang, active.request
+            if not fits_while_reserved(cache, active, ledger.free_now, ledger.usage_now) and fits_while_reserved(
+                cache, active, ledger.free_later, ledger.usage_later
             ):
                 decisions.unschedulable[gang.uid] = UnschedulableReason(
-                    "WaitingForPreemption", message=waiting_message(cache, held)
+                    "WaitingForPreemption", message=waiting_message(cache, active)
                 )
                 continue  # the usual case: the nomination stays as it is
-            decisions.end_nomination(held)
-            if nomination_fits(cache, held, ledger.free_now, ledger.usage_now):
+            decisions.end_nomination(active)
+            if nomination_fits(cache, active, ledger.free_now, ledger.usage_now):
                 decisions.admit_nominated(
-                    gang, request, held.nomination.placement, held.release.node_usage, held.release.amounts
+                    gang, request, active.nomination.placement, active.release.node_usage, active.release.amounts
                 )
-            elif (whole := complete_placement(cache, held, ledger.free_now, ledger.usage_now)) is not None:
-                option, place, amounts = whole
+            elif (completed := complete_placement(cache, active, ledger.free_now, ledger.usage_now)) is not None:
+                option, place, amounts = completed
                 decisions.admit(gang, request, option, 0, place, amounts)
-            elif nomination_fits(cache, held, ledger.free_later, ledger.usage_later) or complete_placement(
-                cache, held, ledger.free_later, ledger.usage_later
+            elif nomination_fits(cache, active, ledger.free_later, ledger.usage_later) or complete_placement(
+                cache, active, ledger.free_later, ledger.usage_later
             ):
-                decisions.reserve_nomination(held)
+                decisions.reserve_nomination(active)
                 decisions.unschedulable[gang.uid] = UnschedulableReason(
-                    "WaitingForPreemption", message=waiting_message(cache, held)
+                    "WaitingForPreemption", message=waiting_message(cache, active)
                 )
             else:
                 self._schedule_one(gang, request)
                 if gang.uid in decisions.unschedulable and not decisions.is_nominated(gang.uid):
                     decisions.reserve_nomination(
-                        held
+                        active
                     )  # the nomination is in the status until it expires, so its capacity must stay charged
 
     # -- 5
@@ -156,9 +156,9 @@ class _Cycle:
     def admit_in_order(self) -> None:
         """Schedule every other gang, in queue order."""
         decisions = self.decisions
-        spoken = decisions.unschedulable.keys() | decisions.admissions.keys()
+        decided = decisions.unschedulable.keys() | decisions.admissions.keys()
         shares = FairShares(self.cache.tree, self.cache.snapshot.usage)
-        turns = queue_order(self.cache.leaves, spoken, self.guarantees, shares, self.policy, self._skip_rejected)
+        turns = queue_order(self.cache.leaves, decided, self.guarantees, shares, self.policy, self._skip_rejected)
         behind: UnschedulableReason | None = None  # set once the first gang is blocked, if the policy has no backfill
         for gang, request, _ in turns:
             if behind is not None:
@@ -178,13 +178,13 @@ class _Cycle:
         no reservation. Return whether the list ends at a gang that has to be scheduled."""
         if self.policy.backfill != "easy":
             return True
-        futile, backfill, refusals = self.quick_reject, self.backfill, self.decisions.unschedulable
+        quick_reject, backfill, unschedulable = self.quick_reject, self.backfill, self.decisions.unschedulable
         while pending and (limit is None or pending[-1].order <= limit):
             gang, request, _ = pending[-1]
-            why = futile.reason(gang, request)
+            why = quick_reject.reason(gang, request)
             if why is None or backfill.may_reserve(request, why.reason):
                 return True
-            refusals[gang.uid] = why
+            unschedulable[gang.uid] = why
             self.guarantees.add_waiting(request)
             pending.pop()
         return False
@@ -198,23 +198,23 @@ class _Cycle:
             binding = self.backfill.binding(until)
             found = self._try_options(gang, request, until, binding)
             if not isinstance(found, UnschedulableReason):
-                option, step, place, amounts = found
+                option, extra_pods, place, amounts = found
                 if order is not None and order.postpone(gang, request, option):
                     return True
-                self.decisions.admit(gang, request, option, step, place, amounts)
+                self.decisions.admit(gang, request, option, extra_pods, place, amounts)
                 self.quick_reject.on_capacity_changed()
                 if order is not None:
                     order.on_admitted(request.queue, amounts)
                 return True
-            freed = self._preempt(gang, request, binding) if self.policy.preempts else None
-            if freed is not None:
-                if order is not None and order.postpone(gang, request, freed.option):
+            result = self._preempt(gang, request, binding) if self.policy.preempts else None
+            if result is not None:
+                if order is not None and order.postpone(gang, request, result.option):
                     return True
                 self.quick_reject.on_capacity_changed()
-                victims = self.decisions.withdraw(gang, freed)
+                victims = self.decisions.withdraw(gang, result)
                 if not victims:
                     return self._schedule_one(gang, request, order)
-                self.decisions.nominate(gang, request, freed, victims)
+                self.decisions.nominate(gang, request, result, victims)
                 return False
             outcome = found
         self.decisions.unschedulable[gang.uid] = outcome
@@ -299,13 +299,15 @@ class _Cycle:
     def _max_extra_pods(self, request: QueueRequest, index: int) -> int:
         """Pods above the minimum that fit within the gang's guarantee. Borrowed extra pods come in step 6: taken
         earlier, gangs later in the order would reclaim them."""
-        shape = request.gang_request
-        if not shape.max_extra_pods or not self.policy.grows_elastic:
-            return shape.max_extra_pods
+        gang_request = request.gang_request
+        if not gang_request.max_extra_pods or not self.policy.grows_elastic:
+            return gang_request.max_extra_pods
         charges, queue = self.ledger.usage_now, request.queue
         found = largest_feasible(
-            shape.max_extra_pods,
-            lambda step: charges.within_guarantee(queue, request.quota_at(index, shape.sizes(step))) or None,
+            gang_request.max_extra_pods,
+            lambda extra_pods: (
+                charges.within_guarantee(queue, request.quota_at(index, gang_request.sizes(extra_pods))) or None
+            ),
         )
         return 0 if found is None else found[0]
 
@@ -320,10 +322,10 @@ class _Cycle:
                 request, option, binding
             ):
                 return None  # it fits once terminating gangs are gone: no further victims
-        freed = self.preemptor.find(gang, request)
-        if freed is not None:
+        result = self.preemptor.find(gang, request)
+        if result is not None:
             self._without_victims.clear()
-        return freed
+        return result
 
     def _fits_after_releases(self, request: QueueRequest, option: FlavorOption, binding: ReservationIndexes) -> bool:
         """Whether the minimum fits once terminating gangs are gone."""
@@ -373,6 +375,6 @@ class _Cycle:
 
     def result(self) -> tuple[Decision, ...]:
         """All decisions, in the order to apply them."""
-        refusals = self.decisions.unschedulable
-        expected = estimate_starts(self.cache, self.ledger, self.backfill, refusals)
-        return (*self.decisions.in_order(), *wait_decisions(self.cache, self.ledger, refusals, expected))
+        unschedulable = self.decisions.unschedulable
+        expected = estimate_starts(self.cache, self.ledger, self.backfill, unschedulable)
+        return (*self.decisions.in_order(), *wait_decisions(self.cache, self.ledger, unschedulable, expected))

@@ -75,8 +75,8 @@ class Decisions:
         """Admit a gang on its nominated placement."""
         option = self._option_of(request, placement)
         least = sum(request.gang_request.min_sizes)
-        step = sum(part.replicas for part in placement) - least
-        self._record_admission(gang, request, option, step, placement, node_usage, amounts)
+        extra_pods = sum(part.replicas for part in placement) - least
+        self._record_admission(gang, request, option, extra_pods, placement, node_usage, amounts)
 
     def admit(
         self,
@@ -172,9 +172,11 @@ class Decisions:
 
     def to_placement(self, request: QueueRequest, option: int, assignment: GangAssignment) -> Placement:
         """An assignment with node names."""
-        nodes, shape = self.cache.table.nodes, request.gang_request
+        nodes, gang_request = self.cache.table.nodes, request.gang_request
         parts = []
-        for role, flavor, spread in zip(shape.roles, shape.options[option].flavors, assignment.roles, strict=True):
+        for role, flavor, spread in zip(
+            gang_request.roles, gang_request.options[option].flavors, assignment.roles, strict=True
+        ):
             pods = zip(spread.rows.tolist(), spread.counts.tolist(), strict=True)
             parts.append(RolePlacement(role.name, flavor, tuple((nodes[row].name, count) for row, count in pods)))
         return tuple(parts)
@@ -207,28 +209,28 @@ class Decisions:
 
     def _preempt(self, victim: Victim) -> None:
         """Mark what a running gang releases: all of it, or what shrinking frees."""
-        stay = victim.gang_usage
-        assert stay is not None
-        assert stay.release is not None
+        gang_usage = victim.gang_usage
+        assert gang_usage is not None
+        assert gang_usage.release is not None
         self.ledger.mark_releasing(victim.freed)
-        self.backfill.remove_release(stay.release)
+        self.backfill.remove_release(gang_usage.release)
         if victim.remaining:
             load = node_usage_of_placement(self.cache.table, victim.gang, victim.remaining)
-            amounts = quota_of_placement(self.cache.tree, stay.queue, victim.gang, victim.remaining)
-            self.backfill.add_release(replace(stay.release, node_usage=load, amounts=amounts))
+            amounts = quota_of_placement(self.cache.tree, gang_usage.queue, victim.gang, victim.remaining)
+            self.backfill.add_release(replace(gang_usage.release, node_usage=load, amounts=amounts))
 
     def _drop_nomination(self, uid: str) -> list[str]:
         """Take the nomination of another gang; return its victims that are still running, which the new nomination
         waits for."""
-        held = self.candidates.nominations[uid]
-        self.end_nomination(held)
+        active = self.candidates.nominations[uid]
+        self.end_nomination(active)
         if (
             uid in self.cache.pending and uid not in self.cache.infeasible
         ):  # otherwise it is in backoff, or infeasible anyway
             self.unschedulable[uid] = UnschedulableReason(
                 "InsufficientResources", message="its nominated capacity went to a gang ahead of it"
             )
-        return [victim for victim in held.nomination.victims if victim in self.cache.running]
+        return [victim for victim in active.nomination.victims if victim in self.cache.running]
 
     def _allocate(self, release: ExpectedRelease) -> None:
         self.ledger.allocate(release)

@@ -56,27 +56,29 @@ class Feasibility:
     def _find(self, request: QueueRequest) -> UnschedulableReason | None:
         if request.rejection is not None:
             return UnschedulableReason(request.rejection[0], message=request.rejection[1])
-        shape = request.gang_request
-        if shape not in self._fitting_options:
-            self._fitting_options[shape] = self._options_that_fit(shape, self.empty_cluster)
-        options = self._fitting_options[shape]
+        gang_request = request.gang_request
+        if gang_request not in self._fitting_options:
+            self._fitting_options[gang_request] = self._options_that_fit(gang_request, self.empty_cluster)
+        options = self._fitting_options[gang_request]
         if self._within_quota(request, options):
             return None
         if self.messages.allocatable is not self.empty_cluster:
-            options = self._options_that_fit(shape, self.messages.allocatable)
+            options = self._options_that_fit(gang_request, self.messages.allocatable)
             allowed = self._within_quota(request, options)
             if allowed:
                 self._blocked_by_unmanaged.add(request)
-                inside = any(group.required is not None for group in shape.options[allowed[0]].groups)
+                inside = any(group.required is not None for group in gang_request.options[allowed[0]].groups)
                 return unschedulable_reason("TopologyUnsatisfiable" if inside else "InsufficientResources", allowed[0])
         if not options:
-            return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(shape))
+            return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(gang_request))
         return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
 
     def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
         """The options that fit a capacity."""
-        held = (fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options)
-        return tuple(index for index, fit in enumerate(held) if fit)
+        fitting = (
+            fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options
+        )
+        return tuple(index for index, fit in enumerate(fitting) if fit)
 
     def _within_quota(self, request: QueueRequest, options: tuple[int, ...]) -> tuple[int, ...]:
         """The options that the queue could ever have quota for."""

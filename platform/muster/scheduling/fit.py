@@ -90,9 +90,9 @@ def _fit_group(
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
     """Place the roles of one group in one domain, the preferred level if possible."""
     span = table.flavors[group.flavor]
-    there = [fixed.get(role) for role in group.roles]
-    more = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, there, strict=True))
-    anchor = next((int(old.rows[0]) - span.start for old in there if old is not None and len(old.rows)), None)
+    placed_before = [fixed.get(role) for role in group.roles]
+    more = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, placed_before, strict=True))
+    anchor = next((int(old.rows[0]) - span.start for old in placed_before if old is not None and len(old.rows)), None)
     counts = [view.counts(pod) for pod in group.pods]
     tiers = [tier for tier in (group.preferred, group.required) if tier is not None]
     if group.required is None:
@@ -106,7 +106,7 @@ def _fit_group(
             placed = _fit_domain(table, group, more, view, tier, domain)
             if placed is not None:
                 spreads = tuple(
-                    new if old is None else old.joined(new) for old, new in zip(there, placed[0], strict=True)
+                    new if old is None else old.joined(new) for old, new in zip(placed_before, placed[0], strict=True)
                 )
                 return spreads, placed[1]
     return None
@@ -114,16 +114,16 @@ def _fit_group(
 
 def _candidate_domains(span: FlavorNodes, tier: int, counts: list[Counts], sizes: RoleSizes) -> Iterator[int]:
     """Domains of a tier that fit each role, tightest first."""
-    room = counts[0][tier]
+    free = counts[0][tier]
     if len(counts) == 1:
         wide = np.where(
-            span.tiers[tier].is_named & (room >= sizes[0]), room, UNBOUNDED_PODS * len(span.tiers[-1].domains) + 1
+            span.tiers[tier].is_named & (free >= sizes[0]), free, UNBOUNDED_PODS * len(span.tiers[-1].domains) + 1
         )
-        if len(wide) and room[best := int(np.argmin(wide))] >= sizes[0] and span.tiers[tier].is_named[best]:
+        if len(wide) and free[best := int(np.argmin(wide))] >= sizes[0] and span.tiers[tier].is_named[best]:
             yield best
         return
     enough = span.tiers[tier].is_named.copy()
-    total = np.zeros(len(room), dtype=np.int64)
+    total = np.zeros(len(free), dtype=np.int64)
     for count, size in zip(counts, sizes, strict=True):
         enough &= count[tier] >= size
         total += count[tier]
@@ -167,21 +167,21 @@ def pack(span: FlavorNodes, counts: Counts, tier: int, domain: int, pods: int) -
             break
         start, stop = int(span.tiers[tier].first_child[domain]), int(span.tiers[tier].first_child[domain + 1])
         tier += 1
-        room = counts[tier][start:stop]
-        if int(room.max()) < pods:
-            order = np.argsort(-room, kind="stable")
-            filled = np.cumsum(room[order])
-            whole = order[: int(np.searchsorted(filled, pods))]
+        free = counts[tier][start:stop]
+        if int(free.max()) < pods:
+            order = np.argsort(-free, kind="stable")
+            filled = np.cumsum(free[order])
+            filled_domains = order[: int(np.searchsorted(filled, pods))]
             edges = span.tiers[tier].first_node
-            for child in whole:
+            for child in filled_domains:
                 first, last = int(edges[start + child]), int(edges[start + child + 1])
                 inside = first + np.flatnonzero(counts[nodes][first:last])
                 rows.append(inside)
                 taken.append(counts[nodes][inside])
-            pods -= int(filled[len(whole) - 1])
-            room = room.copy()
-            room[whole] = 0
-        domain = start + int(np.argmin(np.where(room >= pods, room, INSUFFICIENT)))
+            pods -= int(filled[len(filled_domains) - 1])
+            free = free.copy()
+            free[filled_domains] = 0
+        domain = start + int(np.argmin(np.where(free >= pods, free, INSUFFICIENT)))
     if not rows:
         return RoleAssignment(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     found, number = np.concatenate(rows), np.concatenate(taken)

@@ -171,15 +171,16 @@ class RequestCache:
         """The request of a gang in its queue."""
         queue = self.tree.index.get(gang.queue, -1)
         if queue < 0:
-            shape = GangRequest.of(gang.roles, ())
-            return QueueRequest(shape, -1, ("QueueNotFound", f"queue {gang.queue} does not exist"))
+            return QueueRequest(
+                GangRequest.of(gang.roles, ()), -1, ("QueueNotFound", f"queue {gang.queue} does not exist")
+            )
         key = (gang.roles, gang.flavors, gang.topology, gang.excluded_nodes, self.tree.flavors[queue])
-        shape_known = self._gang_requests.get(key)
-        if shape_known is None:
-            shape_known = self._gang_requests[key] = self._make_gang_request(gang, self.tree.flavors[queue])
-        request = self._queue_requests.get((shape_known, queue))
+        gang_request = self._gang_requests.get(key)
+        if gang_request is None:
+            gang_request = self._gang_requests[key] = self._make_gang_request(gang, self.tree.flavors[queue])
+        request = self._queue_requests.get((gang_request, queue))
         if request is None:
-            request = self._queue_requests[shape_known, queue] = self._make_queue_request(shape_known, queue)
+            request = self._queue_requests[gang_request, queue] = self._make_queue_request(gang_request, queue)
         return request
 
     def as_arrays(self) -> RequestArrays:
@@ -214,14 +215,17 @@ class RequestCache:
     def _make_queue_request(self, gang_request: GangRequest, queue: int) -> QueueRequest:
         tree = self.tree
         name = tree.queues[queue].name
-        trouble = gang_request.rejection
+        rejection = gang_request.rejection
         if tree.inactive_reason[queue]:
-            trouble = ("QueueInactive", f"queue {name} admits nothing: {tree.inactive_reason[queue]}")
+            rejection = ("QueueInactive", f"queue {name} admits nothing: {tree.inactive_reason[queue]}")
         elif tree.children[queue]:
             below = ", ".join(sorted(tree.queues[child].name for child in tree.children[queue]))
-            trouble = ("QueueNotAllowed", f"queue {name} has child queues; submit jobs to one of these: {below}")
-        elif trouble is not None:
-            trouble = (trouble[0], f"{trouble[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})")
+            rejection = ("QueueNotAllowed", f"queue {name} has child queues; submit jobs to one of these: {below}")
+        elif rejection is not None:
+            rejection = (
+                rejection[0],
+                f"{rejection[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})",
+            )
         per_pod = tuple(
             tuple(
                 tree.cell_amounts(queue, flavor, role.request)
@@ -229,7 +233,7 @@ class RequestCache:
             )
             for o in gang_request.options
         )
-        request = QueueRequest(gang_request, queue, trouble, per_pod)
+        request = QueueRequest(gang_request, queue, rejection, per_pod)
         least = tuple(request.quota_at(o, gang_request.min_sizes) for o in range(len(gang_request.options)))
         could = tuple(
             sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
@@ -237,38 +241,38 @@ class RequestCache:
             else 0  # no queue of the path guarantees anything that it requests
             for amounts in least
         )
-        return QueueRequest(gang_request, queue, trouble, per_pod, least, could)
+        return QueueRequest(gang_request, queue, rejection, per_pod, least, could)
 
     def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
         """All combinations of flavors for the groups of roles; the flavors of the first group vary slowest."""
-        ways: list[tuple[PlacementGroup, ...]] = [()]
+        combinations: list[tuple[PlacementGroup, ...]] = [()]
         for roles, topology in _roles_by_domain(gang):
-            groups, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
-            if trouble is not None:
-                return GangRequest.of(gang.roles, (), trouble)
-            ways = [(*way, group) for way in ways for group in groups]
+            groups, rejection = self._placement_groups(gang, roles, topology, queue_flavors)
+            if rejection is not None:
+                return GangRequest.of(gang.roles, (), rejection)
+            combinations = [(*combination, group) for combination in combinations for group in groups]
         options = []
-        for way in ways:
-            flavor_of = {role: group.flavor for group in way for role in group.roles}
-            options.append(FlavorOption(way, tuple(flavor_of[i] for i in range(len(gang.roles)))))
+        for combination in combinations:
+            flavor_of = {role: group.flavor for group in combination for role in group.roles}
+            options.append(FlavorOption(combination, tuple(flavor_of[i] for i in range(len(gang.roles)))))
         return GangRequest.of(gang.roles, tuple(options))
 
     def _placement_groups(
         self, gang: Gang, roles: Sequence[int], topology: Topology, queue_flavors: tuple[str, ...]
     ) -> tuple[list[PlacementGroup], tuple[WaitReason, str] | None]:
         """The flavors that one group of roles may use, in order, or why there are none."""
-        wishes = [gang.roles[i].flavors or gang.flavors or queue_flavors for i in roles]
-        wanted = [flavor for flavor in wishes[0] if all(flavor in wish for wish in wishes)]
-        known = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
-        if not known:
+        allowed_flavors = [gang.roles[i].flavors or gang.flavors or queue_flavors for i in roles]
+        wanted = [flavor for flavor in allowed_flavors[0] if all(flavor in allowed for allowed in allowed_flavors)]
+        usable = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
+        if not usable:
             what = " or ".join(wanted) or "of any kind that all its roles accept"
             why = "the queue may use none of them" if set(wanted) & set(self.flavors) else "no such flavor exists"
             return [], ("UnknownFlavor", f"needs nodes of flavor {what}, but {why}")
         levels = [level for level in (topology.required, topology.preferred) if level]
-        fit = [flavor for flavor in known if all(level in flavor.levels for level in levels)]
+        fit = [flavor for flavor in usable if all(level in flavor.levels for level in levels)]
         if not fit:
-            has = "; ".join(f"{f.name} has {', '.join(f.levels) or 'no levels'}" for f in known)
-            missing = next(level for level in levels if any(level not in f.levels for f in known))
+            has = "; ".join(f"{f.name} has {', '.join(f.levels) or 'no levels'}" for f in usable)
+            missing = next(level for level in levels if any(level not in f.levels for f in usable))
             return [], ("UnknownTopologyLevel", f"needs the topology level {missing}, but flavor {has}")
         groups = []
         for flavor in fit:

@@ -77,18 +77,18 @@ def find_growths(
     """Growths one by one; the caller allocates each before it asks for the next. `safe` are uids that are being evicted
     or shrunk."""
     candidates = [
-        stay
-        for uid, stay in cache.running.items()
-        if stay.elastic
-        and stay.is_admitted
+        gang_usage
+        for uid, gang_usage in cache.running.items()
+        if gang_usage.elastic
+        and gang_usage.is_admitted
         and uid not in preempting
         and uid not in cache.pending
-        and stay.queue >= 0
-        and cache.snapshot.now - _changed_at(stay) >= GROWTH_REST_S
-        and not contended.is_contended(stay.queue, {part.flavor for part in stay.running.placement})
+        and gang_usage.queue >= 0
+        and cache.snapshot.now - _changed_at(gang_usage) >= GROWTH_REST_S
+        and not contended.is_contended(gang_usage.queue, {part.flavor for part in gang_usage.running.placement})
     ]
-    for stay in sorted(candidates, key=lambda stay: (_changed_at(stay), stay.running.gang.uid)):
-        growth = _find_growth(cache, ledger, backfill, stay)
+    for gang_usage in sorted(candidates, key=lambda gang_usage: (_changed_at(gang_usage), gang_usage.running.gang.uid)):
+        growth = _find_growth(cache, ledger, backfill, gang_usage)
         if growth is not None:
             yield growth
 
@@ -103,34 +103,34 @@ def _find_growth(
 ) -> Growth | None:
     gang = gang_usage.running.gang
     request = cache.request_cache.request(gang)
-    shape = request.gang_request
-    kept = placed_pods(cache, gang, gang_usage.running.placement)
-    now = tuple(kept[role].pods if role in kept else 0 for role in range(len(gang.roles)))
+    gang_request = request.gang_request
+    present = placed_pods(cache, gang, gang_usage.running.placement)
+    now = tuple(present[role].pods if role in present else 0 for role in range(len(gang.roles)))
     if request.rejection is not None or sum(now) != sum(part.replicas for part in gang_usage.running.placement):
         return None  # its queue is inactive, or one of its nodes is gone
     flavor_of = {part.role: part.flavor for part in gang_usage.running.placement}
     flavors = tuple(flavor_of.get(role.name, "") for role in gang.roles)
-    option = next((i for i, option in enumerate(shape.options) if option.flavors == flavors), None)
-    step = sum(now) - sum(shape.min_sizes)
-    if option is None or step >= shape.max_extra_pods or shape.sizes(max(0, step)) != now:
+    option = next((i for i, option in enumerate(gang_request.options) if option.flavors == flavors), None)
+    extra_pods = sum(now) - sum(gang_request.min_sizes)
+    if option is None or extra_pods >= gang_request.max_extra_pods or gang_request.sizes(max(0, extra_pods)) != now:
         return None
     later = gang_usage.release
     assert later is not None
-    bound = backfill.relevant(shape.options[option], backfill.binding(later.release_at))
+    bound = backfill.relevant(gang_request.options[option], backfill.binding(later.release_at))
 
     def grown(more: int) -> Growth | None:
-        sizes = shape.sizes(step + more)
+        sizes = gang_request.sizes(extra_pods + more)
         amounts = _difference(request.quota_at(option, sizes), gang_usage.amounts)
         if not ledger.usage_now.fits(gang_usage.queue, amounts):
             return None
         view = backfill.free_capacity(bound)
-        place = fit(cache.table, shape.options[option], sizes, view, kept)
+        place = fit(cache.table, gang_request.options[option], sizes, view, present)
         if place is None:
             return None
         taken = replace(later, node_usage=place.node_usage, amounts=amounts)
         return Growth(gang_usage, request, option, place, taken) if backfill.fits_quota(taken) else None
 
-    found = largest_feasible(shape.max_extra_pods - step, grown)
+    found = largest_feasible(gang_request.max_extra_pods - extra_pods, grown)
     return None if found is None or found[0] == 0 else found[1]
 
 

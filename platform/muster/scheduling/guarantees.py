@@ -36,10 +36,10 @@ class GuaranteeEligibility:
         if self._not_counted.get(request.queue):
             self._count_waiting(request.queue)
         version, turn = self.ledger.version, self._leaf_versions.get(request.queue, 0)
-        known = self._cached.get(request)
-        if known is None or known[0] != version or known[1] != turn:
-            known = self._cached[request] = version, turn, self._find(request)
-        return known[2]
+        cached = self._cached.get(request)
+        if cached is None or cached[0] != version or cached[1] != turn:
+            cached = self._cached[request] = version, turn, self._find(request)
+        return cached[2]
 
     def add_waiting(self, request: QueueRequest) -> None:
         """The next gang of its leaf has to wait: it is ahead of the others."""
@@ -63,8 +63,8 @@ class GuaranteeEligibility:
             self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
 
     def _find(self, request: QueueRequest) -> CoveredGuarantees:
-        staying = self.ledger.usage_later
-        tree, below, width = staying.tree, staying.subtree_usage, staying.cell_count
+        usage = self.ledger.usage_later
+        tree, below, width = usage.tree, usage.subtree_usage, usage.cell_count
         ahead = self._amounts_ahead.get(request.queue)
         found = []
         for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):

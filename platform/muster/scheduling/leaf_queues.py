@@ -83,11 +83,11 @@ def update_leaves(
 def _updated(entries: list[PendingGang], removed: Collection[str], added: list[PendingGang]) -> list[PendingGang]:
     if not removed and not added:
         return entries
-    kept = [waiting for waiting in entries if waiting.gang.uid not in removed] if removed else entries.copy()
+    remaining = [waiting for waiting in entries if waiting.gang.uid not in removed] if removed else entries.copy()
     if len(added) > INSERT_LIMIT:
-        kept += added
-        kept.sort(key=BY_LEAF_ORDER)
-        return kept
+        remaining += added
+        remaining.sort(key=BY_LEAF_ORDER)
+        return remaining
     for waiting in added:
-        insort(kept, waiting, key=BY_LEAF_ORDER)
-    return kept
+        insort(remaining, waiting, key=BY_LEAF_ORDER)
+    return remaining

@@ -41,10 +41,15 @@ def active_nominations(cache: PlannerCache) -> Iterator[ActiveNomination]:
             request = (
                 cache.pending[gang.uid].request if gang.uid in cache.pending else cache.request_cache.request(gang)
             )
-            known = cache.nominations.get(hold.gang_uid)
-            if known is None or known.nomination is not hold or known.request is not request or known.gang is not gang:
-                known = cache.nominations[hold.gang_uid] = _active_nomination(cache, hold, gang, request)
-            yield known
+            cached = cache.nominations.get(hold.gang_uid)
+            if (
+                cached is None
+                or cached.nomination is not hold
+                or cached.request is not request
+                or cached.gang is not gang
+            ):
+                cached = cache.nominations[hold.gang_uid] = _active_nomination(cache, hold, gang, request)
+            yield cached
 
 
 def _active_nomination(
@@ -60,9 +65,9 @@ def _active_nomination(
     names = {node for part in nomination.placement for node, _ in part.nodes}
     nodes = {cache.table.nodes[row].name: cache.table.nodes[row] for row in load.rows}
     flavors = {name: span.flavor for name, span in cache.table.flavors.items()}
-    there = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
+    nodes_valid = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
     return ActiveNomination(
-        gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), there
+        gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), nodes_valid
     )
 
 
@@ -70,10 +75,10 @@ def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
     """The gang of a nomination; None when it is running (the nomination is over) or unknown."""
     if nomination.gang_uid in cache.pending:
         return cache.pending[nomination.gang_uid].gang
-    stay = cache.running.get(nomination.gang_uid)
-    if stay is None:
+    gang_usage = cache.running.get(nomination.gang_uid)
+    if gang_usage is None:
         return nomination.nominated_gang
-    return stay.running.gang if stay.release is None else None
+    return gang_usage.running.gang if gang_usage.release is None else None
 
 
 def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
@@ -105,16 +110,18 @@ def complete_placement(
     quota; None if the other pods do not fit."""
     if active.covers_minimum or not len(active.release.node_usage.rows) or not _has_capacity(cache, active, capacity):
         return None
-    shape = active.request.gang_request
-    kept = placed_pods(cache, active.gang, active.nomination.placement)
-    sizes = tuple(max(size, kept[role].pods if role in kept else 0) for role, size in enumerate(shape.min_sizes))
+    gang_request = active.request.gang_request
+    placed = placed_pods(cache, active.gang, active.nomination.placement)
+    sizes = tuple(
+        max(size, placed[role].pods if role in placed else 0) for role, size in enumerate(gang_request.min_sizes)
+    )
     flavor_of = {part.role: part.flavor for part in active.nomination.placement}
-    for index, option in enumerate(shape.options):
-        same = all(flavor_of.get(r.name, f) == f for r, f in zip(shape.roles, option.flavors, strict=True))
+    for index, option in enumerate(gang_request.options):
+        same = all(flavor_of.get(r.name, f) == f for r, f in zip(gang_request.roles, option.flavors, strict=True))
         amounts = active.request.quota_at(index, sizes)
         if not same or not usage.fits(active.request.queue, amounts):
             continue
-        place = fit(cache.table, option, sizes, ReservedView(capacity, cache.table, active.release.node_usage), kept)
+        place = fit(cache.table, option, sizes, ReservedView(capacity, cache.table, active.release.node_usage), placed)
         if place is not None:
             return index, GangAssignment(place.roles, place.node_usage.joined(active.release.node_usage)), amounts
     return None
@@ -123,7 +130,7 @@ def complete_placement(
 def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedPods:
     """A placement as assignments by role, without pods on nodes that no longer exist."""
     index = {role.name: i for i, role in enumerate(gang.roles)}
-    kept: dict[int, RoleAssignment] = {}
+    placed: dict[int, RoleAssignment] = {}
     for part in placement:
         pods: dict[int, int] = {}
         for node, count in part.nodes:
@@ -132,8 +139,8 @@ def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedP
                 pods[row] = pods.get(row, 0) + count
         if pods and part.role in index:
             rows = np.array(sorted(pods), dtype=np.int64)
-            kept[index[part.role]] = RoleAssignment(rows, np.array([pods[int(row)] for row in rows], dtype=np.int64))
-    return kept
+            placed[index[part.role]] = RoleAssignment(rows, np.array([pods[int(row)] for row in rows], dtype=np.int64))
+    return placed
 
 
 def _has_capacity(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity) -> bool:
@@ -148,9 +155,11 @@ def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
 
 def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
     """What a nominated gang waits for, as a sentence."""
-    stays = cache.running
+    running = cache.running
     victims = [
-        stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted
+        running[uid].running.gang.name
+        for uid in active.nomination.victims
+        if uid in running and not running[uid].is_admitted
     ]
     held_nodes = "1 node nominated" if active.node_count == 1 else f"{active.node_count} nodes nominated"
     return f"{held_nodes}; waiting for {join_names(victims) or 'pods still on them'} to terminate"

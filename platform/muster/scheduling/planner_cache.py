@@ -127,8 +127,8 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
 
 def _mostly_stale(snapshot: Snapshot, cache: PlannerCache) -> bool:
     """Whether most cached requests are of gangs that no longer exist."""
-    there = len(snapshot.pending) + len(snapshot.running) + len(snapshot.nominations)
-    return len(cache.request_cache) > 2 * there + STALE_REQUESTS_ALLOWED
+    gang_count = len(snapshot.pending) + len(snapshot.running) + len(snapshot.nominations)
+    return len(cache.request_cache) > 2 * gang_count + STALE_REQUESTS_ALLOWED
 
 
 def _same(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
@@ -151,35 +151,37 @@ def _added_and_removed(old: Sequence[T], new: Sequence[T]) -> tuple[list[T], lis
 def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
     """The cache updated with changed pending and running gangs."""
     now, later = previous.free_now.carry_over(), previous.free_later.carry_over()
-    charged, staying = previous.usage_now.fork(), previous.usage_later.fork()
-    stays = dict(previous.running)
-    left, come = _added_and_removed(previous.snapshot.running, snapshot.running)
-    ties: list[int] = []
-    for running in left:
-        stay = stays.pop(running.gang.uid)
-        _add_usage(stay, 1, now, later, charged, staying)
-        if stay.release is not None:
-            ties.append(stay.release.tiebreak)
-    arrived: list[ExpectedRelease] = []
-    for running in come:
-        stay = stays[running.gang.uid] = gang_usage(previous.table, previous.tree, running)
-        _add_usage(stay, -1, now, later, charged, staying)
-        if stay.release is not None:
-            arrived.append(stay.release)
-    departures = previous.releases.without(ties).plus(ExpectedReleases.of(arrived, len(previous.table.columns)))
-    requests, never, leaves = _update_pending(snapshot, previous)
+    usage_now, usage_later = previous.usage_now.fork(), previous.usage_later.fork()
+    running_by_uid = dict(previous.running)
+    removed, added = _added_and_removed(previous.snapshot.running, snapshot.running)
+    tiebreaks: list[int] = []
+    for running in removed:
+        usage = running_by_uid.pop(running.gang.uid)
+        _add_usage(usage, 1, now, later, usage_now, usage_later)
+        if usage.release is not None:
+            tiebreaks.append(usage.release.tiebreak)
+    added_releases: list[ExpectedRelease] = []
+    for running in added:
+        usage = running_by_uid[running.gang.uid] = gang_usage(previous.table, previous.tree, running)
+        _add_usage(usage, -1, now, later, usage_now, usage_later)
+        if usage.release is not None:
+            added_releases.append(usage.release)
+    releases = previous.releases.without(tiebreaks).plus(
+        ExpectedReleases.of(added_releases, len(previous.table.columns))
+    )
+    requests, infeasible, leaves = _update_pending(snapshot, previous)
     return replace(
         previous,
         snapshot=snapshot,
-        running=stays,
+        running=running_by_uid,
         pending=requests,
-        infeasible=never,
+        infeasible=infeasible,
         leaves=leaves,
         free_now=now,
         free_later=later,
-        usage_now=charged,
-        usage_later=staying,
-        releases=departures,
+        usage_now=usage_now,
+        usage_later=usage_later,
+        releases=releases,
         last_waits=_drop_started(previous.last_waits, requests),
         nominations={
             hold.gang_uid: previous.nominations[hold.gang_uid]
@@ -202,12 +204,12 @@ def _update_pending(
     """Pending gangs, infeasible gangs and leaf queues, updated with gangs that came and went."""
     if snapshot.pending is previous.snapshot.pending:
         return previous.pending, previous.infeasible, previous.leaves
-    gone, come = _added_and_removed(previous.snapshot.pending, snapshot.pending)
+    removed, added = _added_and_removed(previous.snapshot.pending, snapshot.pending)
     requests, known = previous.pending.copy(), previous.infeasible.copy()
-    left = [requests.pop(gang.uid) for gang in gone]
-    for gang in gone:
+    removed_entries = [requests.pop(gang.uid) for gang in removed]
+    for gang in removed:
         known.pop(gang.uid, None)
-    new = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in come]
+    new = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in added]
     for waiting in new:
         requests[waiting.gang.uid] = waiting
         why = previous.feasibility.reason(waiting.request) or priority_too_high(
@@ -215,8 +217,8 @@ def _update_pending(
         )
         if why is not None:
             known[waiting.gang.uid] = why
-    never = {gang.uid: known[gang.uid] for gang in snapshot.pending if gang.uid in known}
-    return requests, never, update_leaves(previous.leaves, left, new)
+    infeasible = {gang.uid: known[gang.uid] for gang in snapshot.pending if gang.uid in known}
+    return requests, infeasible, update_leaves(previous.leaves, removed_entries, new)
 
 
 def _add_usage(
@@ -246,18 +248,18 @@ def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangU
     )
     later, back = None, running.retained_until
     if running.state == "admitted" or running.retained_placement:
-        stays = running.state == "admitted"
+        running_by_uid = running.state == "admitted"
         bound = running.release_deadline if back is None else latest_release(gang, back)
         later = ExpectedRelease(
             uid=gang.uid,
             release_at=math.inf if bound is None else bound,
             since=running.admitted_at if back is None else back,
             tiebreak=tiebreak_of(gang.uid),
-            node_usage=load if stays else node_usage_of_placement(table, gang, running.retained_placement),
+            node_usage=load if running_by_uid else node_usage_of_placement(table, gang, running.retained_placement),
             queue=queue,
-            amounts=amounts if stays else quota_of_placement(tree, queue, gang, running.retained_placement),
+            amounts=amounts if running_by_uid else quota_of_placement(tree, queue, gang, running.retained_placement),
             priority=gang.priority,
-            preemptible=stays or back is not None,  # retained capacity can be preempted, like a nomination
+            preemptible=running_by_uid or back is not None,  # retained capacity can be preempted, like a nomination
         )
     elastic = any(role.min_replicas < role.replicas for role in gang.roles)
     return GangUsage(running, queue, load, amounts, later, elastic)

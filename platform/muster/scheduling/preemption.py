@@ -82,9 +82,9 @@ class Preemptor:
     ) -> PreemptionResult | None:
         """The cheapest result of some regions, each with its candidates in order."""
         best: PreemptionResult | None = None
-        for region, asked in regions:
+        for region, candidates in regions:
             with self.ledger.trial():
-                freed = search.find(asked, region)
+                freed = search.find(candidates, region)
             if freed is not None and (best is None or freed.cost < best.cost):
                 best = freed
         return best
@@ -94,7 +94,7 @@ class Preemptor:
     ) -> list[BoolArray]:
         """Regions of rows whose victims may help: required domains, most promising first, else all rows of the gang's
         flavors. None where it would not fit even without more gangs than it may preempt."""
-        amounts, room = self._capacity_without(queues)
+        amounts, capacity = self._capacity_without(queues)
         preempted = {} if lower_priority is None else lower_priority.amounts()
         for cell, amount in request.min_quota[option]:
             avail = self.ledger.usage_later.available(request.queue, cell)
@@ -108,7 +108,7 @@ class Preemptor:
             enough = span.tiers[tier].is_named.copy()
             lacking = np.zeros(len(enough), dtype=np.int64)
             for pod, role in zip(group.pods, group.roles, strict=True):
-                counts = room.counts(pod)[tier]
+                counts = capacity.counts(pod)[tier]
                 if load is not None:
                     counts = counts + max_gain(self.cache.table, pod, load, tier)
                 enough &= counts >= sizes[role]

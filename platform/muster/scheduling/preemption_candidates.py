@@ -151,8 +151,8 @@ class PreemptionCandidates:
         """Whether a candidate still runs, is nominated or is to start."""
         if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:
             return True
-        held = self.nominations.get(victim.gang.uid)
-        return held is not None and held.release is victim.freed
+        active = self.nominations.get(victim.gang.uid)
+        return active is not None and active.release is victim.freed
 
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
         """A gang is admitted in this plan: preempting it loses no work."""
@@ -187,8 +187,8 @@ class PreemptionCandidates:
     ) -> Mapping[int, tuple[int, ...]]:
         """For each inner queue: the queues below it with candidates that, with every queue in between, are above their
         guarantee of one of these cells."""
-        known = self._above_guarantee.get(cells)
-        if known is None or known[0] != version:
+        cached = self._above_guarantee.get(cells)
+        if cached is None or cached[0] != version:
             tree, columns = usage_later.tree, sorted(cells)
             above = np.any(usage_later.table()[:, columns] > tree.guaranteed_table[:, columns], axis=1).tolist()
             found: dict[int, tuple[int, ...]] = {}
@@ -197,8 +197,8 @@ class PreemptionCandidates:
                 below = [((child,) if self.has_candidates(child) else ()) + found.get(child, ()) for child in children]
                 if any(below):
                     found[queue] = tuple(q for queues in below for q in queues)
-            known = self._above_guarantee[cells] = version, found
-        return known[1]
+            cached = self._above_guarantee[cells] = version, found
+        return cached[1]
 
     def has_candidates(self, queue: int) -> bool:
         """Whether a queue has running gangs, nominations (when the plan began) or admissions of this plan."""
@@ -221,14 +221,16 @@ class PreemptionCandidates:
         """Nominations when the plan began, by queue; includes those that are suspended for a trial."""
         if self._nominated is None:
             self._nominated = {}
-            for held in active_nominations(self.cache):
-                self._nominated.setdefault(held.request.queue, []).append(held)
+            for active in active_nominations(self.cache):
+                self._nominated.setdefault(active.request.queue, []).append(active)
         return self._nominated
 
     def longest_grace_s(self) -> float:
         """The longest grace period of any gang."""
         if self._grace_s is None:
-            self._grace_s = max((stay.running.gang.grace_s for stay in self.cache.running.values()), default=0.0)
+            self._grace_s = max(
+                (gang_usage.running.gang.grace_s for gang_usage in self.cache.running.values()), default=0.0
+            )
         return self._grace_s
 
     def _find_lowest_priorities(self) -> dict[int, int]:
@@ -239,7 +241,7 @@ class PreemptionCandidates:
         )  # the last entry is for gangs without a queue
         np.minimum.at(lowest, crowd.queue[crowd.preemptible], crowd.priority[crowd.preemptible])
         for queue, holders in self._nominated_by_queue().items():
-            lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))
+            lowest[queue] = min(int(lowest[queue]), *(active.gang.priority for active in holders))
         for queue, victims in self._admitted.items():
             lowest[queue] = min(int(lowest[queue]), *(victim.gang.priority for victim in victims))
         return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < NO_PRIORITY}
@@ -266,12 +268,12 @@ class PreemptionCandidates:
         if not isinstance(member, GangUsage):
             yield _nomination_victim(member) if isinstance(member, ActiveNomination) else member
             return
-        stay = member
-        smallest = self.shrink(stay, None, None)
+        gang_usage = member
+        smallest = self.shrink(gang_usage, None, None)
         if smallest is not None:
             yield smallest
-        assert stay.release is not None
-        yield _running_victim(stay, stay.release, (), self.cache.snapshot.now)
+        assert gang_usage.release is not None
+        yield _running_victim(gang_usage, gang_usage.release, (), self.cache.snapshot.now)
 
     def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
         """An elastic gang without this many pods, or as many as possible; pods in a region of the nodes first."""
@@ -285,20 +287,20 @@ class PreemptionCandidates:
             for n, _ in part.nodes
             if region is not None and n in rows and region[rows[n]]
         )
-        kept = shed_pods(gang, gang_usage.running.placement, inside, shed)
-        if not kept:
+        remaining = shed_pods(gang, gang_usage.running.placement, inside, shed)
+        if not remaining:
             return None
-        left = node_usage_of_placement(self.cache.table, gang, kept)
+        left = node_usage_of_placement(self.cache.table, gang, remaining)
         amounts = gang_usage.node_usage.amounts.copy()
         amounts[np.searchsorted(gang_usage.node_usage.rows, left.rows)] -= left.amounts
         freed = amounts.any(axis=1)
         charge = dict(gang_usage.amounts)
-        for cell, amount in quota_of_placement(self.cache.tree, gang_usage.queue, gang, kept):
+        for cell, amount in quota_of_placement(self.cache.tree, gang_usage.queue, gang, remaining):
             charge[cell] -= amount
         load = NodeUsage(gang_usage.node_usage.rows[freed], amounts[freed])
         assert gang_usage.release is not None
         part = replace(gang_usage.release, node_usage=load, amounts=tuple(charge.items()))
-        return _running_victim(gang_usage, part, kept, self.cache.snapshot.now)
+        return _running_victim(gang_usage, part, remaining, self.cache.snapshot.now)
 
 
 def _gang(member: Preemptible) -> Gang:
@@ -319,11 +321,11 @@ def _key(victim: Victim) -> tuple[bool, int, float, float, str]:
     return victim.key
 
 
-def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, kept: Placement, now: float) -> Victim:
+def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement, now: float) -> Victim:
     """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
     gang, lost = gang_usage.running.gang, lost_work_s(gang_usage, now)
-    key = (not kept, gang.priority, lost, -gang_usage.running.admitted_at, gang.uid)
-    return Victim(gang, freed, gang_usage, kept, lost, key)
+    key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, gang.uid)
+    return Victim(gang, freed, gang_usage, remaining, lost, key)
 
 
 def _nomination_victim(active: ActiveNomination) -> Victim:

@@ -91,7 +91,7 @@ class PreemptionSearch:
         """Add all of a group or none; return whether any was added. A group that frees no capacity, beside reservations
         of others, is not added."""
         undo: list[tuple[str, tuple[Victim, PreemptionReason] | None]] = []
-        room = self._pods_that_fit(group.target)
+        pods_before = self._pods_that_fit(group.target)
         for victim in group.members:
             helps = bool(region[victim.freed.node_usage.rows].any())
             if not helps and self.ledger.usage_later.fits(self.request.queue, self.request.min_quota[self.option]):
@@ -113,7 +113,7 @@ class PreemptionSearch:
                     self._exhausted.add(cells)
                 return self._restore(undo, chosen)
             self._set_victim(chosen, uid, (victim, reason))
-        if group.target is not None and self._pods_that_fit(group.target) <= room:
+        if group.target is not None and self._pods_that_fit(group.target) <= pods_before:
             return self._restore(undo, chosen)
         return bool(undo)
 

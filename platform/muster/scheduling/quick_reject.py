@@ -64,12 +64,12 @@ class QuickReject:
 
     def _compute(self) -> None:
         self._version = self.ledger.version
-        lined_up = self._requests
+        arrays = self._requests
         avail = self.ledger.usage_now.available_table()
-        asks = lined_up.amounts > 0
-        over = np.any(asks & (lined_up.amounts > avail[lined_up.queue]), axis=1)
-        full = _without_capacity(lined_up, self.ledger.free_now)[lined_up.option]
-        domain = _needs_domain(lined_up)[lined_up.option]
+        asks = arrays.amounts > 0
+        over = np.any(asks & (arrays.amounts > avail[arrays.queue]), axis=1)
+        full = _without_capacity(arrays, self.ledger.free_now)[arrays.option]
+        domain = _needs_domain(arrays)[arrays.option]
         which = np.select([~(over | full) | self._may_reclaim(), over, domain], [0, 1, 2], 3)
         reasons = (
             None,
@@ -81,16 +81,16 @@ class QuickReject:
 
     def _may_reclaim(self) -> BoolArray:
         """Requests within a guarantee of their path, while some queue is above its own."""
-        lined_up, tree, staying = self._requests, self.cache.tree, self.ledger.usage_later
+        arrays, tree, usage = self._requests, self.cache.tree, self.ledger.usage_later
         above = self.candidates.queues_above_guarantee(
-            frozenset(range(len(tree.cell_index))), staying, self.ledger.version
+            frozenset(range(len(tree.cell_index))), usage, self.ledger.version
         )
         generous = np.array([queue in above for queue in range(len(tree.queues))] + [False])
-        slack = tree.guaranteed_table - staying.table()
-        queue, answer = lined_up.queue, np.zeros(len(lined_up.queue), dtype=np.bool_)
+        slack = tree.guaranteed_table - usage.table()
+        queue, answer = arrays.queue, np.zeros(len(arrays.queue), dtype=np.bool_)
         parent = np.array(tree.parent, dtype=np.int64)
         while (inner := parent[queue] >= 0).any():
-            within = np.all((lined_up.amounts == 0) | (lined_up.amounts <= slack[queue]), axis=1)
+            within = np.all((arrays.amounts == 0) | (arrays.amounts <= slack[queue]), axis=1)
             answer |= within & inner & generous[parent[queue]]
             queue = np.where(inner, parent[queue], queue)
         return answer

@@ -31,8 +31,8 @@ class QuotaForecast:
         self.released_counts: IntArray = left  # number of releases at each moment
         self.times: FloatArray = times[left]
         self._releases = releases
-        shape = (len(tree.queues), len(tree.cell_index), len(left))
-        change = np.zeros(shape, dtype=np.int64)
+        table_shape = (len(tree.queues), len(tree.cell_index), len(left))
+        change = np.zeros(table_shape, dtype=np.int64)
         moment = np.searchsorted(left, releases.positions + 1)
         place = (releases.charge_queue, releases.charge_cell, moment[releases.charge_gang])
         np.add.at(change, place, -releases.charge_amount)
@@ -44,7 +44,7 @@ class QuotaForecast:
         change[:, :, 0] += own
         self._subtree_usage = np.cumsum(change, axis=2, out=change)
         self._usage = self._subtree_usage.copy()
-        kept = np.array(tree.local_quota, dtype=np.int64).reshape(shape[:2])
+        kept = np.array(tree.local_quota, dtype=np.int64).reshape(table_shape[:2])
         for children, parents in tree.depths:  # deepest first; children of one parent are adjacent
             edges = np.flatnonzero(np.diff(parents, prepend=-1))
             above = parents[edges]
@@ -56,9 +56,9 @@ class QuotaForecast:
     def index_of_release(self, release: ExpectedRelease) -> int:
         """Index of the first moment at which a gang is gone. A gang that starts now comes before others that are gone
         by the same time."""
-        known = self._releases.index_of(release)
-        if known is not None:
-            return int(np.searchsorted(self.released_counts, self._releases.positions[known] + 1))
+        index = self._releases.index_of(release)
+        if index is not None:
+            return int(np.searchsorted(self.released_counts, self._releases.positions[index] + 1))
         return (
             len(self.times)
             if math.isinf(release.release_at)

@@ -82,22 +82,24 @@ class ExpectedReleases:
     @classmethod
     def of(cls, releases: Iterable[ExpectedRelease], columns: int) -> ExpectedReleases:
         """Releases as arrays; `columns` of the node table."""
-        gone = list(releases)
-        charges = [(i, d.queue, cell, amount) for i, d in enumerate(gone) if d.queue >= 0 for cell, amount in d.amounts]
+        expected = list(releases)
+        charges = [
+            (i, d.queue, cell, amount) for i, d in enumerate(expected) if d.queue >= 0 for cell, amount in d.amounts
+        ]
         charge = np.array(charges, dtype=np.int64).reshape(-1, 4)
-        lengths = np.array([len(d.node_usage.rows) for d in gone], dtype=np.int64)
+        lengths = np.array([len(d.node_usage.rows) for d in expected], dtype=np.int64)
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, columns), dtype=np.int64)
         return cls(
-            uids=np.array([d.uid for d in gone], dtype=np.object_),
-            release_at=np.array([d.release_at for d in gone], dtype=np.float64),
-            since=np.array([d.since for d in gone], dtype=np.float64),
-            tiebreak=np.array([d.tiebreak for d in gone], dtype=np.int64),
-            queue=np.array([d.queue for d in gone], dtype=np.int64),
-            priority=np.array([d.priority for d in gone], dtype=np.int64),
-            preemptible=np.array([d.preemptible for d in gone], dtype=np.bool_),
-            node_gang=np.repeat(np.arange(len(gone), dtype=np.int64), lengths),
-            node_row=np.concatenate([none, *(d.node_usage.rows for d in gone)]),
-            node_amounts=np.concatenate([nothing, *(d.node_usage.amounts for d in gone)]),
+            uids=np.array([d.uid for d in expected], dtype=np.object_),
+            release_at=np.array([d.release_at for d in expected], dtype=np.float64),
+            since=np.array([d.since for d in expected], dtype=np.float64),
+            tiebreak=np.array([d.tiebreak for d in expected], dtype=np.int64),
+            queue=np.array([d.queue for d in expected], dtype=np.int64),
+            priority=np.array([d.priority for d in expected], dtype=np.int64),
+            preemptible=np.array([d.preemptible for d in expected], dtype=np.bool_),
+            node_gang=np.repeat(np.arange(len(expected), dtype=np.int64), lengths),
+            node_row=np.concatenate([none, *(d.node_usage.rows for d in expected)]),
+            node_amounts=np.concatenate([nothing, *(d.node_usage.amounts for d in expected)]),
             charge_gang=charge[:, 0],
             charge_queue=charge[:, 1],
             charge_cell=charge[:, 2],
@@ -126,19 +128,19 @@ class ExpectedReleases:
 
     def without(self, tiebreaks: Collection[int]) -> ExpectedReleases:
         """All but those with these tiebreaks."""
-        stays = ~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks)))
-        if stays.all():
+        kept = ~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks)))
+        if kept.all():
             return self
-        number = np.cumsum(stays) - 1
-        nodes, charges = stays[self.node_gang], stays[self.charge_gang]
+        number = np.cumsum(kept) - 1
+        nodes, charges = kept[self.node_gang], kept[self.charge_gang]
         return ExpectedReleases(
-            uids=self.uids[stays],
-            release_at=self.release_at[stays],
-            since=self.since[stays],
-            tiebreak=self.tiebreak[stays],
-            queue=self.queue[stays],
-            priority=self.priority[stays],
-            preemptible=self.preemptible[stays],
+            uids=self.uids[kept],
+            release_at=self.release_at[kept],
+            since=self.since[kept],
+            tiebreak=self.tiebreak[kept],
+            queue=self.queue[kept],
+            priority=self.priority[kept],
+            preemptible=self.preemptible[kept],
             node_gang=number[self.node_gang[nodes]],
             node_row=self.node_row[nodes],
             node_amounts=self.node_amounts[nodes],

@@ -18,8 +18,8 @@ def selector_mismatch(selector: Iterable[tuple[str, str]], nodes: Sequence[NodeI
     for key, value in wanted:
         values = _first_distinct(node.labels[key] for node in nodes if key in node.labels)
         if not values:
-            known = _first_distinct(name for node in nodes[:_MAX_COMPARED] for name in node.labels)
-            closest = closest_match(key, known)
+            candidates = _first_distinct(name for node in nodes[:_MAX_COMPARED] for name in node.labels)
+            closest = closest_match(key, candidates)
             return f"the label {key} of its nodeSelector" + (f"; did you mean {closest!r}?" if closest else "")
         if not any(node.labels.get(key) == value for node in nodes):
             closest = closest_match(value, values)

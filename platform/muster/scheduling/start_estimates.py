@@ -45,8 +45,8 @@ def estimate_starts(
     ]
     if not waiting:
         return {}
-    departures = backfill.releases()
-    by_room = _times_by_capacity(cache, ledger, departures, [(request, why.option) for _, request, why in waiting])
+    releases = backfill.releases()
+    by_room = _times_by_capacity(cache, ledger, releases, [(request, why.option) for _, request, why in waiting])
     quota = _QuotaTimes(
         ledger.quota_forecast, [] if ledger.quota_forecast is None else ledger.quota_forecast.times.tolist()
     )
@@ -70,7 +70,8 @@ def estimate_starts(
 def _releasing_done_at(cache: PlannerCache, now: float) -> float:
     """When terminating gangs will be gone."""
     return now + max(
-        (stay.running.gang.grace_s for stay in cache.running.values() if not stay.is_admitted), default=0.0
+        (gang_usage.running.gang.grace_s for gang_usage in cache.running.values() if not gang_usage.is_admitted),
+        default=0.0,
     )
 
 
@@ -88,12 +89,12 @@ def _times_by_capacity(
         for request, option in waiting
     ]
     for name, span in cache.table.flavors.items():
-        asked = np.array(
+        needed = np.array(
             [cache.request_cache.min_usage(request.gang_request, option, name) for _, request, option in ways.values()]
         )
-        if not asked.any():
+        if not needed.any():
             continue
-        need = asked[which]
+        need = needed[which]
         usable = np.zeros(len(cache.table.nodes), dtype=np.bool_)
         usable[span.start : span.stop] = cache.table.schedulable[span.start : span.stop]
         freed = releases.usage_by_gang(usable)

@@ -66,13 +66,13 @@ class WaitMessages:
 
     def _limit_clause(self, queue: int, cell: int) -> str:
         """`: its limit of 4 is in use`, if more quota would be available without the limit."""
-        tree, charged = self.requests.tree, self.usage_now
-        at = queue * charged.cell_count + cell
-        limit, below, above = tree.limit[queue][cell], charged.subtree_usage[at], tree.parent[queue]
-        spare = (tree.subtree_quota if above < 0 else tree.local_quota)[queue][cell] - charged.usage[at]
+        tree, usage = self.requests.tree, self.usage_now
+        at = queue * usage.cell_count + cell
+        limit, below, above = tree.limit[queue][cell], usage.subtree_usage[at], tree.parent[queue]
+        spare = (tree.subtree_quota if above < 0 else tree.local_quota)[queue][cell] - usage.usage[at]
         if above >= 0:
-            spare = max(0, spare) + charged.available(above, cell)
-        if spare <= limit - below or charged.available(queue, cell) < limit - below:
+            spare = max(0, spare) + usage.available(above, cell)
+        if spare <= limit - below or usage.available(queue, cell) < limit - below:
             return ""
         name = tree.cell_names[cell][1]
         bound = f"its limit of {format_number(name, limit)}"

@@ -197,18 +197,18 @@ def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Ma
     and admission plugins may have changed the requests of pods.
     """
     now = {role.name: role.request for role in gang.roles}
-    asked = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
-    most = max_amount_per_pod(((1, request) for request in asked.values()), _MAX_TERMINATING_AMOUNT)
-    asked = {name: request.capped(most) for name, request in asked.items()}
-    if all(asked[pod.name] == now.get(pod.role) for pod in pods):
+    requests = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
+    most = max_amount_per_pod(((1, request) for request in requests.values()), _MAX_TERMINATING_AMOUNT)
+    requests = {name: request.capped(most) for name, request in requests.items()}
+    if all(requests[pod.name] == now.get(pod.role) for pod in pods):
         return gang, {pod.name: pod.role for pod in pods}
-    sizes = Counter((pod.role, asked[pod.name]) for pod in pods)
+    sizes = Counter((pod.role, requests[pod.name]) for pod in pods)
     names: dict[tuple[str, Resources], str] = {}
     roles: list[model.Role] = []
     for (role, request), size in sorted(sizes.items(), key=lambda entry: (entry[0][0], entry[0][1].items)):
         name = names[role, request] = f"{role}.{len(roles)}"  # pods of one role may differ; no role name has a dot
         roles.append(model.Role(name, size, size, request))
-    return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, asked[pod.name]] for pod in pods}
+    return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, requests[pod.name]] for pod in pods}
 
 
 def _nomination(job: spec.TrainingJob, gang: Gang, now: float) -> Nomination | None:
