@@ -59,7 +59,7 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     assert {name for name in written(values) if not name.startswith(free)} == named_ones - {"global"}
 
 
-def test_the_operator_runs_with_nothing_that_it_does_not_need(render: Render) -> None:
+def test_the_operator_runs_with_the_restricted_settings(render: Render) -> None:
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["securityContext"] == {
@@ -73,7 +73,7 @@ def test_the_operator_runs_with_nothing_that_it_does_not_need(render: Render) ->
     assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
 
 
-def test_there_are_two_operators_apart_from_each_other_and_one_may_be_drained(render: Render) -> None:
+def test_two_replicas_are_spread_and_one_may_be_drained(render: Render) -> None:
     items = render()
     deployment = one(items, "Deployment")["spec"]
     selector = deployment["selector"]["matchLabels"]
@@ -98,7 +98,7 @@ def test_there_are_two_operators_apart_from_each_other_and_one_may_be_drained(re
     ],
     ids=str,
 )
-def test_the_operator_understands_its_flags(render: Render, values: tuple[str, ...]) -> None:
+def test_the_operator_parses_the_flags_of_the_chart(render: Render, values: tuple[str, ...]) -> None:
     container = operator(render(*values))
     assert container["command"] == ["python", "-m", "muster_operator"]
     settings = parse_flags(container["args"])
@@ -106,7 +106,7 @@ def test_the_operator_understands_its_flags(render: Render, values: tuple[str, .
     assert settings.priority_class == one(render(*values), "PriorityClass")["metadata"]["name"]
 
 
-def test_probes_and_services_meet_the_port_the_operator_listens_on(render: Render) -> None:
+def test_probes_and_services_use_the_operators_port(render: Render) -> None:
     items = render()
     container = operator(items)
     (port,) = container["ports"]
@@ -127,11 +127,11 @@ def test_probes_and_services_meet_the_port_the_operator_listens_on(render: Rende
         ((f"image.digest=sha256:{'a' * 64}", "image.tag=v2"), f"registry.example.com/operator@sha256:{'a' * 64}"),
     ],
 )
-def test_an_image_is_named_by_tag_or_better_by_digest(render: Render, values: tuple[str, ...], image: str) -> None:
+def test_an_image_has_a_tag_or_a_digest(render: Render, values: tuple[str, ...], image: str) -> None:
     assert operator(render(*values))["image"] == image
 
 
-def test_the_crds_come_with_the_chart_stay_when_it_goes_and_are_those_of_the_plain_file(render: Render) -> None:
+def test_crds_are_part_of_the_chart_kept_on_uninstall_and_equal_the_plain_file(render: Render) -> None:
     plain = {item["metadata"]["name"]: item for item in yaml.safe_load_all((ROOT / "helm/crds.yaml").read_text())}
     found = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
     assert {item["metadata"]["name"]: item["spec"] for item in found} == {
@@ -141,7 +141,7 @@ def test_the_crds_come_with_the_chart_stay_when_it_goes_and_are_those_of_the_pla
     assert "CustomResourceDefinition" not in kinds(render("crds.enabled=false"))
 
 
-def test_default_queue_and_flavor_are_such_as_muster_reads_and_stay_when_the_chart_goes(render: Render) -> None:
+def test_default_queue_and_flavor_are_valid_and_kept_on_uninstall(render: Render) -> None:
     items = render()
     for model in (Queue, Flavor):
         item = one(items, model.__name__)
@@ -150,7 +150,7 @@ def test_default_queue_and_flavor_are_such_as_muster_reads_and_stay_when_the_cha
     assert kinds(render("queues=null", "flavors=null")) & {"Queue", "Flavor"} == set()
 
 
-def test_queues_are_hooks_only_until_the_api_server_knows_their_kind(render: Render) -> None:
+def test_queues_are_hooks_only_until_the_api_server_has_their_crd(render: Render) -> None:
     first = one(render(), "Queue")["metadata"]["annotations"]
     later = one(render(extra=("--api-versions=muster.dev/v1alpha1",)), "Queue")["metadata"]["annotations"]
     assert first["helm.sh/hook"] == "post-install,post-upgrade"
@@ -158,12 +158,12 @@ def test_queues_are_hooks_only_until_the_api_server_knows_their_kind(render: Ren
     assert "helm.sh/hook" not in later
 
 
-def test_pods_of_jobs_never_make_kube_scheduler_evict_others(render: Render) -> None:
+def test_the_priority_class_of_jobs_never_preempts(render: Render) -> None:
     priority = one(render(), "PriorityClass")
     assert (priority["preemptionPolicy"], priority["globalDefault"]) == ("Never", False)
 
 
-def test_no_role_for_people_may_write_a_status(render: Render) -> None:
+def test_no_user_role_may_write_a_status(render: Render) -> None:
     roles = [item for item in render() if item["kind"] == "ClusterRole" and "operator" not in item["metadata"]["name"]]
     assert len(roles) == 4
     resources = {name for role in roles for rule in role["rules"] for name in rule["resources"]}
@@ -177,7 +177,7 @@ def rules(items: list[Object], kind: str) -> list[Object]:
     return [rule for item in items if item["kind"] == kind for rule in item["rules"]]
 
 
-def test_no_role_has_a_wildcard_and_only_the_operator_knows_of_secrets_of_its_own(render: Render) -> None:
+def test_no_role_has_a_wildcard_and_only_the_operator_reads_its_secrets(render: Render) -> None:
     items = render()
     for rule in [*rules(items, "Role"), *rules(items, "ClusterRole")]:
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
@@ -188,7 +188,7 @@ def test_no_role_has_a_wildcard_and_only_the_operator_knows_of_secrets_of_its_ow
     assert more["verbs"] == ["create"]
 
 
-def test_with_collectors_the_operator_makes_secrets_and_reads_two_of_its_own(render: Render) -> None:
+def test_with_collectors_the_operator_creates_secrets_and_reads_two_of_its_own(render: Render) -> None:
     items = render(COLLECTOR)
     (everywhere,) = (rule for rule in rules(items, "ClusterRole") if "secrets" in rule["resources"])
     at_home, _ = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
@@ -198,7 +198,7 @@ def test_with_collectors_the_operator_makes_secrets_and_reads_two_of_its_own(ren
     assert at_home["resourceNames"] == [f"{lease}-admission-key", f"{lease}-collector-key"]
 
 
-def test_the_operator_understands_what_the_chart_says_of_collectors(render: Render) -> None:
+def test_the_operator_parses_the_collector_flags_of_the_chart(render: Render) -> None:
     assert parse_flags(operator(render())["args"]).collectors.config.image == ""
     store = ("collector.store.url=s3://traces/muster", "collector.store.secretName=traces")
     settings = parse_flags(operator(render(COLLECTOR, "collector.heartbeatIntervalSeconds=7", *store))["args"])
@@ -209,7 +209,7 @@ def test_the_operator_understands_what_the_chart_says_of_collectors(render: Rend
     assert (settings.collectors.heartbeat_interval_s, settings.progress_interval_s) == (7.0, 60.0)
 
 
-def test_monitoring_is_there_when_asked_for_and_asks_for_metrics_that_the_operator_has(render: Render) -> None:
+def test_monitoring_is_optional_and_uses_existing_metrics(render: Render) -> None:
     assert kinds(render()) & {"ServiceMonitor", "PrometheusRule"} == set()
     items = render("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "prometheusRule.labels.team=ml")
     selector = one(items, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
@@ -225,7 +225,7 @@ def test_monitoring_is_there_when_asked_for_and_asks_for_metrics_that_the_operat
     assert "{{ $labels.queue }}" in queue_alert["summary"]
 
 
-def test_every_alert_has_its_section_in_the_runbook_and_links_to_it_where_that_lies_somewhere(render: Render) -> None:
+def test_every_alert_has_a_runbook_section_and_links_to_it_if_set(render: Render) -> None:
     def alerts(*values: str) -> dict[str, Object]:
         (group,) = one(render("prometheusRule.enabled=true", *values), "PrometheusRule")["spec"]["groups"]
         return {alert["alert"]: alert["annotations"] for alert in group["rules"]}
@@ -240,7 +240,7 @@ def test_every_alert_has_its_section_in_the_runbook_and_links_to_it_where_that_l
     }
 
 
-def test_pod_groups_bring_their_flag_and_the_right_to_them_and_else_there_is_neither(render: Render) -> None:
+def test_pod_groups_add_their_flag_and_rule_only_if_enabled(render: Render) -> None:
     def of(*values: str) -> tuple[bool, list[Object]]:
         items = render(*values)
         (container,) = one(items, "Deployment")["spec"]["template"]["spec"]["containers"]
@@ -253,7 +253,7 @@ def test_pod_groups_bring_their_flag_and_the_right_to_them_and_else_there_is_nei
     assert of("operator.podGroups=true") == (True, [wanted])
 
 
-def test_the_security_page_tells_every_right_of_the_operator(render: Render) -> None:
+def test_the_security_page_lists_every_rule_of_the_operator(render: Render) -> None:
     """Each rule of the chart with all options enabled is a row of the table: group, resources, verbs."""
     items = render("operator.podGroups=true", "collector.image.repository=registry.example.com/trainer")
     given = [
@@ -268,7 +268,7 @@ def test_the_security_page_tells_every_right_of_the_operator(render: Render) -> 
     assert rows == {f"`{', '.join(rule['resources'])}`: {', '.join(rule['verbs'])}" for rule in given}
 
 
-def test_the_admission_policies_are_off_unless_asked_for_and_need_kubernetes_1_30(render: Render, helm: Run) -> None:
+def test_the_admission_policies_are_off_by_default_and_need_kubernetes_1_30(render: Render, helm: Run) -> None:
     policy = "ValidatingAdmissionPolicy"
     assert not kinds(render()) & {policy, f"{policy}Binding"}
     enabled = "admissionPolicy.enabled=true"
@@ -284,7 +284,7 @@ def test_the_admission_policies_are_off_unless_asked_for_and_need_kubernetes_1_3
     assert {condition["expression"] for (condition,) in conditions} == {user}
 
 
-def test_traffic_out_of_the_operator_can_be_bounded_too_and_further_ways_left_open(render: Render) -> None:
+def test_egress_of_the_operator_can_be_restricted_with_extra_rules(render: Render) -> None:
     assert one(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
     policy = one(render("networkPolicy.egress.enabled=true"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]

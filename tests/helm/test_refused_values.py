@@ -28,7 +28,7 @@ def refused(helm: Run, *values: str) -> str:
     return done.stderr
 
 
-def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
+def test_without_an_image_the_message_names_the_value(helm: Run) -> None:
     done = helm("template")
     assert done.returncode != 0
     assert "image.repository must be set to your image of the operator" in done.stderr
@@ -85,7 +85,7 @@ def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
         ("prometheusRule.runbookUrl=wiki", "runbookUrl"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name(helm: Run, value: str, field: str) -> None:
+def test_an_invalid_value_is_rejected_by_name(helm: Run, value: str, field: str) -> None:
     said = refused(helm, value)
     assert SCHEMA in said
     assert field in said
@@ -110,7 +110,7 @@ SCHEMA_FILE = json.loads((CHART / "values.schema.json").read_text())
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_null_where_the_chart_needs_a_value_is_refused_by_name(helm: Run, depth: int) -> None:
+def test_null_for_a_required_value_is_rejected_by_name(helm: Run, depth: int) -> None:
     taken = {place for place in required(SCHEMA_FILE) if place.count(".") == depth}
     assert len(taken) > 4
     said = refused(helm, *(f"{place}=null" for place in taken)).splitlines()
@@ -170,24 +170,24 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
         ),
     ],
 )
-def test_what_no_schema_can_say_is_refused_in_a_sentence(helm: Run, value: str, sentence: str) -> None:
+def test_values_beyond_the_schema_are_rejected_with_a_message(helm: Run, value: str, sentence: str) -> None:
     assert sentence in refused(helm, value)
 
 
-def test_two_queues_of_one_name_are_refused(helm: Run) -> None:
+def test_two_queues_of_one_name_are_rejected(helm: Run) -> None:
     twice = json.dumps([{"name": "a", "spec": {}}, {"name": "a", "spec": {}}])
     done = helm("template", "--set=image.repository=x", f"--set-json=queues={twice}")
     assert 'queues: names must be unique; got "a" twice' in done.stderr
 
 
 @pytest.mark.parametrize("release", ["muster.v1", "9muster"])
-def test_a_release_whose_name_no_service_can_have_is_refused(helm: Run, release: str) -> None:
+def test_a_release_name_invalid_for_services_is_rejected(helm: Run, release: str) -> None:
     done = helm("template", "--set=image.repository=x", release=release)
     assert done.returncode != 0
     assert "the release name must start with a letter" in done.stderr
 
 
-def test_no_flag_that_the_chart_gives_may_be_given_again(helm: Run, render: Render) -> None:
+def test_flags_set_by_the_chart_cannot_be_extra_args(helm: Run, render: Render) -> None:
     store = ("collector.store.url=s3://traces/muster", "operator.podGroups=true")
     (deployment,) = (item for item in render(COLLECTOR, *store) if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -196,7 +196,7 @@ def test_no_flag_that_the_chart_gives_may_be_given_again(helm: Run, render: Rend
         assert f"operator.extraArgs: {flag} is set by the chart" in refused(helm, f"operator.extraArgs={{{flag}=x}}")
 
 
-def test_names_that_yaml_would_take_for_numbers_stay_names(helm: Run) -> None:
+def test_numeric_names_stay_strings(helm: Run) -> None:
     queue = json.dumps([{"name": "12", "spec": {}}])
     values = ("serviceAccount.name=1e3", "operator.priorityClassName=0x1", "jobPods.priorityClass.name=99")
     done = helm(

@@ -25,13 +25,13 @@ def script(folder: Path, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
-def test_buildah_goes_before_podman_and_podman_before_docker(programs: Path) -> None:
+def test_buildah_precedes_podman_and_podman_precedes_docker(programs: Path) -> None:
     for name in ("docker", "podman", "buildah"):
         script(programs, name, "exit 0")
         assert Builder.find() == Builder(name)
 
 
-def test_without_a_builder_it_is_said_what_to_install(programs: Path) -> None:
+def test_without_a_builder_the_error_names_the_package(programs: Path) -> None:
     with pytest.raises(Unavailable, match=r"install buildah, podman or docker, e\.g\. apt-get install buildah"):
         Builder.find()
 
@@ -42,18 +42,18 @@ def test_a_docker_without_its_daemon_does_not_count(programs: Path) -> None:
         Builder.find()
 
 
-def test_the_base_that_was_asked_for_is_used_and_fetched_if_need_be(programs: Path, tmp_path: Path) -> None:
+def test_the_given_base_is_used_and_fetched_if_missing(programs: Path, tmp_path: Path) -> None:
     script(programs, "buildah", f'[ "$1" = pull ] && echo "$3" >> {tmp_path}/pulled && exit 0; exit 1')
     assert Builder("buildah").select_base("registry.example.com/python:3.12") == "registry.example.com/python:3.12"
     assert (tmp_path / "pulled").read_text() == "registry.example.com/python:3.12\n"
 
 
-def test_the_usual_base_is_fetched_where_there_is_none(programs: Path) -> None:
+def test_the_default_base_is_fetched_if_none_is_given(programs: Path) -> None:
     script(programs, "podman", '[ "$1" = pull ]')
     assert Builder("podman").select_base("") == images.DEFAULT_BASE
 
 
-def test_without_a_registry_and_without_mmdebstrap_it_is_said_what_to_install(
+def test_without_registry_and_mmdebstrap_the_error_names_the_package(
     programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script(programs, "buildah", 'echo "no such host" >&2; exit 1')

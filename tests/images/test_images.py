@@ -22,7 +22,7 @@ print(json.dumps({"user": os.getuid(), "group": os.getgid(), "writable": writabl
 HAS = ("muster", "numpy", "muster_operator", "muster_components")
 
 
-def test_the_operators_image_runs_without_rights_on_a_root_that_cannot_be_written(built: dict[str, Image]) -> None:
+def test_the_operators_image_runs_unprivileged_with_a_read_only_root(built: dict[str, Image]) -> None:
     done = built["operator"].run("--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: python -m muster_operator")
@@ -36,7 +36,7 @@ def test_launcher_and_collector_start_in_the_trainers_image(built: dict[str, Ima
 
 
 @pytest.mark.parametrize("name", ["operator", "trainer"])
-def test_an_image_holds_what_it_needs_and_neither_torch_nor_tools(built: dict[str, Image], name: str) -> None:
+def test_an_image_has_what_it_needs_but_neither_torch_nor_tools(built: dict[str, Image], name: str) -> None:
     done = built[name].run("python", "-c", LOOK, json.dumps([*HAS, *ABSENT]))
     seen = json.loads(done.stdout or "null")
     expected = {"user": 65532, "group": 65532, "writable": ["/tmp"], "there": list(HAS)}
@@ -45,7 +45,7 @@ def test_an_image_holds_what_it_needs_and_neither_torch_nor_tools(built: dict[st
 
 
 @pytest.mark.parametrize("name", ["operator", "trainer"])
-def test_an_image_says_what_it_is(built: dict[str, Image], name: str) -> None:
+def test_an_image_has_its_labels(built: dict[str, Image], name: str) -> None:
     config = built[name].config["config"]
     labels = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
     told = {key: labels[key] for key in ("title", "licenses", "version")}

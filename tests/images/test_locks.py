@@ -71,13 +71,13 @@ def missing(pinned: dict[str, Requirement]) -> Iterator[str]:
                 yield f"{name} asks for {asked}, pinned is {pinned_too}"
 
 
-def test_the_lists_of_packages_are_whole() -> None:
+def test_the_package_lists_are_complete() -> None:
     assert list(missing(pins("operator"))) == []
     assert list(missing(pins("trainer"))) == []
 
 
 @pytest.mark.matrix
-def test_the_trainers_image_has_everything_that_torch_asks_for() -> None:
+def test_the_trainers_image_has_all_requirements_of_torch() -> None:
     pytest.importorskip("torch")
     version = ".".join(importlib.metadata.version("torch").split(".")[:2])
     assert list(missing(pins("trainer", f"torch-{version}"))) == []
@@ -91,14 +91,14 @@ def test_every_torch_has_a_list_for_the_image_that_repeats_nothing(torch: str) -
     assert "jinja2" in above
 
 
-def test_a_pin_of_torchx_does_not_reach_the_images() -> None:
+def test_pins_of_torchx_do_not_apply_to_the_images() -> None:
     for layers in (("trainer",), ("trainer", f"torch-{TORCHES[0]}")):
         version = next(iter(pins(*layers)["urllib3"].specifier)).version
         assert Version(version).major >= 2
     assert "urllib3" not in pins("operator")
 
 
-def test_the_operators_image_holds_what_the_operator_imports_and_nothing_else() -> None:
+def test_the_operators_image_has_only_what_the_operator_imports() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
     names, files = json.loads(done.stdout)
     imported = {canonical(name) for name in names} - {"muster"}

@@ -44,7 +44,7 @@ def traces(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.usefixtures("no_cluster")
-def test_nothing_stays_of_a_cluster_whose_owner_is(number: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_cluster_whose_owner_is(number: signal.Signals, tmp_path: Path) -> None:
     assert traces(tmp_path) == []
     owner = subprocess.Popen(
         [sys.executable, "-c", RUN_ONE, str(tmp_path / "cluster")],

@@ -31,7 +31,7 @@ fi
 """
 
 
-def test_both_nodes_are_ready_and_offer_their_gpus(cluster: Cluster) -> None:
+def test_both_nodes_are_ready_with_their_gpus(cluster: Cluster) -> None:
     nodes = cluster.plane.api.items("/api/v1/nodes")
     offered = {node["metadata"]["name"]: node["status"]["allocatable"][GPU] for node in nodes}
     assert offered == {"node-1": "2", "node-2": "2"}
@@ -44,7 +44,7 @@ def test_pods_get_the_cpu_that_the_control_plane_leaves(cluster: Cluster) -> Non
     assert [int(file.read_text()) < 100 for file in told if file.exists()] == [True]
 
 
-def test_two_operators_run_on_two_nodes_from_their_image_without_rights_and_one_leads(cluster: Cluster) -> None:
+def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Cluster) -> None:
     pods = operator.pods(cluster)
     assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == {"muster-operator"}
@@ -61,7 +61,7 @@ def test_two_operators_run_on_two_nodes_from_their_image_without_rights_and_one_
     cluster.plane.wait_for("one of them leads", one_leads)
 
 
-def test_the_pods_of_a_gang_on_two_nodes_find_each_other_by_name_and_kubectl_shows_what_they_said(
+def test_pods_of_a_gang_on_two_nodes_resolve_each_other_and_kubectl_shows_their_logs(
     cluster: Cluster,
 ) -> None:
     cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(pair("pair")))

@@ -48,13 +48,13 @@ def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, firs
     assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
 
 
-def test_the_collectors_have_brought_both_ranks_traces_to_the_store(day: Stage, first: str) -> None:
+def test_the_collectors_have_uploaded_the_traces_of_both_ranks(day: Stage, first: str) -> None:
     folder = f"muster/default/{first}-{day.job(first)['metadata']['uid']}"
     names = {f"{folder}/traces/rank-{rank}.attempt-0.steps-10-15.json.gz" for rank in (0, 1)}
     day.wait("both traces are there", lambda: names <= set(day.traces.objects))
 
 
-def test_every_command_tells_of_the_job(day: Stage, first: str) -> None:
+def test_every_command_shows_the_job(day: Stage, first: str) -> None:
     rows = {row["metadata"]["name"]: row for row in json.loads(day.muster("jobs", "--json"))}
     assert (rows[first]["spec"]["queue"], rows[first]["status"]["phase"]) == ("research", "Succeeded")
     handle = f"muster://torchx/{first}"
@@ -72,7 +72,7 @@ def test_the_report_holds_both_ranks(day: Stage, first: str) -> None:
     assert report["summary"]["world_size"] == 2
 
 
-def test_a_job_that_makes_way_goes_on_from_its_last_step(day: Stage, long: tuple[str, int]) -> None:
+def test_a_preempted_job_resumes_from_its_last_step(day: Stage, long: tuple[str, int]) -> None:
     job, before = long
     metrics = day.metrics(job)
     done = [line["step"] for line in metrics]
@@ -84,7 +84,7 @@ def test_a_job_that_makes_way_goes_on_from_its_last_step(day: Stage, long: tuple
     assert "reclaimed for default/claim" in day.muster("describe", job)
 
 
-def test_a_job_comes_back_whole_after_its_node_has_died(day: Stage, long: tuple[str, int]) -> None:
+def test_a_job_restarts_with_all_pods_after_a_node_failure(day: Stage, long: tuple[str, int]) -> None:
     job, _ = long
     attempt = steps.lose_a_node(day, job)
     pods = [pod for pod in day.pods(job) if pod["metadata"]["labels"]["muster.dev/attempt"] == str(attempt)]
@@ -93,7 +93,7 @@ def test_a_job_comes_back_whole_after_its_node_has_died(day: Stage, long: tuple[
     day.wait("it is over", lambda: day.phase(job) == "Cancelled")
 
 
-def test_uninstalling_leaves_what_users_have_made_and_says_so(day: Stage, first: str, long: tuple[str, int]) -> None:
+def test_uninstalling_keeps_objects_of_users_and_lists_them(day: Stage, first: str, long: tuple[str, int]) -> None:
     said = steps.uninstall(day)
     assert "kept due to the resource policy" in said
     left = {job["metadata"]["name"] for job in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/trainingjobs")}

@@ -34,7 +34,7 @@ def foreign(world: ObservedState) -> int:
 
 
 @pytest.mark.parametrize("size", ["5E", "9223372036854775807", "1e40"])
-def test_a_pod_that_asks_for_more_than_anything_can_be_takes_all_there_can_be(size: str) -> None:
+def test_a_request_beyond_the_maximum_counts_as_the_maximum(size: str) -> None:
     assert effective_request(asking("a", size).spec).get("memory") == MAX_AMOUNT
     assert parse_resources({"memory": size}) == Resources.of({"memory": MAX_AMOUNT})
 
@@ -45,9 +45,7 @@ def test_a_pod_that_asks_for_more_than_anything_can_be_takes_all_there_can_be(si
     st.sampled_from(SIZES),
     st.sampled_from(SIZES),
 )
-def test_every_pod_asks_for_something_that_can_be_counted(
-    main: list[str], first: list[str], overhead: str, whole: str
-) -> None:
+def test_every_request_can_be_counted(main: list[str], first: list[str], overhead: str, whole: str) -> None:
     init = [{"resources": {"limits": {"memory": one}}, "restartPolicy": "Always"} for one in first]
     fields: dict[str, Any] = {"initContainers": init, "overhead": {"memory": overhead}}
     for of_spec in (fields, fields | {"resources": {"limits": {"memory": whole}}}):
@@ -57,7 +55,7 @@ def test_every_pod_asks_for_something_that_can_be_counted(
         assert all(0 <= amount <= MAX_AMOUNT for _, amount in asked)
 
 
-def test_pods_that_ask_for_more_than_can_be_counted_fill_their_node_and_give_it_back_one_by_one() -> None:
+def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     for version, name in enumerate(("a", "b", "c"), 1):
@@ -71,7 +69,7 @@ def test_pods_that_ask_for_more_than_can_be_counted_fill_their_node_and_give_it_
     assert foreign(seen.observe()) == 0
 
 
-def test_others_are_placed_beside_a_node_that_such_pods_fill() -> None:
+def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
     seen, _ = sight()
     for name in ("n1", "n2"):
         node = node_seen(name)
@@ -95,7 +93,7 @@ def asks_for_memory(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def test_a_pod_that_the_api_server_makes_larger_than_anything_is_refused_with_its_amount() -> None:
+def test_a_pod_defaulted_beyond_the_maximum_is_rejected_with_its_amount() -> None:
     written = spec.PodSpec.model_validate({"containers": [{}]})
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
     verdict = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})

@@ -91,7 +91,7 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     assert [outcome.error for outcome in outcomes[1:]] == [NOT_OURS, NOT_OURS]
 
 
-def test_an_answer_is_taken_and_the_token_is_what_was_asked_with(odd: Any) -> None:
+def test_an_answer_signed_with_the_token_is_accepted(odd: Any) -> None:
     outcome = ask(odd, 200, json.dumps(GOOD).encode())
     assert outcome.response is not None
     assert outcome.response.heartbeat == {"step": 3}
@@ -100,7 +100,7 @@ def test_an_answer_is_taken_and_the_token_is_what_was_asked_with(odd: Any) -> No
     assert HeartbeatSigner("t" * 20, "u", "p").verify_request(path, authorization, time.time())
 
 
-def test_another_program_at_the_port_learns_no_token_and_its_answer_is_not_believed(odd: Any) -> None:
+def test_another_program_at_the_port_gets_no_token_and_its_answer_is_rejected(odd: Any) -> None:
     odd.token = "another token of theirs"
     outcome = ask(odd, 200, json.dumps(GOOD).encode())
     assert (outcome.response, outcome.error) == (
@@ -110,7 +110,7 @@ def test_another_program_at_the_port_learns_no_token_and_its_answer_is_not_belie
     assert "t" * 20 not in str(odd.asked)
 
 
-def test_an_answer_of_before_is_not_believed_again(odd: Any, tmp_path: Path) -> None:
+def test_a_replayed_answer_is_rejected(odd: Any, tmp_path: Path) -> None:
     """Nor an answer to another request, as a program that relays requests would give."""
     peer = HeartbeatSigner("t" * 20, "u", "p")
     body = json.dumps(GOOD).encode()
@@ -126,11 +126,11 @@ DEEP = (
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"now": "x"}', b"\xff", b'{"now": 1}', DEEP, b'["\\ud800"]'])
-def test_an_answer_that_is_none_is_said_to_be_none(odd: Any, body: bytes) -> None:
+def test_an_answer_that_is_no_heartbeat_is_rejected(odd: Any, body: bytes) -> None:
     assert ask(odd, 200, body) == PollResult(target(odd.server_address[1]), None, "the answer is not a heartbeat")
 
 
-def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_for_one_answer_hides_no_other(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_one = heartbeat_client._poll
 
     async def ask_with_a_bug(session: Any, asked: HeartbeatTarget) -> PollResult:
@@ -146,7 +146,7 @@ def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch
     assert second.response is not None
 
 
-def test_no_more_is_read_than_an_answer_can_have(odd: Any) -> None:
+def test_the_size_of_an_answer_is_limited(odd: Any) -> None:
     assert f"exceeds {MAX_RESPONSE_BYTES} bytes" in ask(odd, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
 
 
@@ -156,7 +156,7 @@ def test_no_redirect_is_followed(odd: Any) -> None:
     assert len(odd.asked) == 1
 
 
-def test_who_does_not_answer_is_given_up_and_nobody_else_waits(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_of_one_target_delays_no_other(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 0.3)
     odd.answer = 200, None, {}
     slow = target(odd.server_address[1], uid="slow")
@@ -166,12 +166,12 @@ def test_who_does_not_answer_is_given_up_and_nobody_else_waits(odd: Any, monkeyp
     assert outcomes["nobody"].response is None
 
 
-def test_whose_turn_does_not_come_in_time_has_no_outcome() -> None:
+def test_a_target_not_started_in_time_has_no_result() -> None:
     assert poll_all([target(1)], 0.0) == []
     assert poll_all([], LONG_S) == []
 
 
-def test_it_can_be_asked_from_a_thread_beside_a_running_loop() -> None:
+def test_polling_works_in_a_thread_beside_a_running_loop() -> None:
     async def main() -> list[PollResult]:
         return await asyncio.to_thread(poll_all, [target(1)], LONG_S)
 
@@ -179,7 +179,7 @@ def test_it_can_be_asked_from_a_thread_beside_a_running_loop() -> None:
     assert outcome.response is None
 
 
-def test_tokens_differ_from_job_to_job_and_follow_from_the_key() -> None:
+def test_tokens_differ_between_jobs_and_are_derived_from_the_key() -> None:
     assert derive_token(b"k" * 32, "a") == derive_token(b"k" * 32, "a")
     assert len({derive_token(key * 32, uid) for key in (b"k", b"l") for uid in ("a", "b")}) == 4
     assert len(derive_token(b"k" * 32, "a")) >= 40

@@ -99,7 +99,7 @@ class Stage:
         return self.metrics.heartbeats.value((outcome,))
 
 
-def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_observed_and_wakes_the_leader_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "heartbeats").mkdir()
     (tmp_path / "heartbeats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
     subject = HeartbeatSource(SharedFolder(tmp_path), UID, POD)
@@ -116,7 +116,7 @@ def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monk
     assert (stage.woken, stage.told) == (1, [])
 
 
-def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
     monkeypatch.setattr(heartbeat_poller, "_UNREACHABLE_AFTER_S", 0.0)
     stage = Stage("127.0.0.1")
@@ -132,20 +132,20 @@ def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("address", "status"), [("", {}), ("127.0.0.1", {"phase": "Pending"}), ("127.0.0.1", {"phase": "Succeeded"})]
 )
-def test_who_has_no_address_or_does_not_run_is_not_asked(address: str, status: dict[str, Any]) -> None:
+def test_pods_without_address_or_not_running_are_not_polled(address: str, status: dict[str, Any]) -> None:
     stage = Stage(address)
     stage.pod(address, 2, **status)
     stage.until_swept(3, acts=True)
     assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
 
 
-def test_a_standby_asks_nobody() -> None:
+def test_a_standby_does_not_poll() -> None:
     stage = Stage("127.0.0.1")
     stage.until_swept(3, acts=False)
     assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
 
 
-def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_poll_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*asked: Any) -> Any:
         raise RecursionError
 
@@ -155,7 +155,7 @@ def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPat
     stage.until(lambda: stage.metrics.component_failures.value(("collectors",)) >= 3)
 
 
-def test_an_answer_that_nobody_can_take_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage("127.0.0.1")
     answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
     asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)

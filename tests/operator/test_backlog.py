@@ -19,14 +19,14 @@ def test_the_oldest_are_taken_first_and_only_once() -> None:
     assert backlog.take(2) == ()
 
 
-def test_a_newer_write_of_a_job_replaces_the_one_that_waits() -> None:
+def test_a_newer_write_of_a_job_replaces_the_queued_one() -> None:
     backlog = DeferredStatusQueue()
     backlog.add([part("a", "1"), part("b")])
     backlog.add([part("a", "2")])
     assert backlog.take(9) == (part("b"), part("a", "2"))
 
 
-def test_a_job_that_is_written_otherwise_has_nothing_to_be_written_later() -> None:
+def test_a_job_that_is_written_in_a_cycle_has_no_deferred_write() -> None:
     backlog = DeferredStatusQueue()
     backlog.add([part("a"), part("b")])
     backlog.discard([part("a", "2")])
@@ -47,14 +47,14 @@ class Queue:
         return self.rush.is_active()
 
 
-def test_a_rush_lasts_while_somebody_waits_and_others_are_served() -> None:
+def test_a_burst_lasts_while_urgent_work_makes_progress() -> None:
     queue = Queue()
     assert [queue.at(float(second), second) for second in range(5)] == [True] * 5
     queue.waits = False
     assert not queue.at(5.0, 6)
 
 
-def test_in_a_rush_those_who_can_wait_get_nothing_for_a_minute_and_then_a_tenth_of_what_is_written() -> None:
+def test_in_a_burst_deferrable_writes_wait_a_minute_and_then_get_a_tenth_of_all_writes() -> None:
     queue = Queue()
     for second in range(61):
         assert queue.at(float(second), second)
@@ -74,7 +74,7 @@ def test_in_a_rush_those_who_can_wait_get_nothing_for_a_minute_and_then_a_tenth_
     assert queue.rush.take_budget(64) == 0
 
 
-def test_in_a_rush_that_lasts_ten_a_second_are_written_though_nothing_else_is() -> None:
+def test_in_a_long_burst_ten_deferrable_writes_a_second_are_made_without_others() -> None:
     """All pods are created, and kube-scheduler binds them slowly."""
     queue = Queue()
     written = 0
@@ -84,7 +84,7 @@ def test_in_a_rush_that_lasts_ten_a_second_are_written_though_nothing_else_is() 
     assert 1350 <= written <= 1400
 
 
-def test_who_waits_in_vain_makes_no_rush() -> None:
+def test_urgent_work_without_progress_is_no_burst() -> None:
     queue = Queue()
     assert [queue.at(second, 7) for second in (0.0, 1.5, 2.0, 9.0)] == [True, True, False, False]
     assert queue.at(10.0, 8)

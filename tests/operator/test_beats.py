@@ -23,7 +23,7 @@ def said(
     return HeartbeatReport(pod, now, {"at": at, "step": 5, **of_beat}, checkpoint, durable)
 
 
-def test_what_did_not_change_is_no_news_and_keeps_its_identity() -> None:
+def test_an_unchanged_heartbeat_is_no_change_and_keeps_its_identity() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     assert beats.on_response("u", said(), NOW)
     first = beats.observed((), NOW)["u"]
@@ -41,7 +41,7 @@ def test_time_runs_from_when_the_step_last_changed() -> None:
     assert beats.observed([("u", "p0")], NOW + 30)["u"].step_changed_at == NOW + 30
 
 
-def test_while_nobody_answers_a_job_counts_as_moving() -> None:
+def test_without_answers_a_job_counts_as_progressing() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     beats.on_response("u", said(), NOW)
     watched = [("u", "p0"), ("never", "p1")]
@@ -54,13 +54,13 @@ def test_while_nobody_answers_a_job_counts_as_moving() -> None:
     assert beats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, without progress
 
 
-def test_a_new_pod_has_not_answered_yet_whatever_the_one_before_said() -> None:
+def test_a_new_pod_has_not_answered_even_if_its_predecessor_had() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     beats.on_response("u", said("old"), NOW)
     assert beats.observed([("u", "new")], NOW + 1)["u"].step_changed_at == NOW + 1
 
 
-def test_a_job_that_nobody_watches_is_shown_as_it_was_heard() -> None:
+def test_a_job_without_stall_timeout_has_its_last_heartbeat() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     beats.on_response("u", said(), NOW)
     assert beats.observed((), NOW + 10 * PATIENCE_S)["u"].step_changed_at == NOW
@@ -68,7 +68,7 @@ def test_a_job_that_nobody_watches_is_shown_as_it_was_heard() -> None:
     assert beats.observed((), NOW) == {}
 
 
-def test_checkpoints_that_go_with_the_pod_are_none() -> None:
+def test_checkpoints_that_are_not_durable_do_not_count() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     answer: dict[str, Any] = {"latest_step": 4, "latest_at": NOW - 5, "checkpoint_step": 4, "checkpoint_at": NOW - 5}
     beats.on_response("kept", said(**answer), NOW)
@@ -79,7 +79,7 @@ def test_checkpoints_that_go_with_the_pod_are_none() -> None:
     assert not beats.on_response("lost", said(durable=False, now=NOW + 15, **answer), NOW + 15)
 
 
-def test_times_of_a_clock_that_is_wrong_are_told_by_ours_and_stay_the_same() -> None:
+def test_times_of_a_skewed_clock_are_converted_to_ours_and_stay_constant() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     slow = NOW - 3600.0
     beats.on_response("u", said(now=slow + 0.2, at=slow - 10), NOW)
@@ -89,7 +89,7 @@ def test_times_of_a_clock_that_is_wrong_are_told_by_ours_and_stay_the_same() -> 
     assert beats.observed((), NOW + 15)["u"] is first
 
 
-def test_a_small_difference_of_clocks_changes_nothing() -> None:
+def test_a_small_clock_skew_changes_nothing() -> None:
     beats = HeartbeatCache(PATIENCE_S)
     beats.on_response("u", said(now=NOW + 3, at=NOW + 2), NOW)
     assert beats.observed((), NOW)["u"].at == NOW + 2
@@ -111,7 +111,7 @@ LATEST = st.dictionaries(st.sampled_from(("step", "at")), ANYTHING)
 
 
 @given(BEATS, LATEST, st.floats(0, 4e9))
-def test_whatever_is_said_can_be_written_into_a_status(
+def test_any_heartbeat_can_be_written_into_a_status(
     beat: dict[str, Any], checkpoint: dict[str, Any], clock: float
 ) -> None:
     beats = HeartbeatCache(PATIENCE_S)

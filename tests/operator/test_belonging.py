@@ -88,7 +88,7 @@ def seen() -> ClusterCache:
 
 @pytest.mark.parametrize("make", STRANGERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("pods_first", [True, False], ids=["listed before the job", "listed after the job"])
-def test_a_pod_that_only_says_so_is_no_pod_of_a_job_and_uses_its_nodes_room(
+def test_a_pod_that_only_claims_an_owner_is_unmanaged_usage(
     make: Callable[[], V1Pod], pods_first: bool, seen: ClusterCache
 ) -> None:
     pod = make()
@@ -109,7 +109,7 @@ def test_a_pod_that_only_says_so_is_no_pod_of_a_job_and_uses_its_nodes_room(
     assert taken(seen.observe()) == {}
 
 
-def test_a_strangers_pod_beside_ours_of_the_same_name_takes_nothing_from_it_and_leaves_it_when_it_goes(
+def test_an_unmanaged_pod_of_the_same_name_does_not_affect_ours(
     seen: ClusterCache,
 ) -> None:
     seen.jobs.on_upsert(job_seen())
@@ -128,7 +128,7 @@ def test_a_strangers_pod_beside_ours_of_the_same_name_takes_nothing_from_it_and_
     assert (ours(world), taken(world)) == ([], {})
 
 
-def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(seen: ClusterCache) -> None:
+def test_pods_of_one_name_and_owner_in_two_namespaces_are_independent(seen: ClusterCache) -> None:
     pods = [pod_seen(owner="uid-nobody") for _ in ("b", "c")]
     for version, (pod, namespace) in enumerate(zip(pods, ("b", "c"), strict=True), 1):
         pod.metadata.namespace, pod.metadata.uid = namespace, f"uid-{namespace}"
@@ -141,7 +141,7 @@ def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(
     assert taken(seen.observe()) == {}
 
 
-def test_a_pod_of_ours_whose_labels_somebody_edits_is_foreign_from_then_on(seen: ClusterCache) -> None:
+def test_a_pod_whose_labels_are_edited_becomes_unmanaged(seen: ClusterCache) -> None:
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen(owner=UID))
     assert ours(seen.observe()) == [name_of()]
@@ -155,7 +155,7 @@ def test_a_pod_of_ours_whose_labels_somebody_edits_is_foreign_from_then_on(seen:
     assert (ours(world), taken(world)) == ([name_of()], {})
 
 
-def test_strangers_neither_wake_anybody_nor_wait_for_the_scheduler() -> None:
+def test_unmanaged_pods_neither_wake_the_leader_nor_count_as_unbound() -> None:
     seen, changes = sight()
     seen.jobs.on_upsert(job_seen())
     pod = elsewhere()
@@ -164,7 +164,7 @@ def test_strangers_neither_wake_anybody_nor_wait_for_the_scheduler() -> None:
     assert not seen.pods.has_unbound()
 
 
-def test_pods_of_a_deleted_job_are_foreign_and_a_new_job_of_its_name_has_none_of_them(seen: ClusterCache) -> None:
+def test_pods_of_a_deleted_job_are_unmanaged_also_for_a_new_job_of_its_name(seen: ClusterCache) -> None:
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen(owner=UID))
     seen.jobs.on_delete(job_seen(version=2))

@@ -76,18 +76,18 @@ def elsewhere(run_dir: Any, *mounts: dict[str, Any], volumes: Any = ()) -> dict[
 # ---- which pods have one
 
 
-def test_every_pod_of_a_traced_job_has_one_and_else_the_pod_that_speaks_for_the_job() -> None:
+def test_every_pod_of_a_traced_job_has_a_collector_and_otherwise_the_lead_pod() -> None:
     assert with_sidecar(trace=TRACE) == [0, 1]
     assert with_sidecar(stallTimeoutSeconds=60) == [0]
     assert with_sidecar(wanted=kept()) == [0]
     assert with_sidecar() == []
 
 
-def test_without_an_image_nobody_has_one() -> None:
+def test_without_an_image_no_pod_has_a_collector() -> None:
     assert with_sidecar(CollectorSidecarConfig(), trace=TRACE, stallTimeoutSeconds=60) == []
 
 
-def test_pod_0_of_the_first_essential_role_speaks_for_the_job() -> None:
+def test_pod_0_of_the_first_essential_role_is_the_lead_pod() -> None:
     roles = [
         {"name": "reader", "essential": False, "template": template()},
         {"name": "trainer", "template": template()},
@@ -99,11 +99,11 @@ def test_pod_0_of_the_first_essential_role_speaks_for_the_job() -> None:
 
 
 @pytest.mark.parametrize("kind", ["emptyDir", "ephemeral"])
-def test_a_volume_that_goes_with_the_pod_keeps_no_run_folder(kind: str) -> None:
+def test_an_ephemeral_volume_is_no_durable_run_folder(kind: str) -> None:
     assert with_sidecar(wanted=template(volumes=[{"name": "muster-run", kind: {}}])) == []
 
 
-def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
+def test_a_custom_run_folder_is_durable_if_its_volume_is() -> None:
     disk = {"name": "disk", "persistentVolumeClaim": {"claimName": "x"}}
     scratch = {"name": "scratch", "emptyDir": {}}
     mounts = ({"name": "scratch", "mountPath": "/data"}, {"name": "disk", "mountPath": "/data/runs"})
@@ -115,7 +115,7 @@ def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
 # ---- the container
 
 
-def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are() -> None:
+def test_the_collector_is_a_native_sidecar_after_the_users_own_which_stay_unchanged() -> None:
     own = {"name": "set-up", "image": "x"}
     wanted = template(initContainers=[own])
     without = manifest(wanted, CollectorSidecarConfig(), trace=TRACE)
@@ -126,7 +126,7 @@ def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are(
     assert sidecar(pod)["restartPolicy"] == "Always"
 
 
-def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_only() -> None:
+def test_it_mounts_the_trainers_run_folder_and_listens_at_the_pods_address_only() -> None:
     pod = manifest(trace=TRACE, index=1)
     container = sidecar(pod)
     assert run_mounts(container) == [{"name": "muster-run", "mountPath": "/muster/run"}]
@@ -148,7 +148,7 @@ def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_o
     assert not any("secretKeyRef" in (value or ()) for value in variables.values())
 
 
-def test_its_secrets_are_files_that_its_container_alone_mounts() -> None:
+def test_its_secrets_are_files_mounted_in_its_container_only() -> None:
     pod = manifest(choices=STORE, trace=TRACE)
     name = secret_name("llama", "uid-llama")
     assert [one for one in pod["volumes"] if "secret" in one] == [
@@ -165,7 +165,7 @@ def test_its_secrets_are_files_that_its_container_alone_mounts() -> None:
 
 
 @pytest.mark.parametrize("shared", ["shareProcessNamespace", "hostPID"])
-def test_where_the_trainer_sees_its_process_it_gets_no_credentials_of_a_store(shared: str) -> None:
+def test_with_a_shared_process_namespace_it_gets_no_credentials_of_a_store(shared: str) -> None:
     with pytest.raises(InvalidSpec) as refusal:
         manifest(template(**{shared: True}), STORE, trace=TRACE)
     assert refusal.value.field == shared
@@ -173,7 +173,7 @@ def test_where_the_trainer_sees_its_process_it_gets_no_credentials_of_a_store(sh
     assert sidecar(manifest(template(**{shared: True}), STORE, stallTimeoutSeconds=60))
 
 
-def test_it_may_do_nothing_and_leaves_a_guaranteed_pod_what_it_is() -> None:
+def test_it_has_no_privileges_and_keeps_a_guaranteed_pod_guaranteed() -> None:
     container = sidecar(manifest(trace=TRACE))
     assert container["securityContext"] == {
         "runAsNonRoot": True,
@@ -193,7 +193,7 @@ def test_it_may_do_nothing_and_leaves_a_guaranteed_pod_what_it_is() -> None:
         ({"runAsUser": 0}, {"runAsUser": 7}, 7, True),
     ],
 )
-def test_it_is_the_user_that_the_trainer_is_as_far_as_the_template_says(
+def test_it_runs_as_the_trainers_user_where_the_template_sets_one(
     of_pod: Any, of_main: Any, user: int | None, non_root: bool
 ) -> None:
     wanted = template(securityContext=of_pod)
@@ -202,7 +202,7 @@ def test_it_is_the_user_that_the_trainer_is_as_far_as_the_template_says(
     assert (security.get("runAsUser"), security["runAsNonRoot"]) == (user, non_root)
 
 
-def test_traces_go_to_a_folder_of_the_job_below_the_store_and_only_the_collector_knows_how_to_get_there() -> None:
+def test_traces_go_to_a_folder_of_the_job_in_the_store_with_credentials_of_the_collector_only() -> None:
     pod = manifest(choices=STORE, trace=TRACE)
     container = sidecar(pod)
     assert f"--store=s3://traces/muster/{JOB_FOLDER}" in container["args"]
@@ -212,7 +212,7 @@ def test_traces_go_to_a_folder_of_the_job_below_the_store_and_only_the_collector
     assert not any(one.startswith("--store") for one in sidecar(untraced)["args"])
 
 
-def test_in_a_volume_that_jobs_share_every_job_has_its_own_folder() -> None:
+def test_in_a_shared_volume_every_job_has_its_own_folder() -> None:
     pod = manifest(kept(), trace=TRACE)
     mount = {"name": "muster-run", "mountPath": "/muster/run", "subPathExpr": JOB_FOLDER}
     assert pod["containers"][0]["volumeMounts"] == [mount]
@@ -223,7 +223,7 @@ def test_in_a_volume_that_jobs_share_every_job_has_its_own_folder() -> None:
     assert {"MUSTER_NAMESPACE", "MUSTER_JOB", "MUSTER_JOB_UID"} <= set(names)
 
 
-def test_a_mount_of_the_users_own_says_where_the_run_folder_is() -> None:
+def test_a_mount_of_the_template_determines_the_run_folder() -> None:
     wanted = kept()
     own = {"name": "muster-run", "mountPath": "/data", "subPath": "mine"}
     wanted["spec"]["containers"][0]["volumeMounts"] = [own]
@@ -235,7 +235,7 @@ def test_a_mount_of_the_users_own_says_where_the_run_folder_is() -> None:
     assert {"name": "MUSTER_RUN_DIR", "value": "/data"} in container["env"]
 
 
-def test_a_run_folder_elsewhere_is_found_through_the_mount_that_holds_it() -> None:
+def test_a_custom_run_folder_is_found_through_its_mount() -> None:
     disk = {"name": "disk", "mountPath": "/data/runs", "readOnly": False}
     wanted = elsewhere("/data/runs/$(MUSTER_JOB)", {"name": "root", "mountPath": "/data"}, disk)
     container = sidecar(manifest(wanted, trace=TRACE))
@@ -244,7 +244,7 @@ def test_a_run_folder_elsewhere_is_found_through_the_mount_that_holds_it() -> No
     assert {"name": "MUSTER_RUN_DIR", "value": "/data/runs/$(MUSTER_JOB)"} in container["env"]
 
 
-def test_on_the_hosts_network_it_listens_at_a_port_that_follows_from_the_pod() -> None:
+def test_on_the_host_network_its_port_is_derived_from_the_pod() -> None:
     container = sidecar(manifest(template(hostNetwork=True), trace=TRACE))
     port = collector_port("uid-llama", "trainer", 0, on_host_network=True)
     assert f"--port={port}" in container["args"]
@@ -263,7 +263,7 @@ def clash(wanted: dict[str, Any]) -> str:
     return str(refusal.value)
 
 
-def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
+def test_reserved_names_and_ports_are_rejected_by_name() -> None:
     own = {"name": "muster-collector", "image": "x"}
     assert "initContainers: 'muster-collector' is reserved for the sidecar" in clash(template(initContainers=[own]))
     wanted = template()
@@ -274,7 +274,7 @@ def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
     )  # it has no collector
 
 
-def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
+def test_volumes_of_its_secrets_cannot_be_mounted_elsewhere() -> None:
     mine = {"name": "muster-collector-token", "emptyDir": {}}
     assert "volumes: 'muster-collector-token' is reserved for a volume" in clash(template(volumes=[mine]))
     wanted = template()
@@ -284,7 +284,7 @@ def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
     assert "must not be mounted at '/var'" in clash(above)
 
 
-def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
+def test_a_run_folder_that_it_cannot_read_is_rejected() -> None:
     assert "must be a path without '..'" in clash(elsewhere("/x/../y", {"name": "x", "mountPath": "/x"}))
     assert "'/tmp/run' of container 'main' is not in a volume" in clash(elsewhere("/tmp/run"))
     assert "must have a literal value" in clash(elsewhere({"valueFrom": {}}, {"name": "x", "mountPath": "/x"}))
@@ -295,7 +295,7 @@ def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
 # ---- effects on other parts
 
 
-def test_the_secret_goes_with_its_job_and_never_changes() -> None:
+def test_the_secret_is_owned_by_its_job_and_immutable() -> None:
     secret = secret_manifest(job(), "word")
     assert secret["metadata"]["name"] == secret_name("llama", "uid-llama")
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-llama"
@@ -320,7 +320,7 @@ class Asked:
 
 
 @pytest.mark.parametrize(("choices", "seconds", "kinds"), [(IMAGE, 60, 2), (CollectorSidecarConfig(), None, 1)])
-def test_pods_with_a_collector_are_tried_for_themselves_and_stalls_count_only_where_there_are_beats(
+def test_pods_with_a_collector_have_their_own_dry_run_and_stalls_count_only_with_heartbeats(
     choices: CollectorSidecarConfig, seconds: int | None, kinds: int
 ) -> None:
     asked = Asked()
@@ -333,7 +333,7 @@ def test_pods_with_a_collector_are_tried_for_themselves_and_stalls_count_only_wh
     assert known.job.spec.stall_timeout_seconds == seconds
 
 
-def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
+def test_a_pods_address_and_collector_are_cached() -> None:
     seen = pod_seen(owner="uid-llama", podIP="10.1.2.3")
     assert (cached_pod(seen, None).ip, cached_pod(seen, None).has_collector) == ("10.1.2.3", False)
     seen.spec.init_containers = [type(seen.spec.containers[0])(name="muster-collector")]
@@ -350,7 +350,7 @@ def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
         (["--heartbeat-interval-seconds", "0"], "must be a number above 0"),
     ],
 )
-def test_wrong_flags_are_refused(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_collector_flags_are_rejected(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_flags(flags)
     said = capsys.readouterr().err

@@ -33,13 +33,13 @@ def test_a_token_becomes_the_header(tmp_path: Path) -> None:
     assert (endpoint.url, endpoint.tls, endpoint.authorization()) == ("http://host:1", None, "Bearer secret")
 
 
-def test_a_file_with_the_token_is_found_beside_the_kubeconfig(tmp_path: Path) -> None:
+def test_a_token_file_is_relative_to_the_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     endpoint = load_endpoint(written(tmp_path, {"server": "http://host:1"}, {"tokenFile": "token"}))
     assert endpoint.authorization() == "Bearer secret"
 
 
-def test_certificates_are_checked_unless_it_says_not_to(tmp_path: Path) -> None:
+def test_certificates_are_verified_unless_disabled(tmp_path: Path) -> None:
     strict = load_endpoint(written(tmp_path, {"server": "https://host", "tls-server-name": "other"}, {}))
     lax = load_endpoint(written(tmp_path, {"server": "https://host", "insecure-skip-tls-verify": True}, {}))
     assert strict.tls is not None
@@ -48,7 +48,7 @@ def test_certificates_are_checked_unless_it_says_not_to(tmp_path: Path) -> None:
     assert lax.tls.verify_mode == ssl.CERT_NONE
 
 
-def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) -> None:
+def test_other_authentication_uses_the_official_client(tmp_path: Path) -> None:
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "interactiveMode": "Never"}
     said = '{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"made"}}'
     user = {"exec": {**plugin, "args": ["-c", f"echo '{said}'"]}}
@@ -64,20 +64,24 @@ def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) ->
         ({"clusters": []}, "cluster 'c' does not exist; available: none"),
     ],
 )
-def test_what_is_wrong_with_a_kubeconfig_is_said(tmp_path: Path, more: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_kubeconfig_is_rejected_with_the_reason(
+    tmp_path: Path, more: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ClusterError) as caught:
         load_endpoint(written(tmp_path, {"server": "http://host"}, {}, **more))
     assert complaint in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_without_a_file_and_outside_of_a_pod_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kubeconfig_and_pod_the_error_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="pass --kubeconfig FILE"):
         load_endpoint(None)
 
 
-def test_without_the_official_client_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_official_client_the_error_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     path = written(tmp_path, {"server": "http://host:1"}, {"exec": {"command": "true"}})
     with pytest.raises(ClusterError, match=r"muster\[kubernetes\]"):

@@ -42,14 +42,14 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_it_is_shown_once_its_templates_are_known() -> None:
+def test_the_new_job_is_visible_once_its_dry_runs_have_results() -> None:
     seen, knowing = replaced()
     knowing.answer = DryRunResult()
     tell(seen)
     assert shown(seen) == ["new"]
 
 
-def test_others_of_its_templates_are_shown_though_it_is_gone() -> None:
+def test_other_jobs_of_its_template_become_visible_after_its_deletion() -> None:
     seen, knowing = replaced()
     for number in range(8):
         seen.jobs.on_upsert(job_seen(f"other{number}", 10 + number))
@@ -70,7 +70,7 @@ class Replaced(Server):
         return await super().answer(request)
 
 
-def test_it_is_tried_and_shown_where_a_read_finds_it_after_a_conflict() -> None:
+def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
     server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
 
     async def story(api: ApiServerClient) -> None:

@@ -38,7 +38,7 @@ def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None
 
 
 @pytest.mark.parametrize("levels", [59, 240, 940, 960, 980, 1500, 9990])
-def test_a_job_that_is_too_deep_is_told_of_by_field_and_hides_nobody_else(levels: int) -> None:
+def test_a_too_deep_job_is_reported_by_field_and_hides_no_other(levels: int) -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen("other"))
     seen.jobs.on_upsert(deep_job(levels))
@@ -52,7 +52,7 @@ def test_a_job_that_is_too_deep_is_told_of_by_field_and_hides_nobody_else(levels
     assert seen.jobs.invalid == {}
 
 
-def test_a_job_with_room_keeps_it_when_it_is_edited_into_something_too_deep() -> None:
+def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() -> None:
     admitted = {
         "type": "Admitted",
         "status": "True",
@@ -69,7 +69,7 @@ def test_a_job_with_room_keeps_it_when_it_is_edited_into_something_too_deep() ->
 
 
 @pytest.mark.parametrize("levels", [70, 960, 980, 9990])
-def test_a_flavor_or_a_queue_that_is_too_deep_is_told_of(levels: int) -> None:
+def test_a_too_deep_flavor_or_queue_is_reported(levels: int) -> None:
     text = '{"metadata":{"name":"odd","resourceVersion":"5"},"spec":%s}'
     seen, _ = sight()
     shape = msgspec.json.Decoder(RawCustomObject)
@@ -82,14 +82,14 @@ def test_a_flavor_or_a_queue_that_is_too_deep_is_told_of(levels: int) -> None:
     assert told.queues["odd"].startswith("spec.odd: unknown field")
 
 
-def test_the_answer_to_a_write_of_something_deep_tells_its_version() -> None:
+def test_the_answer_to_a_write_of_a_deep_object_has_its_version() -> None:
     answer = '{"metadata":{"managedFields":[%s],"name":"deep","resourceVersion":"12"}}' % deep(9990)  # noqa: UP031
     assert written_metadata(answer.encode()).version == 12
     with pytest.raises(ClusterError, match="not an object"):
         written_metadata(b"<html>")
 
 
-def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_else(
+def test_an_exception_while_one_job_is_read_is_reported_and_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen, _ = sight()
@@ -106,7 +106,7 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
     assert seen.jobs.invalid["team/odd"].error == "this version of the operator cannot read the job: KeyError: 'a bug'"
 
 
-def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting() -> None:
+def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
     server = Server()
 
     def tells(known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
@@ -131,7 +131,7 @@ def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting()
     serve(server, story)
 
 
-def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         ask = partial(tried, rounds, rounds.dry_runs)
@@ -146,7 +146,7 @@ def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monke
     serve(Server(), story)
 
 
-def test_an_event_that_cannot_be_written_down_holds_up_no_other() -> None:
+def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:

@@ -77,7 +77,7 @@ def pod_document() -> dict[str, Any]:
     return {"metadata": {**meta, "ownerReferences": [owner]}, **template(), "status": {"phase": "Pending"}}
 
 
-def test_a_pod_whose_creation_had_no_answer_is_created_again_and_seen_before_anything_else() -> None:
+def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decision() -> None:
     server = Server(pod_document(), lost=1)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -92,7 +92,7 @@ def test_a_pod_whose_creation_had_no_answer_is_created_again_and_seen_before_any
     assert server.calls == ["POST", "POST", "GET"]
 
 
-def test_a_status_that_was_written_without_an_answer_is_seen_before_anything_else() -> None:
+def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
     server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -107,7 +107,7 @@ def test_a_status_that_was_written_without_an_answer_is_seen_before_anything_els
 
 
 @pytest.mark.parametrize("code", [409, 500])
-def test_after_a_refusal_or_a_failure_the_object_is_read(code: int) -> None:
+def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
     server = Server(job_document(version=7), code=code)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -120,7 +120,7 @@ def test_after_a_refusal_or_a_failure_the_object_is_read(code: int) -> None:
     assert server.calls == ["PATCH", "GET"]
 
 
-def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
+def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
     server = Server(lost=4)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -136,7 +136,7 @@ def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
     assert server.calls == ["POST"] * 5 + ["GET"]
 
 
-def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read() -> None:
+def test_after_the_request_lifetime_the_object_is_only_read() -> None:
     server = Server(pod_document(), lost=1)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -149,7 +149,7 @@ def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read
     assert server.calls == ["POST", "GET"]
 
 
-def test_what_is_not_wanted_any_more_is_only_read() -> None:
+def test_an_obsolete_write_is_only_read() -> None:
     server = Server(lost=1)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -167,7 +167,7 @@ def test_what_is_not_wanted_any_more_is_only_read() -> None:
     assert server.calls == ["POST", "GET"]
 
 
-def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
+def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
     server = Server(lost=3)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
@@ -190,7 +190,7 @@ def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
     play(server, story)
 
 
-def test_a_write_that_was_not_begun_and_one_of_an_earlier_time_of_leading_are_no_doubts() -> None:
+def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
     server = Server(lost=1)
 
     async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:

@@ -26,7 +26,7 @@ def waits(rounds: Rounds, version: int) -> None:
     rounds.sight.pods.on_upsert(pod_seen("", version, owner=OWNER, phase="Failed"))
 
 
-def test_a_pod_that_somebody_else_deleted_first_keeps_no_attempt_from_starting() -> None:
+def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
     server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
 
     async def story(api: ApiServerClient) -> None:
@@ -41,7 +41,7 @@ def test_a_pod_that_somebody_else_deleted_first_keeps_no_attempt_from_starting()
 
 
 @pytest.mark.parametrize("round_between", [False, True])
-def test_news_of_a_pod_from_before_we_deleted_it_brings_it_not_back(round_between: bool) -> None:
+def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: bool) -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:

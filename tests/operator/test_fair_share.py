@@ -78,7 +78,7 @@ def play(story: Callable[[Counted], Any]) -> None:
     serve(server, told)
 
 
-def test_a_new_queue_elsewhere_does_not_stop_the_count_of_what_runs() -> None:
+def test_another_new_queue_does_not_stop_usage_accounting() -> None:
     async def story(counted: Counted) -> None:
         counted.see("another")
         await counted.after(10.0)
@@ -88,7 +88,7 @@ def test_a_new_queue_elsewhere_does_not_stop_the_count_of_what_runs() -> None:
     play(story)
 
 
-def test_an_edit_of_the_queue_does_not_stop_the_count_of_what_runs() -> None:
+def test_an_edit_of_the_queue_does_not_stop_usage_accounting() -> None:
     async def story(counted: Counted) -> None:
         counted.see("research", weight=3)
         await counted.after(10.0)
@@ -99,7 +99,7 @@ def test_an_edit_of_the_queue_does_not_stop_the_count_of_what_runs() -> None:
 
 
 @pytest.mark.parametrize("told_of_the_end", [True, False])
-def test_a_queue_that_was_deleted_and_created_anew_begins_anew(told_of_the_end: bool) -> None:
+def test_a_recreated_queue_starts_without_usage(told_of_the_end: bool) -> None:
     async def story(counted: Counted) -> None:
         if told_of_the_end:
             counted.queues.on_delete(queue_seen("research", counted.server.version))

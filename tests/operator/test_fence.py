@@ -45,7 +45,7 @@ async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> t
     return seen, ended
 
 
-def test_a_write_is_not_begun_without_the_lease() -> None:
+def test_a_write_is_not_started_without_the_lease() -> None:
     assert calls([False], {}) == ([], ["fenced"])
 
 

@@ -34,7 +34,7 @@ class Late(Server):
         return web.json_response(text=json.dumps(answer))
 
 
-def test_a_job_that_the_watch_shows_deleted_before_the_answer_to_a_read_is_gone() -> None:
+def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
     server = Late()
 
     async def story(api: ApiServerClient) -> None:
@@ -50,7 +50,7 @@ def test_a_job_that_the_watch_shows_deleted_before_the_answer_to_a_read_is_gone(
     serve(server, story)
 
 
-def test_a_pod_that_the_watch_shows_deleted_is_found_no_more_and_one_it_has_not_reached_is() -> None:
+def test_a_get_restores_no_deleted_pod_but_adds_a_new_one() -> None:
     seen, _ = sight()
     pod = pod_seen("p", 5)
     seen.pods.on_read(pod)
@@ -63,7 +63,7 @@ def test_a_pod_that_the_watch_shows_deleted_is_found_no_more_and_one_it_has_not_
     assert len(seen.pods._cache) == 1
 
 
-def test_a_write_that_is_turned_away_leaves_its_object_in_doubt() -> None:
+def test_a_write_answered_with_429_stays_uncertain() -> None:
     server = Server([("PATCH", "status", 401)])
 
     async def story(api: ApiServerClient) -> None:

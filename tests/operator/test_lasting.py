@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> None:
+def test_backoff_grows_to_a_maximum_and_resets_after_success() -> None:
     clock = Clock()
     pauses = Backoff((1.0, 8.0), clock)
     found = []
@@ -29,7 +29,7 @@ def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> No
     assert pauses.next_s() == 1.0
 
 
-def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "Backoff", lambda: Backoff((0.0, 0.0)))
     begun = 0
     told: list[str] = []

@@ -26,7 +26,7 @@ from muster_operator.settings import parse_flags
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
 
 
-def test_an_operator_whose_watch_ends_gives_the_lease_back_and_ends() -> None:
+def test_an_operator_whose_watch_ends_releases_the_lease_and_exits() -> None:
     async def story() -> None:
         cluster = Cluster()
         cluster.lists.set()
@@ -49,7 +49,7 @@ def test_an_operator_whose_watch_ends_gives_the_lease_back_and_ends() -> None:
     asyncio.run(story())
 
 
-def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_anew() -> None:
+def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
     async def story() -> None:
         cluster = Cluster()
 
@@ -77,7 +77,7 @@ def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_
     asyncio.run(story())
 
 
-def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_later_one() -> None:
+def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     now = [0.0]
     api = ApiServerClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
     claim = LeaseCandidate("me", LeaseTimes())
@@ -103,7 +103,7 @@ def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_late
 
 
 @pytest.mark.parametrize(("duration_s", "deadline_s"), [(2.5, 2.4), (1.4, 1.3), (15.0, 10.0)])
-def test_nobody_takes_the_lease_before_its_holder_stops_writing(duration_s: float, deadline_s: float) -> None:
+def test_the_lease_is_not_taken_before_its_holder_stops_writing(duration_s: float, deadline_s: float) -> None:
     flags = ["--lease-duration-seconds", str(duration_s), "--renew-deadline-seconds", str(deadline_s)]
     times = parse_flags([*flags, "--retry-period-seconds", "0.5"]).lease_times
     assert times is not None
@@ -115,7 +115,7 @@ def test_nobody_takes_the_lease_before_its_holder_stops_writing(duration_s: floa
         assert not (holder.holds(tenths / 10) and other.may_acquire(tenths / 10))
 
 
-def test_an_operator_that_stands_by_counts_no_jobs() -> None:
+def test_a_standby_counts_no_jobs() -> None:
     now = [100.0]
     place = {"role": "trainer", "flavor": "h200", "nodes": [{"node": "n", "indexes": "0-1"}]}
     since = "2026-11-21T10:00:00Z"
@@ -137,7 +137,7 @@ def test_an_operator_that_stands_by_counts_no_jobs() -> None:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_gauges_of_jobs_are_told_by_who_leads(leads: bool) -> None:
+def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
     cluster = Cluster()
 
     async def play(api: ApiServerClient) -> None:

@@ -21,7 +21,7 @@ def held_by(holder: str, renewed: str = "t0") -> Lease:
     return lease(holderIdentity=holder, leaseDurationSeconds=15, renewTime=renewed)
 
 
-def test_a_burst_goes_at_once_and_what_follows_waits_for_its_turn() -> None:
+def test_a_burst_is_sent_at_once_and_later_requests_wait() -> None:
     bucket = TokenBucket(per_s=10.0, burst=3)
     assert [bucket.reserve(0.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.2]
 
@@ -35,9 +35,7 @@ def test_tokens_come_back_but_never_more_than_the_burst() -> None:
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=200), st.integers(1, 50), st.floats(0.5, 100))
-def test_in_no_window_more_is_sent_than_the_burst_and_the_rate_allow(
-    gaps: list[float], burst: int, per_s: float
-) -> None:
+def test_no_window_exceeds_burst_and_rate(gaps: list[float], burst: int, per_s: float) -> None:
     bucket, now, sent = TokenBucket(per_s, burst), 0.0, []
     for gap in gaps:
         now += gap
@@ -47,7 +45,7 @@ def test_in_no_window_more_is_sent_than_the_burst_and_the_rate_allow(
             assert last - first + 1 <= burst + per_s * (sent[last] - sent[first]) + 1 + 1e-6
 
 
-def test_a_free_lease_may_be_taken_and_one_that_is_held_may_not() -> None:
+def test_a_free_lease_may_be_acquired_and_a_held_one_may_not() -> None:
     claim = LeaseCandidate("us", TIMES)
     assert not claim.may_acquire(0.0)  # not observed yet
     claim.observe(lease(), 0.0)
@@ -56,7 +54,7 @@ def test_a_free_lease_may_be_taken_and_one_that_is_held_may_not() -> None:
     assert not claim.may_acquire(14.9)
 
 
-def test_a_lease_is_the_same_as_long_as_nobody_else_has_held_it() -> None:
+def test_acquired_is_unchanged_until_another_holder() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.observe(lease(), 0.0)
     first = claim.next_lease(lease(), "t1")
@@ -70,7 +68,7 @@ def test_a_lease_is_the_same_as_long_as_nobody_else_has_held_it() -> None:
     assert claim.acquired == "t3"
 
 
-def test_a_lease_is_taken_over_once_it_did_not_change_for_its_whole_duration() -> None:
+def test_a_lease_is_taken_over_after_its_duration_without_change() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.observe(held_by("them", "t0"), 100.0)
     claim.observe(held_by("them", "t1"), 110.0)  # renewed: the time starts again
@@ -79,7 +77,7 @@ def test_a_lease_is_taken_over_once_it_did_not_change_for_its_whole_duration() -
     assert claim.may_acquire(125.0)
 
 
-def test_the_holder_counts_from_when_it_began_to_renew_and_stops_before_others_may_begin() -> None:
+def test_the_holder_counts_from_the_start_of_its_renewal_and_stops_before_others_start() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.observe(lease(), 0.0)
     claim.on_renewed(held_by("us"), began_at=100.0, now=103.0)
@@ -87,21 +85,21 @@ def test_the_holder_counts_from_when_it_began_to_renew_and_stops_before_others_m
     assert not claim.holds(110.0)
 
 
-def test_who_sees_another_holder_stops_at_once() -> None:
+def test_a_holder_that_observes_another_stops_at_once() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
     claim.observe(held_by("them"), 101.0)
     assert not claim.holds(101.0)
 
 
-def test_who_gave_up_does_not_act_whatever_the_lease_says() -> None:
+def test_a_candidate_that_stopped_does_not_hold_the_lease() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
     claim.stop()
     assert not claim.holds(100.0)
 
 
-def test_a_change_of_hands_is_counted_and_a_renewal_is_not() -> None:
+def test_a_transition_is_counted_and_a_renewal_is_not() -> None:
     claim = LeaseCandidate("us", TIMES)
     taken = claim.next_lease(lease(holderIdentity="them", leaseTransitions=4, acquireTime="t0"), "t9")
     assert (taken.spec.holder_identity, taken.spec.lease_transitions, taken.spec.acquire_time) == ("us", 5, "t9")
@@ -110,7 +108,7 @@ def test_a_change_of_hands_is_counted_and_a_renewal_is_not() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.floats(0.01, 20.0), st.floats(0.0, 12.0)), max_size=60))
-def test_two_claims_never_hold_at_once(steps: list[tuple[str, float, float]]) -> None:
+def test_two_candidates_never_hold_at_once(steps: list[tuple[str, float, float]]) -> None:
     """Each step: time passes, then one of the two observes and, if allowed, writes; its answer is late by `lag`."""
     claims = {name: LeaseCandidate(name, TIMES) for name in "ab"}
     current, now, writes = lease(), 0.0, 0

@@ -31,7 +31,7 @@ def environment(pod: dict[str, Any], container: int = 0, kind: str = "containers
 # ---- pods
 
 
-def test_a_pod_says_whose_it_is() -> None:
+def test_a_pod_names_its_job() -> None:
     meta = manifest()["metadata"]
     assert meta["name"] == "llama-trainer-1-abcde"
     assert meta["labels"] == {
@@ -45,13 +45,13 @@ def test_a_pod_says_whose_it_is() -> None:
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", "uid-llama", True)
 
 
-def test_a_pod_is_pinned_to_its_node_by_affinity_and_left_to_the_scheduler() -> None:
+def test_a_pod_is_pinned_to_its_node_by_affinity_and_bound_by_the_scheduler() -> None:
     pod = manifest()
     assert pod["spec"]["affinity"]["nodeAffinity"][REQUIRED] == {"nodeSelectorTerms": [{"matchFields": [PIN]}]}
     assert "nodeName" not in pod["spec"]
 
 
-def test_the_pin_stands_in_every_term_and_leaves_the_rest_of_the_affinity_alone() -> None:
+def test_the_pin_is_in_every_term_and_keeps_the_rest_of_the_affinity() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["z"]}
     affinity = {
         "podAffinity": {"x": 1},
@@ -72,12 +72,12 @@ def test_the_pin_stands_in_every_term_and_leaves_the_rest_of_the_affinity_alone(
     }
 
 
-def test_an_overhead_that_says_nothing_is_left_out_as_the_api_server_would_refuse_it() -> None:
+def test_an_empty_overhead_is_omitted() -> None:
     assert "overhead" not in manifest(template(overhead={}))["spec"]
     assert manifest(template(overhead={"cpu": "1"}))["spec"]["overhead"] == {"cpu": "1"}
 
 
-def test_the_template_is_kept_whole() -> None:
+def test_the_template_is_unchanged() -> None:
     wanted = template(
         imagePullSecrets=[{"name": "s"}],
         tolerations=[{"key": "a", "operator": "Exists"}],
@@ -97,13 +97,13 @@ def test_the_template_is_kept_whole() -> None:
     assert wanted["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]  # unchanged
 
 
-def test_what_the_flavor_tolerates_comes_on_top_and_once() -> None:
+def test_tolerations_of_the_flavor_are_added_once() -> None:
     own, flavors = {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}
     pod = manifest(template(tolerations=[own]), tolerations=[own, flavors])
     assert pod["spec"]["tolerations"] == [own, flavors]
 
 
-def test_every_container_finds_the_promised_environment_first_and_cannot_override_it() -> None:
+def test_every_container_has_the_documented_environment_first_and_cannot_override_it() -> None:
     wanted = template(initContainers=[{"name": "side"}])
     wanted["spec"]["containers"][0]["env"] = [
         {"name": "LOG", "value": "$(MUSTER_REPLICA).log"},
@@ -130,12 +130,12 @@ def test_every_container_finds_the_promised_environment_first_and_cannot_overrid
     assert environment(pod, kind="initContainers")["MUSTER_ATTEMPT"] == "3"
 
 
-def test_a_trace_window_is_told_half_open() -> None:
+def test_a_trace_window_is_half_open() -> None:
     variables = environment(manifest(trace={"startStep": 20, "steps": 5, "ranks": [0, 3]}))
     assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_RANKS"]) == ("20:25", "0,3")
 
 
-def test_the_run_folder_is_the_pods_own_unless_the_template_brings_one() -> None:
+def test_the_run_folder_is_the_pods_own_unless_the_template_defines_one() -> None:
     pod = manifest()
     assert {"name": "muster-run", "emptyDir": {}} in pod["spec"]["volumes"]
     assert pod["spec"]["containers"][0]["volumeMounts"] == [{"name": "muster-run", "mountPath": "/muster/run"}]
@@ -148,7 +148,7 @@ def test_the_run_folder_is_the_pods_own_unless_the_template_brings_one() -> None
     assert "volumes" not in pod["spec"]
 
 
-def test_a_job_of_one_pod_meets_itself_and_needs_no_service() -> None:
+def test_a_single_pod_job_needs_no_service() -> None:
     role = {"name": "trainer", "replicas": 1, "template": template()}
     pod = manifest(roles=[role])
     assert environment(pod)["MUSTER_RANK0_HOST"] == "127.0.0.1"
@@ -156,7 +156,7 @@ def test_a_job_of_one_pod_meets_itself_and_needs_no_service() -> None:
     assert not needs_service(job(roles=[role]))
 
 
-def test_pods_get_no_credentials_of_the_api_unless_they_ask_for_an_account() -> None:
+def test_pods_get_no_service_account_token_unless_they_request_one() -> None:
     assert manifest()["spec"]["automountServiceAccountToken"] is False
     assert "automountServiceAccountToken" not in manifest(template(serviceAccountName="robot"))["spec"]
     assert manifest(template(automountServiceAccountToken=True))["spec"]["automountServiceAccountToken"] is True
@@ -166,7 +166,7 @@ def test_the_installations_priority_class_is_used() -> None:
     assert manifest()["spec"]["priorityClassName"] == "muster"
 
 
-def test_pods_on_the_hosts_network_meet_at_another_port_in_every_attempt() -> None:
+def test_on_the_host_network_the_rendezvous_port_differs_in_every_attempt() -> None:
     ports = {rendezvous_port("u", "r", attempt, on_host_network=True) for attempt in range(20)}
     assert len(ports) > 15
     assert all(20_000 <= port < 30_000 for port in ports)
@@ -186,7 +186,7 @@ def test_a_service_publishes_addresses_before_pods_are_ready() -> None:
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True), st.text(min_size=1, max_size=40))
-def test_names_of_services_and_hosts_are_names_that_dns_takes(name: str, uid: str) -> None:
+def test_names_of_services_and_hosts_are_valid_dns_names(name: str, uid: str) -> None:
     service = service_name(name, uid)
     assert len(service) <= 63
     assert service[0].isalpha()
@@ -251,7 +251,7 @@ def merged(target: Any, patch: Any) -> Any:
 # ---- Events
 
 
-def test_an_event_names_its_job_and_is_cut_where_the_server_would_refuse_it() -> None:
+def test_an_event_names_its_job_and_is_truncated_to_the_limit() -> None:
     event = event_manifest(
         job().metadata, RecordEvent("uid-llama", "Warning", "Failed", "ü" * 900), 1763719200.5, "op-1"
     )

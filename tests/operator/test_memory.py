@@ -56,7 +56,7 @@ def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> ClusterCache
     return seen
 
 
-def test_a_job_with_more_values_than_any_true_one_is_refused_and_takes_next_to_nothing() -> None:
+def test_a_job_with_too_many_values_is_rejected_and_uses_almost_no_memory() -> None:
     seen, _ = sight()
 
     def put() -> ClusterCache:
@@ -84,7 +84,7 @@ LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
-def test_of_a_large_template_little_is_held_beside_its_text(make: Callable[[int], dict[str, Any]]) -> None:
+def test_a_large_template_uses_little_memory_beside_its_text(make: Callable[[int], dict[str, Any]]) -> None:
     seen_with(1, lambda number: make(1000))  # caches that are filled once
     assert held_mib(lambda: seen_with(20, make)) < 20 * 0.4
     assert len(seen_with(2, make).observe().jobs) == 2, "it is legal"
@@ -133,7 +133,7 @@ def forget(rounds: Rounds) -> None:
     templates._texts, templates._decoded = LRUCache(), LRUCache()
 
 
-def test_a_template_whose_text_had_to_go_is_read_again_once_for_all_pods_of_a_gang() -> None:
+def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() -> None:
     document = job_document("llama", 5)
     server = Cluster(document)
 
@@ -150,7 +150,7 @@ def test_a_template_whose_text_had_to_go_is_read_again_once_for_all_pods_of_a_ga
     serve(server, story)
 
 
-def test_no_pod_is_made_of_another_template_than_was_decided_about() -> None:
+def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> None:
     document, edited = job_document("llama", 5), job_document("llama", 6)
     edited["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = "other"
     server = Cluster(edited)
@@ -166,7 +166,7 @@ def test_no_pod_is_made_of_another_template_than_was_decided_about() -> None:
     serve(server, story)
 
 
-def test_an_edit_of_what_is_not_held_of_a_template_makes_another_template() -> None:
+def test_an_edit_of_a_field_that_is_not_cached_makes_another_template() -> None:
     seen, _ = sight()
     digests = set()
     for version, image in enumerate(("a", "b"), 1):
@@ -177,7 +177,7 @@ def test_an_edit_of_what_is_not_held_of_a_template_makes_another_template() -> N
     assert [len(digest) for digest in digests] == [64, 64]
 
 
-def test_a_list_is_handed_over_page_by_page() -> None:
+def test_a_list_is_delivered_page_by_page() -> None:
     pages = [[job_document("a", 1), job_document("b", 2)], [job_document("c", 3)]]
     limits: list[str] = []
 

@@ -131,7 +131,7 @@ def made_of(template: Any, collectors: CollectorSidecarConfig, **fields: Any) ->
 
 @settings(deadline=None, max_examples=250)
 @given(st.sampled_from(PLACES), VALUES, st.sampled_from(("", "traced", "may stall")), st.booleans())
-def test_any_value_at_any_place_makes_a_pod_or_a_sentence(path: Path, value: Any, asks: str, collected: bool) -> None:
+def test_any_value_at_any_field_gives_a_pod_or_a_message(path: Path, value: Any, asks: str, collected: bool) -> None:
     fields: dict[str, Any] = {"": {}, "traced": {"trace": {"startStep": 1, "steps": 1}}}.get(
         asks, {"stallTimeoutSeconds": 60}
     )
@@ -156,14 +156,14 @@ def test_any_value_at_any_place_makes_a_pod_or_a_sentence(path: Path, value: Any
         ("securityContext", {"runAsUser": "root"}),
     ],
 )
-def test_a_field_of_the_wrong_form_is_refused_by_its_name(field: str, value: Any, *, collected: bool) -> None:
+def test_a_field_of_the_wrong_type_is_rejected_by_name(field: str, value: Any, *, collected: bool) -> None:
     template = with_value(("spec", "containers", 0, field), value)
     with pytest.raises(ValidationError) as caught:
         made_of(template, COLLECTORS if collected else CollectorSidecarConfig())
     assert f"containers.0.{field}" in str(caught.value)
 
 
-def test_a_job_with_such_a_template_says_so_and_others_are_seen() -> None:
+def test_a_job_with_such_a_template_is_reported_and_others_are_visible() -> None:
     seen, _ = sight()
     odd = job_document("odd")
     odd["spec"]["roles"][0]["template"]["spec"]["containers"][0]["volumeMounts"] = ["x"]
@@ -174,7 +174,7 @@ def test_a_job_with_such_a_template_says_so_and_others_are_seen() -> None:
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
 
 
-def test_whatever_goes_wrong_while_a_pod_is_made_is_a_refusal() -> None:
+def test_any_exception_while_a_pod_is_built_is_a_rejection() -> None:
     document = job_document()
     job = spec.TrainingJob.model_validate(document)
     unchecked = {"spec": {"containers": [{"volumeMounts": ["x"]}]}}

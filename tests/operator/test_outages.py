@@ -14,7 +14,7 @@ from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
 
 
-def test_outages_are_over_once_all_resources_were_listed_since() -> None:
+def test_an_outage_ends_once_all_resources_are_listed() -> None:
     outages = Outages()
     for resource in ("pods", "nodes"):
         outages.list_completed(resource, outages.list_started(resource))
@@ -30,7 +30,7 @@ def test_outages_are_over_once_all_resources_were_listed_since() -> None:
     assert outages.is_synced()
 
 
-def test_a_server_that_cannot_be_reached_is_an_outage_and_one_that_refuses_is_none() -> None:
+def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> None:
     async def story(api: ApiServerClient) -> None:
         with pytest.raises(ApiError):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
@@ -51,7 +51,7 @@ def test_a_server_that_cannot_be_reached_is_an_outage_and_one_that_refuses_is_no
     serve(Server(refuses=[("POST", "pods", 500)]), story)
 
 
-def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster_operator.kube.client._TIMEOUT_S", 0.05)
 
     class Slow:
@@ -67,7 +67,7 @@ def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPa
     asyncio.run(serving(Slow(), story))
 
 
-def test_a_write_that_was_asked_for_before_an_outage_is_not_begun_after_it() -> None:
+def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
     class Busy:
         calls = 0
         api: ApiServerClient
@@ -88,7 +88,7 @@ def test_a_write_that_was_asked_for_before_an_outage_is_not_begun_after_it() -> 
     assert busy.calls == 1
 
 
-def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
+def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
     async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         began = api.outages.list_started("trainingjobs")
@@ -108,7 +108,7 @@ def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
     serve(Server(), story)
 
 
-def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None:
+def test_requests_that_fail_while_a_watch_is_closed_are_outages() -> None:
     async def story() -> None:
         outages, opened, ended = Outages(), asyncio.Event(), False
 
@@ -133,7 +133,7 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
     asyncio.run(story())
 
 
-def test_outages_that_follow_one_another_are_followed_by_lists_after_pauses_that_grow() -> None:
+def test_lists_after_consecutive_outages_have_backoff() -> None:
     now = 0.0
     outages = Outages(lambda: now)
     outages.list_completed("pods", outages.list_started("pods"))
@@ -152,7 +152,7 @@ def test_outages_that_follow_one_another_are_followed_by_lists_after_pauses_that
     assert outages.list_delay_s() == 0.0, "the last one was long ago"
 
 
-def test_an_outage_before_anything_was_listed_delays_no_list() -> None:
+def test_an_outage_before_the_first_list_delays_no_list() -> None:
     outages = Outages(lambda: 0.0)
     for _ in range(5):
         outages.record_unreachable()

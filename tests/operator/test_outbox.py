@@ -53,7 +53,7 @@ def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[f
     asyncio.run(story())
 
 
-def test_one_that_tells_more_is_sent_in_place_of_the_one_that_waits() -> None:
+def test_a_newer_event_replaces_the_pending_one() -> None:
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     box.enqueue(letter("a admitted", "a Admitted"))
     box.enqueue(letter("b admitted", "b Admitted"))
@@ -64,7 +64,7 @@ def test_one_that_tells_more_is_sent_in_place_of_the_one_that_waits() -> None:
     assert waiting(box) == ["a completed", "b completed"], "what is sent already is not missed"
 
 
-def test_when_too_many_wait_the_oldest_are_dropped_and_counted() -> None:
+def test_when_too_many_are_pending_the_oldest_are_dropped_and_counted() -> None:
     dropped: list[int] = []
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(1))
     for number in range(20_003):
@@ -90,7 +90,7 @@ def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
     assert (waiting(box)[0], "late" in waiting(box)) == ("w1", False), "none is dropped for one that is no warning"
 
 
-def test_every_fourth_is_no_warning_so_that_the_others_are_sent_as_well() -> None:
+def test_every_fourth_event_is_no_warning() -> None:
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     for number in range(9):
         box.enqueue(warning(f"w{number}"))
@@ -98,7 +98,7 @@ def test_every_fourth_is_no_warning_so_that_the_others_are_sent_as_well() -> Non
     assert [taken(box) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
 
 
-def test_what_waited_for_too_long_is_dropped_and_counted_but_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
@@ -111,7 +111,7 @@ def test_what_waited_for_too_long_is_dropped_and_counted_but_no_warning(monkeypa
     assert dropped == [950.0]
 
 
-def test_while_there_is_no_answer_everything_waits_and_what_is_refused_is_dropped(
+def test_without_an_answer_events_wait_and_rejected_ones_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[Exception | None] = [ClusterError("gone"), Fenced("not leading"), ApiError(403, "", "no"), None, None]
@@ -132,14 +132,14 @@ def test_while_there_is_no_answer_everything_waits_and_what_is_refused_is_droppe
     assert (sent, len(dropped), rests[:2]) == (["b", "c"], 1, [2.0, 2.0])
 
 
-def test_a_warning_that_a_later_event_makes_worthless_is_not_sent() -> None:
+def test_a_warning_made_obsolete_by_a_later_event_is_not_sent() -> None:
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     box.enqueue(warning("a admitted", "a Admitted"))
     box.enqueue(letter("a completed", "a Completed", "a Admitted"))
     assert waiting(box) == ["a completed"]
 
 
-def test_the_slower_they_are_answered_the_fewer_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, rests, takes = [0.0], [], iter([0.003, 0.05, 1.0])
 
     class Slow:
@@ -154,7 +154,7 @@ def test_the_slower_they_are_answered_the_fewer_are_sent(monkeypatch: pytest.Mon
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
 
 
-def test_of_a_job_that_is_complete_nobody_is_told_any_more_that_it_was_admitted_but_of_one_that_failed() -> None:
+def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_one() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:

@@ -18,7 +18,7 @@ def queue(*finalizers: str, leaving: bool = False) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": meta})
 
 
-def test_a_queue_is_kept_while_jobs_name_it_and_let_go_then() -> None:
+def test_a_queue_has_the_finalizer_while_jobs_name_it() -> None:
     nobody, somebody = frozenset[str](), frozenset({"q"})
     assert desired_finalizers(queue("other"), nobody) == ["other", IN_USE]
     assert desired_finalizers(queue(IN_USE), nobody) is None
@@ -27,7 +27,7 @@ def test_a_queue_is_kept_while_jobs_name_it_and_let_go_then() -> None:
     assert desired_finalizers(queue("other", leaving=True), nobody) is None
 
 
-def test_metrics_are_written_as_prometheus_reads_them() -> None:
+def test_metrics_have_the_prometheus_text_format() -> None:
     calls = Metric("counter", "calls_total", "Calls.", ("verb",))
     calls.add(1, ('say "hi"\n',))
     calls.add(1.5, ("GET",))
@@ -49,7 +49,7 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
     ]
 
 
-def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
+def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     now = [100.0]
     place = {"role": "trainer", "flavor": "h200", "nodes": [{"node": "n", "indexes": "0-1"}]}
     since = "2026-11-21T10:00:00Z"
@@ -86,7 +86,7 @@ def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
         (["--listen-local", "0.0.0.0:1"], "--listen-local must be on loopback"),
     ],
 )
-def test_a_flag_that_cannot_be_right_is_refused_with_what_would_be(
+def test_an_invalid_flag_is_rejected_with_the_valid_values(
     flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -94,5 +94,5 @@ def test_a_flag_that_cannot_be_right_is_refused_with_what_would_be(
     assert complaint in capsys.readouterr().err
 
 
-def test_two_operators_on_one_host_have_names_of_their_own() -> None:
+def test_two_operators_on_one_host_have_different_identities() -> None:
     assert parse_flags([]).identity != parse_flags([]).identity

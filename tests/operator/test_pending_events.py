@@ -42,7 +42,7 @@ def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
     serve(Server(), told)
 
 
-def test_a_job_that_waits_for_half_a_minute_has_one_event_that_says_why() -> None:
+def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None:
     async def story(waiting: Waiting) -> None:
         rounds = waiting.rounds
         assert waiting.pending.due_in_s() == float("inf")
@@ -62,7 +62,7 @@ def test_a_job_that_waits_for_half_a_minute_has_one_event_that_says_why() -> Non
     play(story)
 
 
-def test_a_reason_that_changes_and_comes_back_has_stood_since_it_came_back() -> None:
+def test_a_reason_that_returns_counts_from_its_return() -> None:
     async def story(waiting: Waiting) -> None:
         for at, reason in ((0.0, "A"), (10.0, "B"), (20.0, "A")):
             waiting.now = at
@@ -76,7 +76,7 @@ def test_a_reason_that_changes_and_comes_back_has_stood_since_it_came_back() -> 
     play(story)
 
 
-def test_a_job_that_is_admitted_before_has_no_such_event() -> None:
+def test_a_job_admitted_earlier_has_no_such_event() -> None:
     async def story(waiting: Waiting) -> None:
         waiting.write("A")
         waiting.write("Admitted", phase="Admitted")

@@ -18,7 +18,7 @@ from muster_operator.cache.specs import SpecCache
 from muster_operator.pod_builder.collector import NO_COLLECTORS
 
 
-def test_what_was_not_asked_for_the_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     kept = LRUCache[str, int](max_entries=2)
     kept.put("a", 1, 1)
     kept.put("b", 2, 1)
@@ -27,14 +27,14 @@ def test_what_was_not_asked_for_the_longest_goes_first() -> None:
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
 
 
-def test_one_that_is_too_large_for_everything_is_not_kept() -> None:
+def test_a_value_larger_than_the_limit_is_not_cached() -> None:
     kept = LRUCache[str, int](max_bytes=10)
     kept.put("a", 1, 11)
     assert (kept.get("a"), len(kept), kept.bytes) == (None, 0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40))))
-def test_neither_bound_is_ever_passed(puts: list[tuple[int, int]]) -> None:
+def test_neither_limit_is_ever_exceeded(puts: list[tuple[int, int]]) -> None:
     kept, sizes = LRUCache[int, int](max_entries=3, max_bytes=60), dict[int, int]()
     for key, size in puts:
         kept.put(key, size, size)
@@ -45,7 +45,7 @@ def test_neither_bound_is_ever_passed(puts: list[tuple[int, int]]) -> None:
     assert kept.bytes == sum(size for key, size in sizes.items() if kept.get(key) is not None)
 
 
-def test_long_texts_of_jobs_that_came_and_went_do_not_pile_up() -> None:
+def test_texts_of_deleted_jobs_do_not_accumulate() -> None:
     seen, _ = sight()
     longest = "x" * 200_000
     for number in range(800):  # 160 MB
@@ -62,7 +62,7 @@ def test_long_texts_of_jobs_that_came_and_went_do_not_pile_up() -> None:
     assert 0 < len(specs._parsed) < 100
 
 
-def test_what_pods_of_a_spec_really_ask_for_is_forgotten_with_the_spec() -> None:
+def test_effective_pods_of_a_spec_are_forgotten_with_the_spec() -> None:
     specs = SpecCache(NO_COLLECTORS)
     wanted = specs.read(json.dumps({"roles": [{"name": "trainer", "template": template()}]}).encode(), b"digest").spec
     pods = {"trainer": spec.PodSpec.model_validate(template()["spec"])}

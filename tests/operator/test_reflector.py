@@ -111,7 +111,7 @@ def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
     asyncio.run(main())
 
 
-def test_an_object_as_deep_as_no_decoder_follows_hides_no_other_of_a_list() -> None:
+def test_a_too_deep_object_hides_no_other_in_a_list() -> None:
     server = Server([(7, [plain("a", 1), monstrous("deep", 2), plain("b", 3)])])
     seen = Seen()
     play(server, seen, lambda: bool(server.asked_from))
@@ -119,7 +119,7 @@ def test_an_object_as_deep_as_no_decoder_follows_hides_no_other_of_a_list() -> N
     assert server.asked_from[0] == "7"
 
 
-def test_a_watch_goes_on_past_such_an_object_and_sees_it_go() -> None:
+def test_a_watch_continues_after_such_an_object_and_delivers_its_deletion() -> None:
     begin = event("ADDED", monstrous("deep", 8)) + event("ADDED", plain("a", 9))
     then = event("MODIFIED", monstrous("deep", 10)) + event("DELETED", monstrous("deep", 11))
     server, seen = Server([(7, [])], [begin, then]), Seen()
@@ -129,7 +129,7 @@ def test_a_watch_goes_on_past_such_an_object_and_sees_it_go() -> None:
     assert server.listed == 1
 
 
-def test_what_the_sink_cannot_take_hides_no_other_of_a_list_or_a_watch() -> None:
+def test_an_object_that_the_handler_rejects_hides_no_other() -> None:
     server = Server([(7, [plain("a", 1), plain("odd", 2), plain("b", 3)])])
     server.watches = [event("ADDED", plain("odd", 8)) + event("ADDED", plain("c", 9))]
     seen = Seen("odd")
@@ -149,7 +149,7 @@ def test_what_the_sink_cannot_take_hides_no_other_of_a_list_or_a_watch() -> None
         b'{"type":"ADDED","object":{"metadata":{"name":"\xff"}}}\n',
     ],
 )
-def test_an_event_whose_version_cannot_be_told_is_passed_by_listing_again(line: bytes) -> None:
+def test_an_event_without_version_causes_a_new_list(line: bytes) -> None:
     server = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])], [line])
     seen = Seen()
     play(server, seen, lambda: len(server.asked_from) == 2)
@@ -157,7 +157,7 @@ def test_an_event_whose_version_cannot_be_told_is_passed_by_listing_again(line: 
     assert seen.jobs == {"a": 3}
 
 
-def test_what_is_no_list_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_is_no_list_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     server = Server([(1, [b"<html>"]), (2, [b"<html>"]), (7, [plain("a", 3)])])
     seen = Seen()
     with caplog.at_level(logging.WARNING, "muster.operator"):
@@ -179,7 +179,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_watches_that_end_as_soon_as_they_are_open_are_opened_again_after_pauses_that_grow(
+def test_watches_that_end_at_once_are_reopened_with_backoff(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server([(7, [])], [b""] * 12)
@@ -192,7 +192,7 @@ def test_watches_that_end_as_soon_as_they_are_open_are_opened_again_after_pauses
     assert [str(vars(record)["why"]) for record in caplog.records] == ["the watch ended at once"] * 2
 
 
-def test_a_version_that_the_server_does_not_know_any_more_is_followed_by_a_list_without_a_pause(
+def test_an_expired_version_is_followed_by_a_list_at_once(
     pauses: list[float],
 ) -> None:
     server = Server([(7, []), (12, [plain("a", 3)])], refusals=[500] * 8 + [410])
@@ -202,13 +202,13 @@ def test_a_version_that_the_server_does_not_know_any_more_is_followed_by_a_list_
     assert (server.listed, seen.jobs) == (2, {"a": 3})
 
 
-def test_versions_that_expire_again_and_again_are_followed_by_lists_after_pauses(pauses: list[float]) -> None:
+def test_repeatedly_expired_versions_are_followed_by_lists_with_backoff(pauses: list[float]) -> None:
     server = Server([(7, [])], refusals=[410] * 4)
     play(server, Seen(), lambda: len(server.asked_from) == 5)
     assert (server.listed, len(pauses)) == (5, 2)
 
 
-def test_an_outage_that_another_call_notices_has_everything_listed_again() -> None:
+def test_an_outage_detected_by_another_request_causes_a_new_list() -> None:
     server, seen = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])]), Seen()
 
     async def main() -> None:
@@ -244,7 +244,7 @@ class Resetting(Server):
         return await super().answer(request)
 
 
-def test_a_call_that_is_reset_each_time_has_everything_listed_again_after_pauses_that_grow() -> None:
+def test_a_request_that_is_always_reset_causes_lists_with_backoff() -> None:
     server, paused_s = Resetting([(7, [])]), 0.0
 
     async def main() -> None:

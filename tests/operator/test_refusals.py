@@ -21,7 +21,7 @@ POD_OF_BAD = r"/pods/bad-"
 @pytest.mark.parametrize(
     "where", [("POST", POD_OF_BAD), ("POST", r"/services/bad-")], ids=["its pods are refused", "its Service is refused"]
 )
-def test_others_are_admitted_while_a_job_waits_for_what_is_refused(where: tuple[str, str], code: int) -> None:
+def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[str, str], code: int) -> None:
     server = Server([(*where, code)])
 
     async def story(api: ApiServerClient) -> None:
@@ -36,7 +36,7 @@ def test_others_are_admitted_while_a_job_waits_for_what_is_refused(where: tuple[
 
 
 @pytest.mark.parametrize("code", [403, 500])
-def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of_it(code: int) -> None:
+def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: int) -> None:
     server = Server([("DELETE", POD_OF_BAD, code)])
 
     async def story(api: ApiServerClient) -> None:
@@ -53,7 +53,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of
     serve(server, story)
 
 
-def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_not() -> None:
+def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> None:
     server = Server([("POST", POD_OF_BAD, 500)])
 
     async def story(api: ApiServerClient) -> None:
@@ -75,7 +75,7 @@ def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_
     serve(server, story)
 
 
-def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> None:
+def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
     """Its capacity may be nominated for another job, which must not use it before the release is written."""
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
@@ -93,14 +93,14 @@ def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> 
 
 
 @pytest.mark.parametrize("code", [401, 429])
-def test_a_login_that_is_not_accepted_and_too_many_calls_concern_everybody(code: int) -> None:
+def test_failed_authentication_and_429_affect_all_objects(code: int) -> None:
     assert is_server_wide(ApiError(code, "x", "y"))
     assert is_server_wide(ClusterError("no answer"))
     assert is_server_wide(Fenced("not ours"))
     assert not is_server_wide(ApiError(500, "InternalError", "failed calling webhook"))
 
 
-def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
+def test_backoff_grows_to_a_maximum_and_resets() -> None:
     now = [0.0]
     refusals = RetryLimiter(clock=lambda: now[0])
     assert refusals.may_retry("a")
@@ -118,7 +118,7 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
     assert refusals.backoff_s("a") == 5.0
 
 
-def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
+def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None:
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
     async def story(api: ApiServerClient) -> None:
@@ -132,7 +132,7 @@ def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
     serve(server, story)
 
 
-def test_a_service_that_somebody_deleted_is_made_again_before_the_next_attempt() -> None:
+def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:

@@ -34,7 +34,7 @@ async def settle(api: ApiServerClient, seen: ClusterCache, refusals: RetryLimite
     await finalizers.reconcile_finalizers(api, seen.queues, seen.jobs, refusals or RetryLimiter())
 
 
-def test_a_queue_stays_while_a_job_that_was_not_tried_yet_names_it() -> None:
+def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -51,7 +51,7 @@ def test_a_queue_stays_while_a_job_that_was_not_tried_yet_names_it() -> None:
     serve(server, story)
 
 
-def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over() -> None:
+def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -70,7 +70,7 @@ def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over(
     serve(server, story)
 
 
-def test_a_finalizer_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
+def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
 
     async def story(api: ApiServerClient) -> None:
@@ -88,7 +88,7 @@ def test_a_finalizer_that_is_refused_keeps_no_other_waiting_and_is_tried_again_a
     serve(server, story)
 
 
-def test_a_complaint_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
+def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
 
     async def story(api: ApiServerClient) -> None:
@@ -108,7 +108,7 @@ def test_a_complaint_that_is_refused_keeps_no_other_waiting_and_is_tried_again_a
     serve(server, story)
 
 
-def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
+def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
     server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
 
     async def story(api: ApiServerClient) -> None:
@@ -122,7 +122,7 @@ def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
     serve(server, story)
 
 
-def test_what_a_user_writes_into_a_queue_or_a_flavor_while_its_status_is_written_is_seen() -> None:
+def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
     """The operator's own write must not hide the edit, which was made before it and delivered after it."""
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 

@@ -15,7 +15,7 @@ def shelf() -> tuple[MutationCache[str], list[Change]]:
     return MutationCache[str](lambda key, old, new: changes.append((key, old, new))), changes
 
 
-def test_our_write_counts_at_once_and_its_event_is_no_news() -> None:
+def test_our_write_counts_at_once_and_its_event_is_no_change() -> None:
     kept, changes = shelf()
     kept.upsert("a", 1, "old")
     kept.on_written("a", 5, "ours")
@@ -32,14 +32,14 @@ def test_an_event_from_before_our_write_changes_nothing() -> None:
     assert kept.get("a") == "ours"
 
 
-def test_somebody_elses_later_change_wins() -> None:
+def test_a_later_change_by_another_writer_wins() -> None:
     kept, _ = shelf()
     kept.on_written("a", 5, "ours")
     kept.upsert("a", 6, "theirs")
     assert kept.get("a") == "theirs"
 
 
-def test_what_was_created_and_deleted_before_our_answer_came_does_not_come_back() -> None:
+def test_an_object_deleted_before_our_answer_arrives_does_not_reappear() -> None:
     kept, _ = shelf()
     kept.upsert("a", 5, "created")
     kept.advance(5)
@@ -49,7 +49,7 @@ def test_what_was_created_and_deleted_before_our_answer_came_does_not_come_back(
     assert kept.get("a") is None
 
 
-def test_a_list_drops_what_it_does_not_show_but_not_what_was_written_after_it() -> None:
+def test_a_list_removes_missing_objects_except_those_written_after_it() -> None:
     kept, _ = shelf()
     kept.upsert("gone", 3, "x")
     kept.on_written("fresh", 12, "y")
@@ -58,7 +58,7 @@ def test_a_list_drops_what_it_does_not_show_but_not_what_was_written_after_it() 
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["set", "delete"])), max_size=30), st.data())
-def test_whatever_the_order_of_answers_the_end_is_what_the_server_has(
+def test_any_order_of_answers_ends_in_the_state_of_the_server(
     history: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     """The server's history in watch order, with answers to our own writes at any later point."""

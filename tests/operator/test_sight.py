@@ -22,7 +22,7 @@ def foreign(world: ObservedState, node: str = "n1") -> dict[str, int]:
 # ---- nodes
 
 
-def test_a_heartbeat_is_no_news_and_the_node_stays_the_same_object() -> None:
+def test_a_kubelet_heartbeat_is_no_change_and_the_node_stays_the_same_object() -> None:
     seen, changes = sight()
     seen.nodes.on_upsert(node_seen(version=1))
     before = seen.observe().nodes
@@ -43,14 +43,14 @@ def test_only_the_node_that_changed_is_another_object() -> None:
 
 
 @pytest.mark.parametrize(("ready", "since"), [("True", None), ("False", None), ("Unknown", 1795255200.0)])
-def test_a_node_is_given_up_only_while_nobody_knows_what_it_does(ready: str, since: float | None) -> None:
+def test_a_node_is_unreachable_only_while_its_ready_condition_is_unknown(ready: str, since: float | None) -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen(ready=ready))
     (view,) = seen.observe().nodes
     assert (view.ready, view.not_ready_since) == (ready == "True", since)
 
 
-def test_what_the_control_plane_taints_passes_and_what_people_taint_stays() -> None:
+def test_taints_of_the_control_plane_are_dropped_and_others_kept() -> None:
     seen, _ = sight()
     own = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     stays = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
@@ -64,7 +64,7 @@ def test_what_the_control_plane_taints_passes_and_what_people_taint_stays() -> N
     assert (second.taints, second.cordoned) == ((), True)
 
 
-def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> None:
+def test_a_node_without_conditions_or_with_an_invalid_amount_is_still_a_node() -> None:
     seen, _ = sight()
     node = node_seen()
     node.status.conditions = []
@@ -78,7 +78,7 @@ def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> No
 # ---- unmanaged pods
 
 
-def test_pods_of_others_use_their_nodes_room_until_they_end_or_go() -> None:
+def test_unmanaged_pods_count_as_usage_until_they_end_or_are_deleted() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     seen.pods.on_upsert(pod_seen("a"))
@@ -90,7 +90,7 @@ def test_pods_of_others_use_their_nodes_room_until_they_end_or_go() -> None:
     assert foreign(seen.observe()) == {}
 
 
-def test_a_foreign_pod_counts_from_when_it_is_bound_and_even_before_its_node_is_known() -> None:
+def test_an_unmanaged_pod_counts_once_bound_even_before_its_node_is_known() -> None:
     seen, _ = sight()
     seen.pods.on_upsert(pod_seen("a", node="", phase="Pending"))
     seen.pods.on_upsert(pod_seen("a", 2, phase="Pending"))
@@ -98,7 +98,7 @@ def test_a_foreign_pod_counts_from_when_it_is_bound_and_even_before_its_node_is_
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
 
 
-def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_gone() -> None:
+def test_a_pod_of_a_job_is_unmanaged_while_the_job_is_not_visible() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     seen.pods.on_upsert(pod_seen(owner="uid-llama"))
@@ -113,7 +113,7 @@ def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_g
     assert world.pods == {}
 
 
-def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
+def test_a_new_list_corrects_everything_that_was_missed() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     seen.jobs.on_upsert(job_seen())
@@ -125,7 +125,7 @@ def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
     assert world.pods == {}
 
 
-def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod() -> None:
+def test_usage_of_a_pod_includes_sidecars_overhead_and_pod_level_requests() -> None:
     side = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}
     main = {"name": "m", "resources": {"requests": {"cpu": "500m"}}}
     plain = read(V1PodSpec, {"containers": [main], "initContainers": [side], "overhead": {"cpu": "10m"}})
@@ -144,7 +144,7 @@ def resized(
     return pod
 
 
-def test_a_pod_that_is_resized_takes_the_most_of_what_it_asks_for_was_given_and_runs_with() -> None:
+def test_a_resized_pod_uses_the_maximum_of_requested_allocated_and_actual() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     sizes = (("4", "1", "1"), ("1", "4", "1"), ("1", "1", "4"), ("2", "2", "2"))
@@ -153,7 +153,7 @@ def test_a_pod_that_is_resized_takes_the_most_of_what_it_asks_for_was_given_and_
         assert foreign(seen.observe())["cpu"] == 1000 * max(int(asks), int(allocated), int(runs_with))
 
 
-def test_what_no_node_could_give_to_a_pod_that_is_resized_does_not_count() -> None:
+def test_an_infeasible_resize_does_not_count() -> None:
     seen, _ = sight()
     seen.nodes.on_upsert(node_seen())
     pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
@@ -161,7 +161,7 @@ def test_what_no_node_could_give_to_a_pod_that_is_resized_does_not_count() -> No
     assert foreign(seen.observe())["cpu"] == 2000
 
 
-def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
+def test_a_pod_level_resize_uses_the_maximum_of_the_three() -> None:
     pod = resized("1", "1", "1")
     pod.spec.resources = read(V1ResourceRequirements, {"requests": {"cpu": "8"}})
     pod.status.resources = read(V1ResourceRequirements, {"requests": {"cpu": "16"}})
@@ -173,7 +173,7 @@ def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
 # ---- pods of jobs
 
 
-def test_our_pod_that_was_resized_is_shown_with_what_it_asks_for_now() -> None:
+def test_our_resized_pod_has_its_present_request() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     for version, cores in ((5, "1"), (6, "64")):
@@ -212,7 +212,7 @@ def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
     assert seen.pods.bound_count == 2
 
 
-def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says() -> None:
+def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
@@ -227,7 +227,7 @@ def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says()
     assert after == before.plus(Resources.of({"cpu": 260}))
 
 
-def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
+def test_a_pod_we_deleted_is_terminating_at_once() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
@@ -238,7 +238,7 @@ def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_that_is_taken_away_as_it_ends_is_shown_as_it_ended_until_its_job_goes_on_without_it(phase: str) -> None:
+def test_a_pod_deleted_after_its_end_stays_visible_until_its_job_is_decided_on(phase: str) -> None:
     seen, changes = sight()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
@@ -253,7 +253,7 @@ def test_a_pod_that_is_taken_away_as_it_ends_is_shown_as_it_ended_until_its_job_
     assert seen.observe().pods == {}
 
 
-def test_a_pod_that_had_ended_before_a_fresh_list_lacks_it_is_shown_as_it_ended() -> None:
+def test_an_ended_pod_missing_from_a_new_list_stays_visible_as_it_ended() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
@@ -262,7 +262,7 @@ def test_a_pod_that_had_ended_before_a_fresh_list_lacks_it_is_shown_as_it_ended(
     assert [view.name for view in seen.observe().pods["uid-llama"]] == [name_of()]
 
 
-def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> None:
+def test_a_pod_deleted_before_its_end_is_gone_once_removed() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     for index in (0, 1):
@@ -278,7 +278,7 @@ def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> Non
     assert seen.observe().pods == {}
 
 
-def test_a_pod_that_ends_by_itself_as_we_tell_it_to_stop_is_shown_as_it_ended() -> None:
+def test_a_pod_that_ends_while_we_delete_it_is_visible_as_it_ended() -> None:
     """The answer to our delete arrives before or after the event of its end."""
     for told_first in (False, True):
         seen, _ = sight()
@@ -299,7 +299,7 @@ def test_a_pod_that_ends_by_itself_as_we_tell_it_to_stop_is_shown_as_it_ended() 
         assert [(view.phase, view.deleting) for view in seen.observe().pods["uid-llama"]] == [("Succeeded", False)]
 
 
-def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_comes() -> None:
+def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_arrives() -> None:
     for answered_first in (False, True):
         seen, _ = sight()
         seen.jobs.on_upsert(job_seen())
@@ -316,7 +316,7 @@ def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_comes() -> None
         assert seen.observe().pods == {}
 
 
-def test_what_was_told_of_a_pod_before_it_was_told_to_stop_does_not_bring_it_back() -> None:
+def test_an_event_older_than_our_delete_does_not_revive_a_pod() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Pending"))
@@ -328,7 +328,7 @@ def test_what_was_told_of_a_pod_before_it_was_told_to_stop_does_not_bring_it_bac
     assert (view.phase, view.deleting) == ("Running", True)
 
 
-def test_a_pod_that_is_there_again_is_shown_once() -> None:
+def test_a_pod_that_reappears_is_visible_once() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     first = pod_seen("", 5, owner="uid-llama", phase="Succeeded")
@@ -338,7 +338,7 @@ def test_a_pod_that_is_there_again_is_shown_once() -> None:
     assert [view.phase for view in seen.observe().pods["uid-llama"]] == ["Running"]
 
 
-def test_what_ended_in_an_attempt_is_forgotten_with_the_next_that_ends_and_with_its_job() -> None:
+def test_tombstones_of_an_attempt_are_dropped_with_the_next_one_and_with_the_job() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen())
     for attempt in (0, 1):
@@ -355,7 +355,7 @@ def ended(code: int, name: str = "main", at: str = "2026-11-21T10:00:05Z", **mor
     return {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at, **more}}}
 
 
-def test_a_failed_pod_tells_code_time_and_last_words_of_its_main_container() -> None:
+def test_a_failed_pod_has_code_time_and_message_of_its_main_container() -> None:
     pod = pod_seen(
         owner="u",
         phase="Failed",
@@ -368,14 +368,14 @@ def test_a_failed_pod_tells_code_time_and_last_words_of_its_main_container() -> 
     assert view.finished_at == 1795255205.0
 
 
-def test_a_pod_whose_main_container_did_well_fails_by_the_container_that_failed_first() -> None:
+def test_a_pod_whose_main_container_succeeded_fails_by_the_first_failed_one() -> None:
     late, early = ended(3, "late", "2026-11-21T10:00:09Z"), ended(2, "early", "2026-11-21T10:00:07Z")
     view = pod_view(pod_seen(owner="u", phase="Failed", containerStatuses=[late, early, ended(0)]), "u")
     assert view is not None
     assert view.exit_code == 2
 
 
-def test_a_disruption_is_told_as_such_whatever_the_container_says() -> None:
+def test_a_disruption_takes_precedence_over_the_container_reason() -> None:
     conditions = [{"type": "DisruptionTarget", "status": "True"}]
     pod = pod_seen(owner="u", phase="Failed", conditions=conditions, containerStatuses=[ended(143, reason="Error")])
     view = pod_view(pod, "u")
@@ -412,7 +412,7 @@ def init(name: str) -> list[dict[str, Any]]:
         (scheduled(sandbox="True", phase="Running"), {}, ""),
     ],
 )
-def test_a_pod_that_has_not_started_tells_what_it_waits_for(
+def test_a_pod_that_has_not_started_has_its_blocker(
     status: dict[str, Any], of_spec: dict[str, Any], blocker: str
 ) -> None:
     pod = pod_seen(owner="u", **({"phase": "Pending"} | status))
@@ -423,7 +423,7 @@ def test_a_pod_that_has_not_started_tells_what_it_waits_for(
     assert view.pending_reason == blocker
 
 
-def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
+def test_a_pod_without_its_labels_is_unmanaged() -> None:
     pod = pod_seen(owner="u")
     pod.metadata.labels = {}
     assert pod_view(pod, "u") is None
@@ -437,7 +437,7 @@ def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
 # ---- the rest
 
 
-def test_queues_namespaces_and_their_labels_are_seen() -> None:
+def test_queues_namespaces_and_their_labels_are_cached() -> None:
     seen, _ = sight()
     queue = {"metadata": {"name": "q", "uid": "u", "resourceVersion": "3", "finalizers": ["f"]}, "spec": {"weight": 2}}
     seen.queues.on_upsert(read(RawCustomObject, queue))

@@ -15,7 +15,7 @@ from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.dry_run import compare_pod
 
 
-def test_a_job_is_shown_once_its_templates_are_known() -> None:
+def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
     knowing = Knowing(None)
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
@@ -35,7 +35,7 @@ def test_a_job_is_shown_once_its_templates_are_known() -> None:
     ],
     ids=["admitted", "suspended", "holds room"],
 )
-def test_a_job_that_an_earlier_leader_gave_room_is_shown_before_its_templates_are_known(
+def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
     status: dict[str, Any],
 ) -> None:
     knowing = Knowing(None)
@@ -54,7 +54,7 @@ def test_a_job_that_an_earlier_leader_gave_room_is_shown_before_its_templates_ar
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
 
 
-def test_a_job_that_loses_its_room_before_its_templates_are_known_is_shown_as_it_is_now_and_gets_none() -> None:
+def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None:
     knowing = Knowing(None)
     seen, changes = sight(knowing)
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
@@ -69,7 +69,7 @@ def test_a_job_that_loses_its_room_before_its_templates_are_known_is_shown_as_it
     assert seen.observe().pod_rejections == {}
 
 
-def test_a_job_that_is_shown_and_edited_is_shown_as_it_is_now_and_gets_no_room_until_its_pods_were_tried() -> None:
+def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -> None:
     knowing = Knowing()
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
@@ -84,7 +84,7 @@ def test_a_job_that_is_shown_and_edited_is_shown_as_it_is_now_and_gets_no_room_u
     assert world.pod_rejections.keys() == {"uid-llama"}
 
 
-def test_what_was_learned_of_a_job_counts_on_when_verdicts_are_forgotten() -> None:
+def test_dry_run_results_of_a_visible_job_outlive_the_result_cache() -> None:
     knowing = Knowing(DryRunResult(pod=pod_asking("2")))
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
@@ -97,7 +97,7 @@ def test_what_was_learned_of_a_job_counts_on_when_verdicts_are_forgotten() -> No
     assert job.spec.roles[0].template.spec.containers[0].resources.requests == {"cpu": "2"}
 
 
-def test_a_finished_job_is_shown_without_asking() -> None:
+def test_a_finished_job_is_visible_without_a_dry_run() -> None:
     knowing = Knowing(None)
     seen, _ = sight(knowing)
     done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
@@ -108,7 +108,7 @@ def test_a_finished_job_is_shown_without_asking() -> None:
     assert knowing.asked == []
 
 
-def test_a_job_is_shown_with_what_its_pods_really_ask_for() -> None:
+def test_a_job_is_visible_with_its_effective_pods() -> None:
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
     seen, _ = sight(Knowing(DryRunResult(pod=pod)))
     seen.jobs.on_upsert(job_seen())
@@ -119,7 +119,7 @@ def test_a_job_is_shown_with_what_its_pods_really_ask_for() -> None:
     assert known.job.spec.roles[0].template.spec.overhead == {}
 
 
-def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_heals() -> None:
+def test_a_job_whose_pods_would_be_rejected_has_the_reason_until_it_is_fixed() -> None:
     knowing = Knowing(DryRunResult(refusal="no such account"))
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
@@ -129,7 +129,7 @@ def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_hea
     assert seen.observe().pod_rejections == {}
 
 
-def test_our_status_counts_at_once_and_its_event_is_no_news() -> None:
+def test_our_status_counts_at_once_and_its_event_is_no_change() -> None:
     seen, changes = sight()
     seen.jobs.on_upsert(job_seen())
     status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
@@ -141,7 +141,7 @@ def test_our_status_counts_at_once_and_its_event_is_no_news() -> None:
     assert seen.observe().jobs[0] is job
 
 
-def test_what_did_not_change_of_a_job_keeps_its_identity() -> None:
+def test_unchanged_parts_of_a_job_keep_their_identity() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen(version=1))
     (before,) = seen.observe().jobs
@@ -161,7 +161,7 @@ def test_a_job_of_the_same_name_is_another_job() -> None:
     assert [job.metadata.uid for job in seen.observe().jobs] == ["uid-2"]
 
 
-def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
+def test_an_invalid_job_hides_no_other() -> None:
     seen, _ = sight()
     broken = job_document("broken")
     broken["spec"]["roles"] = "none"
@@ -171,7 +171,7 @@ def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
     assert seen.jobs.invalid["team/broken"].error == "spec.roles: must be a list; got 'none'"
 
 
-def test_a_job_that_is_edited_into_something_unreadable_is_gone_until_it_can_be_read_again() -> None:
+def test_a_pending_job_edited_into_an_invalid_one_is_not_visible_until_fixed() -> None:
     seen, changes = sight()
     seen.jobs.on_upsert(job_seen())
     assert changes.during(lambda: seen.jobs.on_upsert(unreadable(version=2))) > 0
@@ -181,7 +181,7 @@ def test_a_job_that_is_edited_into_something_unreadable_is_gone_until_it_can_be_
     assert seen.jobs.invalid == {}
 
 
-def test_a_job_with_room_is_shown_as_it_was_before_an_edit_that_cannot_be_read() -> None:
+def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
     seen, _ = sight()
     admitted = {
         "type": "Admitted",
@@ -200,7 +200,7 @@ def test_a_job_with_room_is_shown_as_it_was_before_an_edit_that_cannot_be_read()
     assert (seen.jobs.invalid, len(seen.observe().jobs)) == ({}, 1)
 
 
-def test_what_cannot_be_read_and_is_gone_from_a_list_is_forgotten() -> None:
+def test_an_invalid_job_missing_from_a_list_is_forgotten() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(unreadable())
     relist(seen.jobs, [job_seen("other")], 9)
@@ -213,13 +213,13 @@ def unreadable(version: int = 1) -> RawTrainingJob:
     return read(RawTrainingJob, document)
 
 
-def test_no_job_looks_stuck_while_nobody_reads_its_beats() -> None:
+def test_no_job_counts_as_stalled_without_heartbeats() -> None:
     seen, _ = sight()
     seen.jobs.on_upsert(job_seen(stallTimeoutSeconds=60))
     assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
 
 
-def test_a_job_that_has_just_come_waits_for_a_new_verdict_where_the_one_that_is_known_is_old() -> None:
+def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
     knowing = Knowing()
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen("before"))
@@ -232,7 +232,7 @@ def test_a_job_that_has_just_come_waits_for_a_new_verdict_where_the_one_that_is_
     assert len(seen.observe().jobs) == 3
 
 
-def test_a_job_with_room_keeps_what_its_pods_were_created_with() -> None:
+def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
     knowing = Knowing(DryRunResult(pod=pod_asking("2")))
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
@@ -270,12 +270,12 @@ def answered(**of_spec: Any) -> dict[str, Any]:
     return {**wanted, "schedulerName": "default-scheduler", "tolerations": by_default, **of_spec}
 
 
-def test_a_dry_run_that_adds_only_defaults_says_nothing_new() -> None:
+def test_a_dry_run_that_adds_only_defaults_changes_nothing() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     assert compare_pod(written, answered()) == DryRunResult()
 
 
-def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> None:
+def test_a_dry_run_that_adds_a_sidecar_gives_the_effective_request() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     side = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
     verdict = compare_pod(written, answered(initContainers=[side]))
@@ -283,27 +283,27 @@ def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> N
     assert verdict.pod.init_containers[0].name == "mesh"
 
 
-def test_a_dry_run_that_adds_requests_of_the_whole_pod_tells_what_it_really_asks_for() -> None:
+def test_a_dry_run_that_adds_pod_level_requests_gives_the_effective_request() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     verdict = compare_pod(written, answered(resources={"requests": {"cpu": "64"}}))
     assert verdict.pod is not None
     assert pod_request(verdict.pod).get("cpu") == 64_000
 
 
-def test_a_dry_run_that_drops_requests_of_the_whole_pod_tells_that_they_do_not_count() -> None:
+def test_a_dry_run_that_drops_pod_level_requests_ignores_them() -> None:
     written = spec.PodSpec.model_validate({**template()["spec"], "resources": {"requests": {"cpu": "64"}}})
     verdict = compare_pod(written, answered())
     assert verdict.pod is not None
     assert pod_request(verdict.pod).get("cpu") == 0
 
 
-def test_a_dry_run_that_adds_a_claim_of_a_device_refuses_the_pod() -> None:
+def test_a_dry_run_that_adds_a_resource_claim_rejects_the_pod() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     verdict = compare_pod(written, answered(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]))
     assert "resourceClaims" in (verdict.refusal or "")
 
 
-def test_jobs_that_were_written_alike_share_what_they_want() -> None:
+def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:
     seen, _ = sight(Knowing())
     for name in ("one", "two"):
         document = job_document()
@@ -314,7 +314,7 @@ def test_jobs_that_were_written_alike_share_what_they_want() -> None:
     assert one.spec is two.spec
 
 
-def test_a_new_job_is_unseen_from_when_it_is_shown_until_the_world_is_looked_at() -> None:
+def test_a_visible_job_is_unobserved_until_the_next_observation() -> None:
     knowing = Knowing(None)
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
@@ -328,7 +328,7 @@ def test_a_new_job_is_unseen_from_when_it_is_shown_until_the_world_is_looked_at(
     assert not seen.jobs.has_unobserved()
 
 
-def test_jobs_that_get_their_first_status_are_counted_as_served() -> None:
+def test_jobs_with_their_first_status_are_counted_as_decided() -> None:
     seen, _ = sight(Knowing())
     seen.jobs.on_upsert(job_seen())
     assert seen.jobs.decided_count == 0
@@ -336,7 +336,7 @@ def test_jobs_that_get_their_first_status_are_counted_as_served() -> None:
     assert seen.jobs.decided_count == 1
 
 
-def test_a_job_that_goes_before_anybody_looked_is_unseen_no_more() -> None:
+def test_a_job_deleted_before_the_next_observation_is_not_unobserved() -> None:
     seen, _ = sight(Knowing())
     seen.jobs.on_upsert(job_seen())
     assert seen.jobs.has_unobserved()

@@ -20,7 +20,7 @@ def gpus(amount: Any) -> list[dict[str, Any]]:
     return [{"flavor": "h200", "guaranteed": {"nvidia.com/gpu": amount}}]
 
 
-def test_a_queue_that_cannot_be_read_is_as_it_was_before_that_edit_and_told_of() -> None:
+def test_an_invalid_queue_stays_as_before_the_edit_and_is_reported() -> None:
     seen, changes = sight()
     seen.queues.on_upsert(seen_as("q", weight=2, resources=gpus("8")))
     (before,) = seen.observe().queues
@@ -32,7 +32,7 @@ def test_a_queue_that_cannot_be_read_is_as_it_was_before_that_edit_and_told_of()
     assert world.decode_errors.queues["q"].startswith("spec.weight: must be greater than 0; got -1; spec.resources")
 
 
-def test_one_that_was_never_read_counts_as_far_as_it_can_be() -> None:
+def test_a_queue_that_was_never_valid_has_its_valid_fields() -> None:
     seen, _ = sight()
     seen.queues.on_upsert(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
     (part,) = seen.observe().queues
@@ -41,7 +41,7 @@ def test_one_that_was_never_read_counts_as_far_as_it_can_be() -> None:
     assert seen.observe().queues[0].spec.parent is None, "what another queue of that name was does not count"
 
 
-def test_a_queue_that_is_mended_is_as_it_is_written() -> None:
+def test_a_fixed_queue_has_its_new_spec() -> None:
     seen, changes = sight()
     seen.queues.on_upsert(seen_as("q", weight=-1))
     assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=3))) > 0
@@ -49,7 +49,7 @@ def test_a_queue_that_is_mended_is_as_it_is_written() -> None:
     assert (world.queues[0].spec.weight, dict(world.decode_errors.queues)) == (3.0, {})
 
 
-def test_a_flavor_that_cannot_be_read_takes_nothing_until_it_is_mended() -> None:
+def test_an_invalid_flavor_has_no_nodes_until_it_is_fixed() -> None:
     seen, changes = sight()
     seen.flavors.on_upsert(seen_as("h200", nodeLabels={"gpu": "h200"}))
     assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
@@ -59,7 +59,7 @@ def test_a_flavor_that_cannot_be_read_takes_nothing_until_it_is_mended() -> None
     assert (len(seen.observe().flavors), dict(seen.observe().decode_errors.flavors)) == (1, {})
 
 
-def test_what_is_deleted_or_gone_from_a_list_is_no_longer_told_of() -> None:
+def test_errors_of_deleted_objects_are_removed() -> None:
     for kind in ("queues", "flavors"):
         seen, changes = sight()
         sink = getattr(seen, kind)
@@ -85,7 +85,7 @@ def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
     )
 
 
-def test_what_is_said_stays_the_same_mapping_as_long_as_nothing_changes() -> None:
+def test_errors_are_the_same_mapping_until_something_changes() -> None:
     seen, _ = sight()
     seen.queues.on_upsert(seen_as("q", weight=-1))
     assert seen.observe().decode_errors.queues is seen.observe().decode_errors.queues

@@ -71,7 +71,7 @@ def bytes_of(seen: ClusterCache, name: str) -> int:
     return known.templates["trainer"].size
 
 
-def test_a_job_beyond_the_bound_of_its_namespace_is_refused_with_its_namespace_the_bytes_and_the_bound() -> None:
+def test_a_job_over_the_limit_of_its_namespace_is_rejected_with_namespace_bytes_and_limit() -> None:
     seen = seen_with(document("a", 1), document("b", 2), document("c", 3))
     assert (names(seen), set(seen.jobs.invalid)) == (["a", "b"], {"team/c"})
     together = 3 * bytes_of(seen, "a")
@@ -81,14 +81,14 @@ def test_a_job_beyond_the_bound_of_its_namespace_is_refused_with_its_namespace_t
         assert part in told
 
 
-def test_the_same_template_counts_once_and_each_namespace_for_itself() -> None:
+def test_equal_templates_count_once_per_namespace() -> None:
     alike = [document(f"j{number}", number + 1, "all") for number in range(5)]
     others = [document(f"o{number}", number + 10, namespace="other") for number in range(2)]
     seen = seen_with(*alike, *others, document("more", 20))
     assert (len(names(seen)), dict(seen.jobs.invalid)) == (8, {})
 
 
-def test_jobs_that_have_ended_or_are_gone_do_not_count() -> None:
+def test_finished_and_deleted_jobs_do_not_count() -> None:
     seen = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
     seen.jobs.on_upsert(read(RawTrainingJob, document("a", 4, status=ended())))
     seen.jobs.on_upsert(read(RawTrainingJob, document("d", 5)))
@@ -99,7 +99,7 @@ def test_jobs_that_have_ended_or_are_gone_do_not_count() -> None:
     assert set(seen.jobs.invalid) == {"team/f"}
 
 
-def test_a_running_job_and_one_that_waits_already_are_there_after_a_restart_with_a_lower_bound() -> None:
+def test_accepted_jobs_stay_after_a_restart_with_a_lower_limit() -> None:
     """The API server lists by name, so the rejected job comes first."""
     refused = document("a", 9)
     seen = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
@@ -113,7 +113,7 @@ def test_a_running_job_and_one_that_waits_already_are_there_after_a_restart_with
     assert set(names(again)) >= set("bcdefg")
 
 
-def test_an_edit_of_a_job_that_waits_counts_and_is_refused_until_it_is_small_enough() -> None:
+def test_an_edit_of_a_pending_job_counts_and_is_rejected_until_it_fits() -> None:
     seen = seen_with(document("a", 1, status=waiting()), document("b", 2, status=waiting()))
 
     def edit(version: int, generation: int, size: int, status: Document) -> None:
@@ -151,7 +151,7 @@ def reason(status: spec.TrainingJobStatus | None) -> str:
     return "" if said is None else said.reason
 
 
-def test_a_refused_job_says_so_in_its_status_and_is_taken_once_others_have_ended() -> None:
+def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended() -> None:
     server = Cluster()
     server.jobs = (document("c", 7),)
 
@@ -173,7 +173,7 @@ def test_a_refused_job_says_so_in_its_status_and_is_taken_once_others_have_ended
 
 
 @pytest.mark.parametrize("key", [b"k" * 32, b"o" * 32], ids=["true", "forged"])
-def test_a_job_that_only_its_pod_tells_to_be_admitted_is_never_refused_by_an_operator_that_starts(key: bytes) -> None:
+def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: bytes) -> None:
     server, seal = Cluster(), AdmissionSigner(b"k" * 32, "this")
     role = {**job_document()["spec"]["roles"][0], "replicas": 1}
     told = document("llama", 5, roles=[role])
@@ -205,7 +205,7 @@ def large(name: str, version: int, status: Any = None, generation: int = 1) -> D
     return one
 
 
-def test_a_job_that_is_larger_than_allowed_is_refused_unless_it_was_accepted_before_there_was_that_bound() -> None:
+def test_a_job_over_the_size_limit_is_rejected_unless_accepted_before() -> None:
     seen = seen_with(
         large("runs", 1, admitted()),
         large("waits", 2, waiting()),
@@ -218,7 +218,7 @@ def test_a_job_that_is_larger_than_allowed_is_refused_unless_it_was_accepted_bef
     assert names(seen) == ["runs", "waits"]
 
 
-def test_a_stored_job_that_was_accepted_before_there_was_a_bound_can_be_read() -> None:
+def test_an_accepted_job_over_the_size_limit_can_be_read() -> None:
     whole = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"}
     one = spec.TrainingJob.model_validate_json(json.dumps(whole | large("runs", 1, admitted())))
     assert spec.TrainingJob.model_validate_json(one.model_dump_json(by_alias=True)) == one

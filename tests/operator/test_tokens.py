@@ -37,7 +37,7 @@ def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector]:
     return Operator(settings, api, Fence(election), OperatorMetrics()), election
 
 
-def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> None:
+def test_a_leader_uses_the_key_that_another_leader_created_meanwhile() -> None:
     cluster = Keys()
     cluster.lists.set()
 

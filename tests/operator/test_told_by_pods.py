@@ -107,7 +107,7 @@ def view(phase: str = "Running", **fields: Any) -> dict[str, Any]:
 # ---- from one write to a bound pod
 
 
-def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_written() -> None:
+def test_the_pod_is_the_only_write_until_it_is_bound() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -130,7 +130,7 @@ def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_writ
     serve(server, story)
 
 
-def test_one_status_tells_that_it_was_admitted_and_that_it_runs() -> None:
+def test_one_status_records_admission_and_start() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -156,7 +156,7 @@ def seen_of(server: Server, pod: PodView, **status: Any) -> V1Pod:
     return seen
 
 
-def test_of_a_gang_of_several_pods_the_status_comes_first() -> None:
+def test_the_status_of_a_larger_gang_is_written_first() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -171,7 +171,7 @@ def test_of_a_gang_of_several_pods_the_status_comes_first() -> None:
     serve(server, story)
 
 
-def test_without_the_key_the_status_comes_first() -> None:
+def test_without_the_key_the_status_is_written_first() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -184,7 +184,7 @@ def test_without_the_key_the_status_comes_first() -> None:
     serve(server, story)
 
 
-def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -208,7 +208,7 @@ def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: p
 # ---- the next leader
 
 
-def test_whoever_leads_next_sees_the_very_status_that_was_decided() -> None:
+def test_the_next_leader_has_the_decided_status() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -225,7 +225,7 @@ def test_whoever_leads_next_sees_the_very_status_that_was_decided() -> None:
 
 
 @pytest.mark.parametrize("first", ["job", "pod", "term"])
-def test_it_counts_whichever_of_job_pod_and_term_comes_last(first: str) -> None:
+def test_the_record_counts_in_any_order_of_job_pod_and_term(first: str) -> None:
     seen = sight()[0]
     acts: dict[str, Callable[[], object]] = {
         "job": lambda: seen.jobs.on_upsert(alone()),
@@ -253,19 +253,19 @@ FORGERIES["no text"].metadata.annotations.admitted = '{"at": {}}'
 
 
 @pytest.mark.parametrize("pod", FORGERIES.values(), ids=FORGERIES.keys())
-def test_nobody_else_admits_a_job_by_a_pod(pod: V1Pod) -> None:
+def test_only_a_record_signed_by_an_operator_admits_a_job(pod: V1Pod) -> None:
     seen = seen_anew(pod, alone())
     assert not is_admitted(status_of(seen))
     assert not seen.jobs.lagging()
 
 
-def test_the_pod_of_a_job_that_was_there_before_under_that_name_admits_nobody() -> None:
+def test_a_pod_of_a_deleted_job_of_that_name_admits_nothing() -> None:
     document = job_document("llama", 5, roles=ALONE)
     document["metadata"]["uid"] = "uid-new"
     assert not is_admitted(status_of(seen_anew(told(), read(RawTrainingJob, document))))
 
 
-def test_a_status_that_says_more_counts_more() -> None:
+def test_a_newer_status_wins_over_the_record() -> None:
     finished = transitions.finish(
         admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0
     )
@@ -276,7 +276,7 @@ def test_a_status_that_says_more_counts_more() -> None:
     assert not seen.jobs.lagging()
 
 
-def test_it_stays_admitted_when_its_pod_goes_and_its_status_is_written_before_it_gets_another() -> None:
+def test_it_stays_admitted_without_its_pod_and_its_status_precedes_the_next_pod() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -292,7 +292,7 @@ def test_it_stays_admitted_when_its_pod_goes_and_its_status_is_written_before_it
     serve(server, story)
 
 
-def test_in_a_new_term_a_pod_that_is_gone_admits_nobody() -> None:
+def test_in_a_new_term_a_deleted_pod_admits_nothing() -> None:
     """Another leader may have given its capacity away meanwhile."""
     seen = seen_anew(told(), alone())
     assert is_admitted(status_of(seen))
@@ -303,7 +303,7 @@ def test_in_a_new_term_a_pod_that_is_gone_admits_nobody() -> None:
     assert not seen.jobs.lagging()
 
 
-def test_what_a_leader_sent_that_is_none_any_more_admits_nobody() -> None:
+def test_a_record_of_a_former_leader_admits_nothing() -> None:
     seen = sight()[0]
     seen.jobs.on_upsert(alone())
     seen.begin_term(SEAL)
@@ -311,7 +311,7 @@ def test_what_a_leader_sent_that_is_none_any_more_admits_nobody() -> None:
     assert not is_admitted(status_of(seen))
 
 
-def test_whoever_leads_on_believes_what_it_believed() -> None:
+def test_a_leader_that_continues_keeps_its_trusted_records() -> None:
     seen = sight()[0]
     seen.begin_term(SEAL)
     seen.jobs.on_upsert(alone())
@@ -332,7 +332,7 @@ def test_whoever_leads_on_believes_what_it_believed() -> None:
     ],
     ids=["suspended", "has a hold", "another attempt"],
 )
-def test_of_a_job_that_went_on_meanwhile_a_pod_tells_nothing(more: dict[str, Any]) -> None:
+def test_a_record_of_an_earlier_attempt_does_not_count(more: dict[str, Any]) -> None:
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = more
     seen = seen_anew(told(), read(RawTrainingJob, document))
@@ -342,7 +342,7 @@ def test_of_a_job_that_went_on_meanwhile_a_pod_tells_nothing(more: dict[str, Any
 # ---- edits in between
 
 
-def test_an_edit_of_what_no_pod_is_made_from_leaves_it_admitted() -> None:
+def test_an_edit_that_does_not_affect_pods_keeps_the_admission() -> None:
     seen = seen_anew(told(), alone())
     seen.jobs.on_upsert(alone(8, 2, priority=7))
     assert is_admitted(status_of(seen))
@@ -354,7 +354,7 @@ def test_an_edit_of_what_no_pod_is_made_from_leaves_it_admitted() -> None:
 @pytest.mark.parametrize(
     "edit", [{"queue": "other"}, {"roles": [{**ALONE[0], "template": template(nodeSelector={"a": "b"})}]}]
 )
-def test_an_edit_of_what_stays_as_it_is_while_a_job_is_admitted_makes_it_leave(edit: dict[str, Any]) -> None:
+def test_an_edit_of_an_immutable_field_evicts_the_job(edit: dict[str, Any]) -> None:
     seen = seen_anew(told(), alone())
     seen.jobs.on_upsert(alone(8, 2, **edit))
     assert is_evicting(status_of(seen))
@@ -363,11 +363,11 @@ def test_an_edit_of_what_stays_as_it_is_while_a_job_is_admitted_makes_it_leave(e
     assert is_evicting(status_of(seen)), "a further edit does not change that"
 
 
-def test_whoever_leads_next_has_an_edited_job_leave_since_nobody_knows_what_its_pod_was_made_from() -> None:
+def test_the_next_leader_evicts_an_edited_job() -> None:
     assert is_evicting(status_of(seen_anew(told(), alone(8, 2, priority=7))))
 
 
-def test_a_job_that_is_suspended_in_between_gives_its_room_back_and_comes_back_in_another_attempt() -> None:
+def test_a_job_suspended_in_between_releases_its_capacity_and_resumes_in_a_new_attempt() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -382,7 +382,7 @@ def test_a_job_that_is_suspended_in_between_gives_its_room_back_and_comes_back_i
     serve(server, story)
 
 
-def test_one_that_is_edited_into_something_unreadable_in_between_keeps_its_room() -> None:
+def test_a_job_edited_into_an_invalid_one_in_between_keeps_its_capacity() -> None:
     seen = seen_anew(told(), alone())
     broken = job_document("llama", 8, roles="none")
     broken["metadata"]["generation"] = 2
@@ -395,7 +395,7 @@ def test_one_that_is_edited_into_something_unreadable_in_between_keeps_its_room(
 
 
 @pytest.mark.parametrize("code", [403, 422, 500])
-def test_one_whose_pod_is_refused_is_not_admitted_and_nobody_else_waits(code: int) -> None:
+def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: int) -> None:
     server = Server([("POST", r"/pods/llama-trainer", code)])
 
     async def story(api: ApiServerClient) -> None:
@@ -431,7 +431,7 @@ class Named(Server):
         return await super().answer(request)
 
 
-def test_where_somebody_has_a_pod_of_its_name_its_status_comes_first_after_a_pause() -> None:
+def test_if_another_pod_has_its_name_the_status_is_written_first_after_a_pause() -> None:
     """That attempt then fails eventually, and the next one has other names."""
     server = Named()
 
@@ -464,7 +464,7 @@ class Takes(Server):
         return answer
 
 
-def test_where_what_a_pod_tells_is_taken_off_it_the_status_comes_first_the_next_time() -> None:
+def test_if_the_annotation_is_removed_the_status_is_written_first_next_time() -> None:
     server = Takes()
 
     async def story(api: ApiServerClient) -> None:
@@ -482,7 +482,7 @@ def test_where_what_a_pod_tells_is_taken_off_it_the_status_comes_first_the_next_
     serve(server, story)
 
 
-def test_after_four_tries_in_vain_the_status_comes_first() -> None:
+def test_after_four_failed_tries_the_status_is_written_first() -> None:
     """Then its start timeout counts."""
     server = Server([("POST", r"/pods/llama-trainer", 503)])
 
@@ -501,7 +501,7 @@ def test_after_four_tries_in_vain_the_status_comes_first() -> None:
     serve(server, story)
 
 
-def test_statuses_that_are_owed_leave_half_to_others_in_a_rush_that_lasts() -> None:
+def test_lagging_statuses_get_half_of_the_budget_in_a_long_burst() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -531,7 +531,7 @@ class Edits(Server):
         return await super().answer(request)
 
 
-def test_a_pod_whose_job_became_unreadable_while_it_was_created_is_stopped() -> None:
+def test_a_pod_whose_job_became_invalid_during_creation_is_deleted() -> None:
     server = Edits()
 
     async def story(api: ApiServerClient) -> None:
@@ -543,7 +543,7 @@ def test_a_pod_whose_job_became_unreadable_while_it_was_created_is_stopped() -> 
     serve(server, story)
 
 
-def test_one_that_waited_for_a_round_is_admitted_by_its_pod_and_says_of_which_generation() -> None:
+def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -566,7 +566,7 @@ def test_one_that_waited_for_a_round_is_admitted_by_its_pod_and_says_of_which_ge
     serve(server, story)
 
 
-def test_jobs_whose_statuses_are_refused_keep_no_other_from_being_written() -> None:
+def test_rejected_statuses_block_no_other_writes() -> None:
     server = Server([("PATCH", r"/trainingjobs/bad\d+/status", 422)])
 
     async def story(api: ApiServerClient) -> None:
@@ -587,7 +587,7 @@ def test_jobs_whose_statuses_are_refused_keep_no_other_from_being_written() -> N
 DEEP = '{"x":' * 2000
 
 
-def test_an_annotation_without_end_hides_no_pod() -> None:
+def test_an_endless_annotation_hides_no_pod() -> None:
     seen = sight()[0]
     seen.nodes.on_upsert(node_seen("n1"))
     pod = pod_seen("deep", 6, node="n1")
@@ -600,7 +600,7 @@ def test_an_annotation_without_end_hides_no_pod() -> None:
     assert node.unmanaged_usage.get("nvidia.com/gpu") == 2
 
 
-def test_a_template_does_not_say_what_only_the_operator_says() -> None:
+def test_a_template_cannot_set_the_operators_annotation() -> None:
     document = {**template(), "metadata": {"annotations": {ADMITTED: DEEP, "a": "b"}}}
     manifest = pod_manifest(job(roles=ALONE), document, create(), [], PodConfig())
     assert manifest["metadata"]["annotations"] == {"a": "b"}
@@ -609,7 +609,7 @@ def test_a_template_does_not_say_what_only_the_operator_says() -> None:
 # ---- which admissions a pod can record
 
 
-def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
+def test_a_later_admission_is_recorded_by_its_pod_as_well() -> None:
     one = job(roles=ALONE)
     first = admitted_status(one, ADMISSION)
     left = transitions.requeue(
@@ -623,7 +623,7 @@ def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
     assert admitted_status(waits, admission) == again
 
 
-def test_what_a_pod_cannot_tell_is_written_first() -> None:
+def test_an_admission_that_a_record_cannot_hold_is_written_first() -> None:
     one = job(roles=ALONE)
     status = admitted_status(one, ADMISSION)
     assert admission_record(one, status) == ADMISSION
@@ -657,7 +657,7 @@ class Secrets(Cluster):
 
 
 @pytest.mark.parametrize("codes", [(200,), (404, 200), (503, 200), (403, 200)])
-def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_loads_the_key_first(codes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (LONG_S, LONG_S))
     server = Secrets(*codes)
 
@@ -674,7 +674,7 @@ def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest
 
 
 @pytest.mark.parametrize("code", [403, 500])
-def test_without_the_key_statuses_come_first_after_a_while_and_the_log_says_so(
+def test_without_the_key_statuses_are_written_first_after_a_timeout_with_a_log_line(
     code: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (0.1, 0.6))
@@ -693,7 +693,7 @@ def test_without_the_key_statuses_come_first_after_a_while_and_the_log_says_so(
     serve(server, play)
 
 
-def test_while_pods_tell_of_admissions_the_key_is_waited_for() -> None:
+def test_while_pods_have_records_the_leader_waits_for_the_key() -> None:
     async def play(api: ApiServerClient) -> None:
         one, _, _ = operator(api)
         forbidden, nobody = ApiError(403, "Forbidden", ""), ClusterError("no answer")
@@ -705,7 +705,7 @@ def test_while_pods_tell_of_admissions_the_key_is_waited_for() -> None:
     serve(Server(), play)
 
 
-def test_who_leads_on_needs_no_key_anew() -> None:
+def test_a_leader_that_continues_needs_no_new_key() -> None:
     """An API server that has just started may reject it for a moment."""
     server = Secrets(200)
 
@@ -726,7 +726,7 @@ def test_who_leads_on_needs_no_key_anew() -> None:
     serve(server, play)
 
 
-def test_who_loses_the_lease_while_the_key_cannot_be_read_goes_on_standing_by() -> None:
+def test_losing_the_lease_while_loading_the_key_returns_to_standby() -> None:
     server = Secrets(503)
 
     async def play(api: ApiServerClient) -> None:

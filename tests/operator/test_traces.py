@@ -66,7 +66,7 @@ def words(traces: int, step: int | None = None) -> str:
     return json.dumps({"traces": traces, "checkpoint": checkpoint})
 
 
-def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() -> None:
+def test_a_termination_message_is_the_collectors_and_has_valid_numbers() -> None:
     assert parse_termination_message([ended("{}", "other"), ended(words(2, 40))]) == TerminationMessage(2, (40, 1.5e9))
     assert parse_termination_message(
         [ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]
@@ -102,14 +102,14 @@ def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() ->
         ),
     ],
 )
-def test_where_a_run_stays_is_the_store_or_the_jobs_own_volume(
+def test_the_location_of_a_run_is_the_store_or_the_jobs_volume(
     choices: CollectorSidecarConfig, pod: dict[str, Any], location: str
 ) -> None:
     one = job(roles=[{"name": "trainer", "replicas": 2, "template": pod}])
     assert run_location(one, choices) == location
 
 
-def test_with_any_status_of_a_traced_job_that_has_started_goes_where_its_traces_are() -> None:
+def test_every_status_of_a_started_traced_job_has_the_location_of_its_traces() -> None:
     stage = Stage()
     stage.job()
     assert stage.told() == spec.TraceStatus(location=LOCATION)
@@ -119,13 +119,13 @@ def test_with_any_status_of_a_traced_job_that_has_started_goes_where_its_traces_
     assert stage.traces.with_traces(known, once) is once
 
 
-def test_nothing_is_told_of_a_job_that_is_not_traced_or_where_there_are_no_collectors() -> None:
+def test_jobs_without_traces_or_collectors_have_no_trace_status() -> None:
     for stage in (Stage(trace=None), Stage(CollectorSidecarConfig())):
         stage.job()
         assert stage.told() is None
 
 
-def test_once_it_is_over_and_its_pods_have_ended_the_number_is_written_once() -> None:
+def test_after_the_job_and_its_pods_ended_the_count_is_written_once() -> None:
     stage = Stage()
     stage.job()
     stage.pod(0, 1)
@@ -142,14 +142,14 @@ def test_once_it_is_over_and_its_pods_have_ended_the_number_is_written_once() ->
     assert stage.traces.due_writes() == []
 
 
-def test_the_number_never_falls() -> None:
+def test_the_count_never_decreases() -> None:
     stage = Stage()
     stage.job(traces={"files": 7, "location": LOCATION})
     stage.pod(0, 2, words(1), "Succeeded")
     assert stage.told() == spec.TraceStatus(files=7, location=LOCATION)
 
 
-def test_an_operator_that_takes_over_counts_what_the_pods_still_say_whichever_it_lists_first() -> None:
+def test_a_new_leader_counts_the_termination_messages_in_any_list_order() -> None:
     stage = Stage()
     stage.pod(0, 1, words(1), "Succeeded")
     stage.pod(1, 2, words(1), "Succeeded")
@@ -160,7 +160,7 @@ def test_an_operator_that_takes_over_counts_what_the_pods_still_say_whichever_it
 
 
 @pytest.mark.parametrize(("volumes", "step"), [([CLAIM], 40), ([], None)])
-def test_the_checkpoint_in_the_last_words_counts_if_it_outlives_the_pod(volumes: list[Any], step: int | None) -> None:
+def test_the_checkpoint_in_the_termination_message_counts_if_durable(volumes: list[Any], step: int | None) -> None:
     stage = Stage(pod=template(volumes=volumes))
     stage.job()
     stage.pod(1, 1, words(0, 99), "Succeeded")  # not the lead pod

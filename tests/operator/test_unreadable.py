@@ -54,7 +54,7 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 # ---- own writes of a job that was edited while it had capacity
 
 
-def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> None:
+def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
     seen, _ = sight()
     over = transitions.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
     assert finalizers.queues_in_use(seen.jobs) == {"research"}
@@ -64,7 +64,7 @@ def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> No
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])
-def test_a_job_that_loses_its_room_while_it_cannot_be_read_is_shown_and_gets_none(first: str) -> None:
+def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: str) -> None:
     seen, _ = sight()
     left = preempted(running_and_odd(seen))
     if first == "event":
@@ -76,7 +76,7 @@ def test_a_job_that_loses_its_room_while_it_cannot_be_read_is_shown_and_gets_non
 
 
 @pytest.mark.parametrize("verdict_is_known", [True, False])
-def test_it_may_get_room_again_once_it_is_mended(verdict_is_known: bool) -> None:
+def test_it_may_be_admitted_again_once_it_is_valid(verdict_is_known: bool) -> None:
     knowing = Knowing()
     seen, _ = sight(knowing)
     seen.jobs.on_status_written("uid-llama", preempted(running_and_odd(seen)), 7)
@@ -87,7 +87,7 @@ def test_it_may_get_room_again_once_it_is_mended(verdict_is_known: bool) -> None
     assert (seen.jobs.invalid, len(world.jobs), world.pod_rejections) == ({}, 1, {})
 
 
-def test_a_job_that_has_left_for_another_is_not_placed_by_what_it_was_before_and_is_told_so_once() -> None:
+def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_once() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
@@ -145,7 +145,7 @@ def complained(before: Callable[[ClusterCache], None], meanwhile: Callable[[Clus
     return seen
 
 
-def test_a_job_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
+def test_a_job_deleted_while_its_report_is_written_is_forgotten() -> None:
     def deleted(seen: ClusterCache, version: int) -> None:
         seen.jobs.on_upsert(odd(version))
         seen.jobs.on_delete(odd(version + 1))
@@ -153,7 +153,7 @@ def test_a_job_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> 
     assert complained(lambda seen: seen.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
 
 
-def test_a_job_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
+def test_a_job_fixed_while_its_report_is_written_can_be_read() -> None:
     def mended(seen: ClusterCache, version: int) -> None:
         seen.jobs.on_upsert(odd(version))
         seen.jobs.on_upsert(job_seen(version=version + 1))
@@ -168,7 +168,7 @@ def flavor(version: int, labels: Any) -> RawCustomObject:
     )
 
 
-def test_a_flavor_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
+def test_a_flavor_fixed_while_its_report_is_written_can_be_read() -> None:
     def mended(seen: ClusterCache, version: int) -> None:
         seen.flavors.on_upsert(flavor(version, 5))
         seen.flavors.on_upsert(flavor(version + 1, {}))
@@ -177,7 +177,7 @@ def test_a_flavor_that_is_mended_while_its_complaint_is_written_can_be_read() ->
     assert ([one.metadata.name for one in world.flavors], dict(world.decode_errors.flavors)) == (["g"], {})
 
 
-def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
+def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
     def deleted(seen: ClusterCache, version: int) -> None:
         seen.flavors.on_delete(flavor(version + 1, 5))
 
@@ -188,7 +188,7 @@ def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() 
 # ---- wake-ups
 
 
-def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
+def test_the_deletion_of_an_invalid_job_is_a_change() -> None:
     """A queue may have waited for it."""
     seen, changes = sight()
     seen.jobs.on_upsert(odd(5))
@@ -197,7 +197,7 @@ def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
     assert changes.during(lambda: relist(seen.jobs, [], 8)) > 0
 
 
-def test_the_delete_of_a_job_that_is_not_shown_yet_is_news() -> None:
+def test_the_deletion_of_an_invisible_job_is_a_change() -> None:
     seen, changes = sight(Knowing(None))
     seen.jobs.on_upsert(job_seen())
     assert changes.during(lambda: seen.jobs.on_delete(job_seen(version=6))) > 0
