@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.operator.api_server import Rounds, Server, admitted, serve
 from tests.operator.objects import pod_seen
-from tests.operator.serving import Rounds, Server, admitted, serve
 
 from muster_operator.kube.client import ApiServerClient
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.operator.api_server import Rounds, Server, admitted, serve
 from tests.operator.objects import pod_seen, read
-from tests.operator.serving import Rounds, Server, admitted, serve
 
 from muster_operator.cache.k8s_types import RawCustomObject
 from muster_operator.kube.client import ApiServerClient

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from tests.operator.api_server import Rounds, Server, serve
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, read
-from tests.operator.seeing import sight
-from tests.operator.serving import Rounds, Server, serve
 
 from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster_operator.cache.cluster_cache import ClusterCache

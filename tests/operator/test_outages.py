@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from tests.operator.serving import Rounds, Server, serve, serving
+from tests.operator.api_server import Rounds, Server, serve, serving
 
 from muster.errors import ClusterError
 from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient, Fenced

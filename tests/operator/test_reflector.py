@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from tests.operator.serving import serving
+from tests.operator.api_server import serving
 
 from muster.errors import ClusterError
 from muster_operator.cache.k8s_types import RawTrainingJob

@@ -6,8 +6,8 @@ import asyncio
 import base64
 
 from aiohttp import web
-from tests.operator.leading import TIMES, Cluster, until
-from tests.operator.serving import serve
+from tests.operator.api_server import serve
+from tests.operator.election import TIMES, Cluster, until
 
 from muster_operator.__main__ import Operator
 from muster_operator.collectors.tokens import derive_token

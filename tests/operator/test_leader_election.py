@@ -6,9 +6,9 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.operator.leading import Cluster, operator, until
+from tests.operator.api_server import serve, serving
+from tests.operator.election import Cluster, operator, until
 from tests.operator.objects import job
-from tests.operator.serving import serve, serving
 
 from muster import spec
 from muster.engine import Engine

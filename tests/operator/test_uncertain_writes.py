@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.api_server import serving
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, job_seen, name_of, template
-from tests.operator.seeing import sight
-from tests.operator.serving import serving
 
 from muster.errors import ClusterError
 from muster_operator.cache.cluster_cache import ClusterCache

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.api_server import NOW, Rounds, Server, admitted, serve
+from tests.operator.caches import Knowing, relist, sight
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import Knowing, relist, sight
-from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 
 from muster import spec
 from muster.lifecycle import Timeouts, transitions

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from tests.operator.api_server import Rounds, Server, serve
+from tests.operator.caches import Knowing, relist, sight, tell
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import Knowing, relist, sight, tell
-from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.api_server import Server, serve
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, pod_seen, read
-from tests.operator.seeing import sight
-from tests.operator.serving import Server, serve
 
 from muster.errors import ClusterError
 from muster_operator.cache.cluster_cache import ClusterCache

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, read, template
-from tests.operator.seeing import sight
 
 from muster import spec
 from muster_operator.cache.k8s_types import RawTrainingJob

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.operator.caches import relist, sight
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
-from tests.operator.seeing import relist, sight
 
 from muster.cluster import ObservedState
 from muster.model import NodeTaint, Resources

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.operator.caches import sight
 from tests.operator.objects import create, job_document, job_seen, read
-from tests.operator.seeing import sight
 
 from muster import spec
 from muster.cluster import CreatePod

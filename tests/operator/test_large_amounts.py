@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, node_seen, pod_seen, read
-from tests.operator.seeing import sight
 
 from muster import spec
 from muster.cluster import ObservedState

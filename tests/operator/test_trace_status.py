@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from tests.operator.caches import Knowing
 from tests.operator.objects import job, job_document, pod_seen, read, template
-from tests.operator.seeing import Knowing
 
 from muster import spec
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from tests.operator.api_server import Rounds, Server, admitted, serve, tried
+from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
-from tests.operator.seeing import relist
-from tests.operator.serving import Rounds, Server, admitted, serve, tried
 
 from muster.errors import ClusterError
 from muster_operator.cache.cached_job import DryRunResult

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.operator.api_server import Rounds, Server, serve
+from tests.operator.caches import Knowing, sight
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import Knowing, sight
-from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache

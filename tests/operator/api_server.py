@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from aiohttp import web
+from tests.operator.caches import sight
 from tests.operator.objects import job_document, node_seen, read
-from tests.operator.seeing import sight
 
 from muster.engine import Engine
 from muster_operator.cache.cached_job import DryRunResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.operator.caches import sight
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
-from tests.operator.seeing import sight
 
 from muster.cluster import ObservedState, PodView
 from muster_operator.cache.cluster_cache import ClusterCache

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
-from tests.operator.serving import Server
+from tests.operator.api_server import Server
 
 from muster_operator.__main__ import Operator
 from muster_operator.kube.client import ApiServerClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tests.operator.serving import Rounds, Server, serve
+from tests.operator.api_server import Rounds, Server, serve
 
 from muster_operator.kube.client import ApiServerClient
 

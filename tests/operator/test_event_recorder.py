@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.operator.serving import Rounds, Server, serve
+from tests.operator.api_server import Rounds, Server, serve
 
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.operator.caches import relist, sight
 from tests.operator.objects import read
-from tests.operator.seeing import relist, sight
 
 from muster_operator.cache.k8s_types import RawCustomObject
 

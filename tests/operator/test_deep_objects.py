@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.operator.api_server import Rounds, Server, serve, tried
+from tests.operator.caches import relist, sight
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import relist, sight
-from tests.operator.serving import Rounds, Server, serve, tried
 
 from muster import spec
 from muster.errors import ClusterError

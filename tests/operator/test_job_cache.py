@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.operator.caches import Knowing, relist, sight, tell
 from tests.operator.objects import job_document, job_seen, read, template
-from tests.operator.seeing import Knowing, relist, sight, tell
 
 from muster import spec
 from muster.snapshot import pod_request

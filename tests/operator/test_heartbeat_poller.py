@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.operator.caches import Knowing
 from tests.operator.objects import job_document, pod_seen, read
-from tests.operator.seeing import Knowing
 
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name

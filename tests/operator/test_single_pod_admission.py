@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.api_server import NOW, Rounds, Server, serve
+from tests.operator.caches import relist, sight
 from tests.operator.conftest import LONG_S
-from tests.operator.leading import Cluster, operator, until
+from tests.operator.election import Cluster, operator, until
 from tests.operator.objects import create, job, job_document, node_seen, pod_seen, read, template
-from tests.operator.seeing import relist, sight
-from tests.operator.serving import NOW, Rounds, Server, serve
 
 from muster import spec
 from muster.cluster import ObjectWrites, PodView
