@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from aiohttp import web
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, node_seen, read
 
 from muster.engine import Engine
@@ -81,10 +81,10 @@ class Answers(Protocol):
 Story = Callable[[ApiServerClient], Awaitable[None]]
 
 
-async def tried(rounds: Rounds, dry_runs: DryRuns) -> DryRunResult | None:
+async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | None:
     """Result of a dry run of a job's pods."""
-    rounds.submit("llama", 5)
-    job, learned = rounds.sight.jobs.get("uid-llama"), asyncio.Event()
+    harness.submit("llama", 5)
+    job, learned = harness.cache.jobs.get("uid-llama"), asyncio.Event()
     assert job is not None
     (template,) = job.templates.values()
     dry_runs.on_result = lambda namespace, digest: learned.set()
@@ -114,29 +114,29 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
         await runner.cleanup()
 
 
-class Rounds:
+class OperatorHarness:
     """A leader with its cache: two nodes, a queue, a flavor."""
 
     def __init__(self, api: ApiServerClient, most_template_bytes: int = MOST_BYTES) -> None:
-        self.sight: ClusterCache = sight(most_template_bytes=most_template_bytes)[0]
+        self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
-        self.sight._clock = lambda: at
-        self.sight.nodes.on_upsert(node_seen("n1"))
-        self.sight.nodes.on_upsert(node_seen("n2", 2))
+        self.cache._clock = lambda: at
+        self.cache.nodes.on_upsert(node_seen("n1"))
+        self.cache.nodes.on_upsert(node_seen("n2", 2))
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f"}]}
         meta = {"name": "research", "resourceVersion": "3", "finalizers": [IN_USE]}
-        self.sight.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
-        self.sight.flavors.on_upsert(
+        self.cache.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
+        self.cache.flavors.on_upsert(
             read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}})
         )
         metrics, choices = OperatorMetrics(), PodConfig()
-        self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.sight.templates))
-        self.outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
+        self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.cache.templates))
+        self.events = EventRecorder(api, lambda: False, metrics.dropped_events.add)
         self.writer = DecisionWriter(
-            api, self.sight, self.dry_runs, UncertainWrites(api, self.sight), self.outbox, choices, "me"
+            api, self.cache, self.dry_runs, UncertainWrites(api, self.cache), self.events, choices, "me"
         )
-        accounts = JobMetrics(metrics, self.sight.jobs.visible, time.time)
-        self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
+        accounts = JobMetrics(metrics, self.cache.jobs.visible, time.time)
+        self.leader = Leader(self.cache, self.writer, metrics, accounts, lambda: True)
         self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # without time limits
         self.term = self.leader.term = LeaderTerm(Engine(None))
 
@@ -147,17 +147,17 @@ class Rounds:
     def submit(self, name: str, version: int, status: dict[str, Any] | None = None, **spec: Any) -> None:
         """A watch delivers a job."""
         document = job_document(name, version, **spec)
-        self.sight.jobs.on_upsert(read(RawTrainingJob, document if status is None else {**document, "status": status}))
+        self.cache.jobs.on_upsert(read(RawTrainingJob, document if status is None else {**document, "status": status}))
 
     def phase(self, name: str) -> str:
         """The phase that was last acknowledged."""
-        known = self.sight.jobs.get(f"uid-{name}")
+        known = self.cache.jobs.get(f"uid-{name}")
         assert known is not None
         return known.job.status.phase
 
-    def told(self) -> list[tuple[str, str]]:
+    def pending_events(self) -> list[tuple[str, str]]:
         """Events not sent yet: object and reason."""
-        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox.pending()]
+        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.events.pending()]
 
 
 def admitted(pods: int = 2) -> dict[str, Any]:

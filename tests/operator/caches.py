@@ -45,7 +45,7 @@ class Changes:
         return self.count - before
 
 
-def sight(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[ClusterCache, Changes]:
+def new_cache(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[ClusterCache, Changes]:
     changes = Changes()
     seen = ClusterCache(knowing or Knowing(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes)
     return seen, changes

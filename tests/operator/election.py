@@ -70,9 +70,9 @@ def settings() -> Settings:
 
 
 def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector, LeaseCandidate]:
-    claim = LeaseCandidate("me", TIMES)
-    election = LeaderElector(api, "ns", "muster-operator", claim)
-    return Operator(settings(), api, Fence(election), OperatorMetrics()), election, claim
+    candidate = LeaseCandidate("me", TIMES)
+    election = LeaderElector(api, "ns", "muster-operator", candidate)
+    return Operator(settings(), api, Fence(election), OperatorMetrics()), election, candidate
 
 
 async def until(holds: Any) -> None:

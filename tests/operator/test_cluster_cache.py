@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.caches import relist, sight
+from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
 
 from muster.cluster import ObservedState
@@ -23,7 +23,7 @@ def foreign(world: ObservedState, node: str = "n1") -> dict[str, int]:
 
 
 def test_a_kubelet_heartbeat_is_no_change_and_the_node_stays_the_same_object() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.nodes.on_upsert(node_seen(version=1))
     before = seen.observe().nodes
     assert changes.during(lambda: seen.nodes.on_upsert(node_seen(version=2))) == 0
@@ -31,7 +31,7 @@ def test_a_kubelet_heartbeat_is_no_change_and_the_node_stays_the_same_object() -
 
 
 def test_only_the_node_that_changed_is_another_object() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     for name in ("n2", "n1"):
         seen.nodes.on_upsert(node_seen(name))
     before = seen.observe().nodes
@@ -44,14 +44,14 @@ def test_only_the_node_that_changed_is_another_object() -> None:
 
 @pytest.mark.parametrize(("ready", "since"), [("True", None), ("False", None), ("Unknown", 1795255200.0)])
 def test_a_node_is_unreachable_only_while_its_ready_condition_is_unknown(ready: str, since: float | None) -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen(ready=ready))
     (view,) = seen.observe().nodes
     assert (view.ready, view.not_ready_since) == (ready == "True", since)
 
 
 def test_taints_of_the_control_plane_are_dropped_and_others_kept() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     own = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     stays = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
     seen.nodes.on_upsert(node_seen(taints=[own, stays]))
@@ -65,7 +65,7 @@ def test_taints_of_the_control_plane_are_dropped_and_others_kept() -> None:
 
 
 def test_a_node_without_conditions_or_with_an_invalid_amount_is_still_a_node() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     node = node_seen()
     node.status.conditions = []
     node.status.allocatable["odd"] = "many"
@@ -79,7 +79,7 @@ def test_a_node_without_conditions_or_with_an_invalid_amount_is_still_a_node() -
 
 
 def test_unmanaged_pods_count_as_usage_until_they_end_or_are_deleted() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     seen.pods.on_upsert(pod_seen("a"))
     seen.pods.on_upsert(pod_seen("b"))
@@ -91,7 +91,7 @@ def test_unmanaged_pods_count_as_usage_until_they_end_or_are_deleted() -> None:
 
 
 def test_an_unmanaged_pod_counts_once_bound_even_before_its_node_is_known() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.pods.on_upsert(pod_seen("a", node="", phase="Pending"))
     seen.pods.on_upsert(pod_seen("a", 2, phase="Pending"))
     seen.nodes.on_upsert(node_seen())
@@ -99,7 +99,7 @@ def test_an_unmanaged_pod_counts_once_bound_even_before_its_node_is_known() -> N
 
 
 def test_a_pod_of_a_job_is_unmanaged_while_the_job_is_not_visible() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     seen.pods.on_upsert(pod_seen(owner="uid-llama"))
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
@@ -114,7 +114,7 @@ def test_a_pod_of_a_job_is_unmanaged_while_the_job_is_not_visible() -> None:
 
 
 def test_a_new_list_corrects_everything_that_was_missed() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("gone"))
@@ -145,7 +145,7 @@ def resized(
 
 
 def test_a_resized_pod_uses_the_maximum_of_requested_allocated_and_actual() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     sizes = (("4", "1", "1"), ("1", "4", "1"), ("1", "1", "4"), ("2", "2", "2"))
     for version, (asks, allocated, runs_with) in enumerate(sizes, 1):
@@ -154,7 +154,7 @@ def test_a_resized_pod_uses_the_maximum_of_requested_allocated_and_actual() -> N
 
 
 def test_an_infeasible_resize_does_not_count() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
     seen.pods.on_upsert(resized("4000", "2", "1", pending))
@@ -174,7 +174,7 @@ def test_a_pod_level_resize_uses_the_maximum_of_the_three() -> None:
 
 
 def test_our_resized_pod_has_its_present_request() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     for version, cores in ((5, "1"), (6, "64")):
         pod = pod_seen("", version, owner="uid-llama")
@@ -185,7 +185,7 @@ def test_our_resized_pod_has_its_present_request() -> None:
 
 
 def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
     seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
@@ -197,7 +197,7 @@ def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None
 
 
 def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.pods.on_upsert(pod_seen("foreign", 1, node=""))
     assert not seen.pods.has_unbound()
     for index in (0, 1):
@@ -213,7 +213,7 @@ def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
 
 
 def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
     seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
@@ -228,7 +228,7 @@ def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None
 
 
 def test_a_pod_we_deleted_is_terminating_at_once() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
     pod = seen.pods.get("uid-llama", name_of())
@@ -239,7 +239,7 @@ def test_a_pod_we_deleted_is_terminating_at_once() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_deleted_after_its_end_stays_visible_until_its_job_is_decided_on(phase: str) -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
     last = pod_seen("", 6, owner="uid-llama", phase=phase, containerStatuses=[ended(3)])
@@ -254,7 +254,7 @@ def test_a_pod_deleted_after_its_end_stays_visible_until_its_job_is_decided_on(p
 
 
 def test_an_ended_pod_missing_from_a_new_list_stays_visible_as_it_ended() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
     seen.pods.on_upsert(pod_seen("", 6, owner="uid-llama", seat=(1, 0)))
@@ -263,7 +263,7 @@ def test_an_ended_pod_missing_from_a_new_list_stays_visible_as_it_ended() -> Non
 
 
 def test_a_pod_deleted_before_its_end_is_gone_once_removed() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     for index in (0, 1):
         seen.pods.on_upsert(pod_seen("", 5 + index, owner="uid-llama", seat=(index, 0)))
@@ -281,7 +281,7 @@ def test_a_pod_deleted_before_its_end_is_gone_once_removed() -> None:
 def test_a_pod_that_ends_while_we_delete_it_is_visible_as_it_ended() -> None:
     """The answer to our delete arrives before or after the event of its end."""
     for told_first in (False, True):
-        seen, _ = sight()
+        seen, _ = new_cache()
         seen.jobs.on_upsert(job_seen())
         seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
         running = seen.pods.get("uid-llama", name_of())
@@ -301,7 +301,7 @@ def test_a_pod_that_ends_while_we_delete_it_is_visible_as_it_ended() -> None:
 
 def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_arrives() -> None:
     for answered_first in (False, True):
-        seen, _ = sight()
+        seen, _ = new_cache()
         seen.jobs.on_upsert(job_seen())
         end = pod_seen("", 5, owner="uid-llama", phase="Failed")
         seen.pods.on_upsert(end)
@@ -317,7 +317,7 @@ def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_arrives() -> No
 
 
 def test_an_event_older_than_our_delete_does_not_revive_a_pod() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Pending"))
     known = seen.pods.get("uid-llama", name_of())
@@ -329,7 +329,7 @@ def test_an_event_older_than_our_delete_does_not_revive_a_pod() -> None:
 
 
 def test_a_pod_that_reappears_is_visible_once() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     first = pod_seen("", 5, owner="uid-llama", phase="Succeeded")
     seen.pods.on_upsert(first)
@@ -339,7 +339,7 @@ def test_a_pod_that_reappears_is_visible_once() -> None:
 
 
 def test_tombstones_of_an_attempt_are_dropped_with_the_next_one_and_with_the_job() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     for attempt in (0, 1):
         pod = pod_seen("", 5 + attempt, owner="uid-llama", seat=(0, attempt), phase="Failed")
@@ -427,7 +427,7 @@ def test_a_pod_without_its_labels_is_unmanaged() -> None:
     pod = pod_seen(owner="u")
     pod.metadata.labels = {}
     assert pod_view(pod, "u") is None
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen("x"))
     seen.nodes.on_upsert(node_seen())
     seen.pods.on_upsert(read(V1Pod, {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"nodeName": "n1"}}))
@@ -438,7 +438,7 @@ def test_a_pod_without_its_labels_is_unmanaged() -> None:
 
 
 def test_queues_namespaces_and_their_labels_are_cached() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     queue = {"metadata": {"name": "q", "uid": "u", "resourceVersion": "3", "finalizers": ["f"]}, "spec": {"weight": 2}}
     seen.queues.on_upsert(read(RawCustomObject, queue))
     seen.namespaces.on_upsert(read(V1Namespace, {"metadata": {"name": "team", "labels": {"org": "x"}}}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.operator.caches import relist, sight
+from tests.operator.caches import new_cache, relist
 from tests.operator.objects import read
 
 from muster_operator.cache.k8s_types import RawCustomObject
@@ -21,7 +21,7 @@ def gpus(amount: Any) -> list[dict[str, Any]]:
 
 
 def test_an_invalid_queue_stays_as_before_the_edit_and_is_reported() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.queues.on_upsert(seen_as("q", weight=2, resources=gpus("8")))
     (before,) = seen.observe().queues
     assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=-1, resources=gpus("0.5")))) > 0
@@ -33,7 +33,7 @@ def test_an_invalid_queue_stays_as_before_the_edit_and_is_reported() -> None:
 
 
 def test_a_queue_that_was_never_valid_has_its_valid_fields() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.queues.on_upsert(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
     (part,) = seen.observe().queues
     assert (part.spec.parent, part.spec.weight, len(part.spec.resources)) == ("all", 1.0, 1)
@@ -42,7 +42,7 @@ def test_a_queue_that_was_never_valid_has_its_valid_fields() -> None:
 
 
 def test_a_fixed_queue_has_its_new_spec() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.queues.on_upsert(seen_as("q", weight=-1))
     assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=3))) > 0
     world = seen.observe()
@@ -50,7 +50,7 @@ def test_a_fixed_queue_has_its_new_spec() -> None:
 
 
 def test_an_invalid_flavor_has_no_nodes_until_it_is_fixed() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.flavors.on_upsert(seen_as("h200", nodeLabels={"gpu": "h200"}))
     assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
     world = seen.observe()
@@ -61,7 +61,7 @@ def test_an_invalid_flavor_has_no_nodes_until_it_is_fixed() -> None:
 
 def test_errors_of_deleted_objects_are_removed() -> None:
     for kind in ("queues", "flavors"):
-        seen, changes = sight()
+        seen, changes = new_cache()
         sink = getattr(seen, kind)
         for name in ("a", "b"):
             sink.on_upsert(seen_as(name, nodeLabels=7, weight="x"))
@@ -73,7 +73,7 @@ def test_errors_of_deleted_objects_are_removed() -> None:
 
 
 def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     odd = seen_as("q", weight=2)
     odd.status = read(RawCustomObject, {"metadata": {}, "status": {"conditions": "none"}}).status
     seen.queues.on_upsert(odd)
@@ -86,6 +86,6 @@ def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
 
 
 def test_errors_are_the_same_mapping_until_something_changes() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.queues.on_upsert(seen_as("q", weight=-1))
     assert seen.observe().decode_errors.queues is seen.observe().decode_errors.queues

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.operator.api_server import Rounds, Server, serve, tried
-from tests.operator.caches import relist, sight
+from tests.operator.api_server import OperatorHarness, Server, serve, tried
+from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
 from muster import spec
@@ -39,7 +39,7 @@ def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None
 
 @pytest.mark.parametrize("levels", [59, 240, 940, 960, 980, 1500, 9990])
 def test_a_too_deep_job_is_reported_by_field_and_hides_no_other(levels: int) -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen("other"))
     seen.jobs.on_upsert(deep_job(levels))
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
@@ -60,7 +60,7 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     status = {"conditions": [admitted], "phase": "Running"}
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("deep"), "status": status}))
     seen.jobs.on_upsert(deep_job(5000, 2, status))
     (job,) = seen.observe().jobs
@@ -71,7 +71,7 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
 @pytest.mark.parametrize("levels", [70, 960, 980, 9990])
 def test_a_too_deep_flavor_or_queue_is_reported(levels: int) -> None:
     text = '{"metadata":{"name":"odd","resourceVersion":"5"},"spec":%s}'
-    seen, _ = sight()
+    seen, _ = new_cache()
     shape = msgspec.json.Decoder(RawCustomObject)
     tolerations = text % f'{{"tolerations":[{{"key":"k","odd":{deep(levels)}}}]}}'
     seen.flavors.on_upsert(decode_truncated(shape.decode, tolerations.encode()))
@@ -92,7 +92,7 @@ def test_the_answer_to_a_write_of_a_deep_object_has_its_version() -> None:
 def test_an_exception_while_one_job_is_read_is_reported_and_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     read_one = seen.jobs._reader.read
 
     def fails(item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
@@ -115,26 +115,26 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
         return status
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.writer.mutate_status = tells
-        rounds.submit("odd", 5)
-        rounds.submit("good", 6)
-        await rounds.round()
-        assert (rounds.phase("odd"), rounds.phase("good")) == ("Pending", "Admitted")
+        harness = OperatorHarness(api)
+        harness.writer.mutate_status = tells
+        harness.submit("odd", 5)
+        harness.submit("good", 6)
+        await harness.round()
+        assert (harness.phase("odd"), harness.phase("good")) == ("Pending", "Admitted")
         assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
-        assert rounds.writer.retry_limiter.backoff_s("uid-odd") > 0
-        rounds.writer.mutate_status = lambda known, status: status
-        rounds.term.engine.recheck({"uid-odd"})
-        await rounds.round()
-        assert rounds.phase("odd") == "Admitted"
+        assert harness.writer.retry_limiter.backoff_s("uid-odd") > 0
+        harness.writer.mutate_status = lambda known, status: status
+        harness.term.engine.recheck({"uid-odd"})
+        await harness.round()
+        assert harness.phase("odd") == "Admitted"
 
     serve(server, story)
 
 
 def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        ask = partial(tried, rounds, rounds.dry_runs)
+        harness = OperatorHarness(api)
+        ask = partial(tried, harness, harness.dry_runs)
         with monkeypatch.context() as patched:
             patched.setattr("muster_operator.dry_run.pod_manifest", fails)
             assert await ask() == DryRunResult(refusal="dry run of its pods failed: RecursionError: a bug")
@@ -150,10 +150,10 @@ def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.outbox.enqueue(PendingEvent("team", {"note": "\ud800"}))
-        rounds.outbox.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
-        sending = asyncio.create_task(rounds.outbox.run())
+        harness = OperatorHarness(api)
+        harness.events.enqueue(PendingEvent("team", {"note": "\ud800"}))
+        harness.events.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
+        sending = asyncio.create_task(harness.events.run())
         async with asyncio.timeout(60):
             while server.count("POST /apis/events.k8s.io/v1/namespaces/team/events/good") == 0:
                 assert not sending.done(), sending.exception()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.api_server import Server, serve
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.errors import ClusterError
@@ -38,7 +38,7 @@ def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
     server = Late()
 
     async def story(api: ApiServerClient) -> None:
-        server.seen, _ = sight()
+        server.seen, _ = new_cache()
         server.seen.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
         server.seen.jobs.on_bookmark(5)
         doubts = UncertainWrites(api, server.seen)
@@ -51,7 +51,7 @@ def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
 
 
 def test_a_get_restores_no_deleted_pod_but_adds_a_new_one() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     pod = pod_seen("p", 5)
     seen.pods.on_read(pod)
     assert len(seen.pods._cache) == 1
@@ -67,7 +67,7 @@ def test_a_write_answered_with_429_stays_uncertain() -> None:
     server = Server([("PATCH", "status", 401)])
 
     async def story(api: ApiServerClient) -> None:
-        doubts, answers = UncertainWrites(api, sight()[0]), iter([ClusterError("no answer")])
+        doubts, answers = UncertainWrites(api, new_cache()[0]), iter([ClusterError("no answer")])
 
         async def write() -> bytes:
             for error in answers:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.operator.api_server import Rounds, Server, serve
-from tests.operator.caches import Knowing, sight
+from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.caches import Knowing, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
 from muster_operator import finalizers
@@ -38,7 +38,7 @@ def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        seen, _ = sight(Knowing(None))
+        seen, _ = new_cache(Knowing(None))
         seen.queues.on_upsert(leaving())
         seen.jobs.on_upsert(job_seen("waits", 5))
         assert seen.observe().jobs == ()
@@ -55,7 +55,7 @@ def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        seen, _ = sight()
+        seen, _ = new_cache()
         seen.queues.on_upsert(leaving())
         seen.jobs.on_upsert(job_seen("odd", 5, bogus=1))
         assert seen.jobs.invalid
@@ -74,7 +74,7 @@ def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> 
     server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
 
     async def story(api: ApiServerClient) -> None:
-        seen, _ = sight()
+        seen, _ = new_cache()
         seen.queues.on_upsert(fresh("a", 3))
         seen.queues.on_upsert(fresh("b", 4))
         refusals = RetryLimiter(clock=lambda: now[0])
@@ -92,7 +92,7 @@ def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> Non
     server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
 
     async def story(api: ApiServerClient) -> None:
-        seen, _ = sight()
+        seen, _ = new_cache()
         seen.jobs.on_upsert(job_seen("a", 3, bogus=1))
         seen.jobs.on_upsert(job_seen("b", 4, bogus=1))
         outbox = EventRecorder(api, lambda: False, lambda: None)
@@ -112,12 +112,12 @@ def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
     server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.sight.queues.on_upsert(fresh("odd", 8))
-        rounds.sight.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
+        harness = OperatorHarness(api)
+        harness.cache.queues.on_upsert(fresh("odd", 8))
+        harness.cache.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
         for _ in range(3):
-            await rounds.round()
-        assert rounds.term.failures == 0
+            await harness.round()
+        assert harness.term.failures == 0
 
     serve(server, story)
 
@@ -127,19 +127,19 @@ def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        await rounds.round()
+        harness = OperatorHarness(api)
+        await harness.round()
         assert f"{QUEUES}/research/status" in server.calls, "whose status is news"
         meta = {"name": "research", "resourceVersion": "7", "finalizers": [IN_USE]}
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f", "guaranteed": {"nvidia.com/gpu": "5"}}]}
-        rounds.sight.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
+        harness.cache.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
         edited = {"metadata": {"name": "f", "resourceVersion": "8"}, "spec": {"nodeLabels": {"a": "b"}}}
-        rounds.sight.flavors.on_upsert(read(RawCustomObject, edited))
-        world = rounds.sight.observe()
+        harness.cache.flavors.on_upsert(read(RawCustomObject, edited))
+        world = harness.cache.observe()
         assert world.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
         assert world.flavors[0].spec.node_labels == {"a": "b"}
-        await rounds.round()
-        (active,) = [one for one in rounds.sight.observe().queues[0].status.conditions if one.type == "Active"]
+        await harness.round()
+        (active,) = [one for one in harness.cache.observe().queues[0].status.conditions if one.type == "Active"]
         assert active.status == "True", "and it is written for what it is now"
 
     serve(server, story)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.operator.api_server import Rounds, Server, admitted, serve
+from tests.operator.api_server import OperatorHarness, Server, admitted, serve
 from tests.operator.objects import pod_seen
 
 from muster_operator.kube.client import ApiServerClient
@@ -12,30 +12,30 @@ OWNER = "uid-llama"
 ENDED_AT = "2026-11-21T10:00:07Z"
 
 
-async def going_on(rounds: Rounds) -> None:
+async def going_on(harness: OperatorHarness) -> None:
     """Several cycles with pauses in between."""
     for _ in range(6):
-        now = rounds.sight._clock() + 30.0
-        rounds.sight._clock = lambda now=now: now  # type: ignore[misc]
-        await rounds.round()
+        now = harness.cache._clock() + 30.0
+        harness.cache._clock = lambda now=now: now  # type: ignore[misc]
+        await harness.round()
 
 
-def waits(rounds: Rounds, version: int) -> None:
+def waits(harness: OperatorHarness, version: int) -> None:
     """A job in attempt 1, with a failed pod of attempt 0."""
-    rounds.submit("llama", 7, {**admitted(), "attempt": 1})
-    rounds.sight.pods.on_upsert(pod_seen("", version, owner=OWNER, phase="Failed"))
+    harness.submit("llama", 7, {**admitted(), "attempt": 1})
+    harness.cache.pods.on_upsert(pod_seen("", version, owner=OWNER, phase="Failed"))
 
 
 def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
     server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        waits(rounds, 8)
-        await rounds.round()
-        rounds.sight.pods.on_delete(pod_seen("", 9, owner=OWNER, phase="Failed"))
-        await going_on(rounds)
-        assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
+        harness = OperatorHarness(api)
+        waits(harness, 8)
+        await harness.round()
+        harness.cache.pods.on_delete(pod_seen("", 9, owner=OWNER, phase="Failed"))
+        await going_on(harness)
+        assert {view.attempt for view in harness.cache.observe().pods[OWNER]} == {1}
 
     serve(server, story)
 
@@ -45,19 +45,19 @@ def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: 
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        waits(rounds, 8)
-        await rounds.round()
+        harness = OperatorHarness(api)
+        waits(harness, 8)
+        await harness.round()
         unready = [{"type": "Ready", "status": "False"}]
-        rounds.sight.pods.on_upsert(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
+        harness.cache.pods.on_upsert(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
         if round_between:
-            await rounds.round()
+            await harness.round()
         last = pod_seen("", server.version + 5, owner=OWNER, phase="Failed")
         last.metadata.deletion_timestamp = ENDED_AT
-        rounds.sight.pods.on_upsert(last)
-        rounds.sight.pods.on_delete(last)
-        await going_on(rounds)
-        assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
+        harness.cache.pods.on_upsert(last)
+        harness.cache.pods.on_delete(last)
+        await going_on(harness)
+        assert {view.attempt for view in harness.cache.observe().pods[OWNER]} == {1}
         assert server.count("DELETE") == 1
 
     serve(server, story)

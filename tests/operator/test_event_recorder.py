@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.operator.api_server import Rounds, Server, serve
+from tests.operator.api_server import OperatorHarness, Server, serve
 
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
@@ -26,24 +26,24 @@ def warning(name: str, about: str = "", instead: str = "") -> PendingEvent:
     return PendingEvent("team", {"name": name, "type": "Warning"}, about, instead)
 
 
-def taken(box: EventRecorder) -> Any:
-    following = box._next()
+def taken(recorder: EventRecorder) -> Any:
+    following = recorder._next()
     return following and following[1].manifest["name"]
 
 
-def waiting(box: EventRecorder) -> list[Any]:
-    return [one.manifest["name"] for one in box.pending()]
+def waiting(recorder: EventRecorder) -> list[Any]:
+    return [one.manifest["name"] for one in recorder.pending()]
 
 
-def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
+def play(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
     """Send all pending Events; pauses take no time."""
 
     async def sleep(seconds: float) -> None:
         rests(seconds)
 
     async def story() -> None:
-        sending = asyncio.create_task(box.run())
-        while len(box):  # noqa: ASYNC110 - no time passes
+        sending = asyncio.create_task(recorder.run())
+        while len(recorder):  # noqa: ASYNC110 - no time passes
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         sending.cancel()
@@ -54,60 +54,62 @@ def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[f
 
 
 def test_a_newer_event_replaces_the_pending_one() -> None:
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
-    box.enqueue(letter("a admitted", "a Admitted"))
-    box.enqueue(letter("b admitted", "b Admitted"))
-    box.enqueue(letter("a completed", "a Completed", "a Admitted"))
-    assert waiting(box) == ["b admitted", "a completed"]
-    assert taken(box) == "b admitted"
-    box.enqueue(letter("b completed", "b Completed", "b Admitted"))
-    assert waiting(box) == ["a completed", "b completed"], "what is sent already is not missed"
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder.enqueue(letter("a admitted", "a Admitted"))
+    recorder.enqueue(letter("b admitted", "b Admitted"))
+    recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
+    assert waiting(recorder) == ["b admitted", "a completed"]
+    assert taken(recorder) == "b admitted"
+    recorder.enqueue(letter("b completed", "b Completed", "b Admitted"))
+    assert waiting(recorder) == ["a completed", "b completed"], "what is sent already is not missed"
 
 
 def test_when_too_many_are_pending_the_oldest_are_dropped_and_counted() -> None:
     dropped: list[int] = []
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(1))
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(1))
     for number in range(20_003):
-        box.enqueue(letter(str(number), f"{number} Admitted"))
-    assert (len(dropped), waiting(box)[0], len(box.pending())) == (3, "3", 20_000)
-    box.enqueue(letter("late", "", "0 Admitted"))
-    assert len(box.pending()) == 20_000
+        recorder.enqueue(letter(str(number), f"{number} Admitted"))
+    assert (len(dropped), waiting(recorder)[0], len(recorder.pending())) == (3, "3", 20_000)
+    recorder.enqueue(letter("late", "", "0 Admitted"))
+    assert len(recorder.pending()) == 20_000
 
 
 def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     for one in (letter("a"), warning("b"), letter("c"), warning("d")):
-        box.enqueue(one)
-    assert waiting(box) == ["b", "d", "a", "c"]
-    assert taken(box) == "b"
+        recorder.enqueue(one)
+    assert waiting(recorder) == ["b", "d", "a", "c"]
+    assert taken(recorder) == "b"
     for number in range(20_000):
-        box.enqueue(letter(str(number)))
-    assert (waiting(box)[:2], len(box)) == (["d", "1"], 20_000)
+        recorder.enqueue(letter(str(number)))
+    assert (waiting(recorder)[:2], len(recorder)) == (["d", "1"], 20_000)
     for number in range(20_001):
-        box.enqueue(warning(f"w{number}"))
-    assert (waiting(box)[0], waiting(box)[-1], len(box)) == ("w1", "w20000", 20_000)
-    box.enqueue(letter("late"))
-    assert (waiting(box)[0], "late" in waiting(box)) == ("w1", False), "none is dropped for one that is no warning"
+        recorder.enqueue(warning(f"w{number}"))
+    assert (waiting(recorder)[0], waiting(recorder)[-1], len(recorder)) == ("w1", "w20000", 20_000)
+    recorder.enqueue(letter("late"))
+    assert (waiting(recorder)[0], "late" in waiting(recorder)) == ("w1", False), (
+        "none is dropped for one that is no warning"
+    )
 
 
 def test_every_fourth_event_is_no_warning() -> None:
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     for number in range(9):
-        box.enqueue(warning(f"w{number}"))
-        box.enqueue(letter(str(number)))
-    assert [taken(box) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
+        recorder.enqueue(warning(f"w{number}"))
+        recorder.enqueue(letter(str(number)))
+    assert [taken(recorder) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
 
 
 def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
-        box.enqueue(letter(f"told {at}"))
-        box.enqueue(warning(f"warned {at}"))
+        recorder.enqueue(letter(f"told {at}"))
+        recorder.enqueue(warning(f"warned {at}"))
     now[0] = 950.0
-    assert [taken(box) for _ in range(4)] == ["warned 0.0", "warned 100.0", "told 100.0", None]
+    assert [taken(recorder) for _ in range(4)] == ["warned 0.0", "warned 100.0", "told 100.0", None]
     assert dropped == [950.0]
 
 
@@ -125,18 +127,18 @@ def test_without_an_answer_events_wait_and_rejected_ones_are_dropped(
                 raise answer
             sent.append(json.loads(body)["name"])
 
-    box = EventRecorder(cast(ApiServerClient, Server()), lambda: False, lambda: dropped.append(1))
+    recorder = EventRecorder(cast(ApiServerClient, Server()), lambda: False, lambda: dropped.append(1))
     for one in (warning("a"), letter("b"), letter("c")):
-        box.enqueue(one)
-    play(box, monkeypatch, rests.append)
+        recorder.enqueue(one)
+    play(recorder, monkeypatch, rests.append)
     assert (sent, len(dropped), rests[:2]) == (["b", "c"], 1, [2.0, 2.0])
 
 
 def test_a_warning_made_obsolete_by_a_later_event_is_not_sent() -> None:
-    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
-    box.enqueue(warning("a admitted", "a Admitted"))
-    box.enqueue(letter("a completed", "a Completed", "a Admitted"))
-    assert waiting(box) == ["a completed"]
+    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder.enqueue(warning("a admitted", "a Admitted"))
+    recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
+    assert waiting(recorder) == ["a completed"]
 
 
 def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +148,11 @@ def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatc
         async def post(self, path: str, body: bytes, *, accept: str) -> None:
             clock[0] += next(takes)
 
-    box = EventRecorder(cast(ApiServerClient, Slow()), lambda: False, lambda: None)
+    recorder = EventRecorder(cast(ApiServerClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
-        box.enqueue(letter(str(number)))
+        recorder.enqueue(letter(str(number)))
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    play(box, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
+    play(recorder, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
 
 
@@ -158,11 +160,11 @@ def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_on
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
+        harness = OperatorHarness(api)
         for number, (name, end) in enumerate({"good": "Completed", "bad": "Failed"}.items()):
-            rounds.submit(name, 5 + number)
+            harness.submit(name, 5 + number)
             for reason in ("Admitted", end):
-                rounds.writer.record(RecordEvent(f"uid-{name}", "Normal", reason, ""))
-        assert rounds.told() == [("good", "Completed"), ("bad", "Admitted"), ("bad", "Failed")]
+                harness.writer.record(RecordEvent(f"uid-{name}", "Normal", reason, ""))
+        assert harness.pending_events() == [("good", "Completed"), ("bad", "Admitted"), ("bad", "Failed")]
 
     serve(server, story)

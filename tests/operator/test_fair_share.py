@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.operator.api_server import Rounds, Server, admitted, serve
+from tests.operator.api_server import OperatorHarness, Server, admitted, serve
 from tests.operator.objects import pod_seen, read
 
 from muster_operator.cache.k8s_types import RawCustomObject
@@ -32,15 +32,15 @@ class Counted:
 
     def __init__(self, api: ApiServerClient, server: Server) -> None:
         self.server = server
-        self.rounds = Rounds(api)
-        self.began = self.now = self.rounds.sight._clock()
-        self.rounds.sight._clock = lambda: self.now
-        self.queues = self.rounds.sight.queues
+        self.harness = OperatorHarness(api)
+        self.began = self.now = self.harness.cache._clock()
+        self.harness.cache._clock = lambda: self.now
+        self.queues = self.harness.cache.queues
         self.see("research")
-        self.rounds.submit("llama", 7, {**admitted(), "admittedAt": "2026-11-21T10:00:10Z"})
+        self.harness.submit("llama", 7, {**admitted(), "admittedAt": "2026-11-21T10:00:10Z"})
         ready = [{"type": "Ready", "status": "True"}]
         for index in (0, 1):
-            self.rounds.sight.pods.on_upsert(
+            self.harness.cache.pods.on_upsert(
                 pod_seen(owner="uid-llama", version=8 + index, seat=(index, 0), conditions=ready)
             )
 
@@ -51,7 +51,7 @@ class Counted:
 
     async def after(self, elapsed_s: float) -> None:
         self.now += elapsed_s
-        await self.rounds.round()
+        await self.harness.round()
 
     @property
     def written(self) -> dict[float, float]:

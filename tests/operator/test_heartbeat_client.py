@@ -25,7 +25,7 @@ NOT_OURS = "HTTP 401: different token, or clocks differ by more than 300 s"
 GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3}}
 
 
-class Odd(BaseHTTPRequestHandler):
+class RawServer(BaseHTTPRequestHandler):
     """Answers with the status and body that the server has."""
 
     def do_GET(self) -> None:
@@ -49,8 +49,8 @@ class Odd(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def odd() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+def raw_server() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), RawServer)
     server.daemon_threads = True
     server.asked, server.release, server.token = [], threading.Event(), "t" * 20
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -66,9 +66,9 @@ def target(port: int, uid: str = "u", token: str = "t" * 20, host: str = "127.0.
     return HeartbeatTarget(uid, "p", host, port, token, durable=True)
 
 
-def ask(odd: Any, code: int, body: bytes | None, **more: str) -> PollResult:
-    odd.answer = code, body, more
-    (outcome,) = poll_all([target(odd.server_address[1])], LONG_S)
+def poll(raw_server: Any, code: int, body: bytes | None, **more: str) -> PollResult:
+    raw_server.answer = code, body, more
+    (outcome,) = poll_all([target(raw_server.server_address[1])], LONG_S)
     return outcome
 
 
@@ -91,32 +91,32 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     assert [outcome.error for outcome in outcomes[1:]] == [NOT_OURS, NOT_OURS]
 
 
-def test_an_answer_signed_with_the_token_is_accepted(odd: Any) -> None:
-    outcome = ask(odd, 200, json.dumps(GOOD).encode())
+def test_an_answer_signed_with_the_token_is_accepted(raw_server: Any) -> None:
+    outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
     assert outcome.response is not None
     assert outcome.response.heartbeat == {"step": 3}
-    ((path, authorization),) = odd.asked
+    ((path, authorization),) = raw_server.asked
     assert path == "/heartbeat"
     assert HeartbeatSigner("t" * 20, "u", "p").verify_request(path, authorization, time.time())
 
 
-def test_another_program_at_the_port_gets_no_token_and_its_answer_is_rejected(odd: Any) -> None:
-    odd.token = "another token of theirs"
-    outcome = ask(odd, 200, json.dumps(GOOD).encode())
+def test_another_program_at_the_port_gets_no_token_and_its_answer_is_rejected(raw_server: Any) -> None:
+    raw_server.token = "another token of theirs"
+    outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
     assert (outcome.response, outcome.error) == (
         None,
         "the answer is not signed with the job's token: another program has the port",
     )
-    assert "t" * 20 not in str(odd.asked)
+    assert "t" * 20 not in str(raw_server.asked)
 
 
-def test_a_replayed_answer_is_rejected(odd: Any, tmp_path: Path) -> None:
+def test_a_replayed_answer_is_rejected(raw_server: Any, tmp_path: Path) -> None:
     """Nor an answer to another request, as a program that relays requests would give."""
     peer = HeartbeatSigner("t" * 20, "u", "p")
     body = json.dumps(GOOD).encode()
     before = peer.authorization("/heartbeat", time.time(), "0" * 32)
-    odd.token = ""
-    outcome = ask(odd, 200, body, **{SIGNATURE_HEADER: peer.sign_response(before, body)})
+    raw_server.token = ""
+    outcome = poll(raw_server, 200, body, **{SIGNATURE_HEADER: peer.sign_response(before, body)})
     assert outcome.response is None
 
 
@@ -126,11 +126,13 @@ DEEP = (
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"now": "x"}', b"\xff", b'{"now": 1}', DEEP, b'["\\ud800"]'])
-def test_an_answer_that_is_no_heartbeat_is_rejected(odd: Any, body: bytes) -> None:
-    assert ask(odd, 200, body) == PollResult(target(odd.server_address[1]), None, "the answer is not a heartbeat")
+def test_an_answer_that_is_no_heartbeat_is_rejected(raw_server: Any, body: bytes) -> None:
+    assert poll(raw_server, 200, body) == PollResult(
+        target(raw_server.server_address[1]), None, "the answer is not a heartbeat"
+    )
 
 
-def test_an_exception_for_one_answer_hides_no_other(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_for_one_answer_hides_no_other(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_one = heartbeat_client._poll
 
     async def ask_with_a_bug(session: Any, asked: HeartbeatTarget) -> PollResult:
@@ -139,27 +141,27 @@ def test_an_exception_for_one_answer_hides_no_other(odd: Any, monkeypatch: pytes
         return await ask_one(session, asked)
 
     monkeypatch.setattr(heartbeat_client, "_poll", ask_with_a_bug)
-    odd.answer = 200, json.dumps(GOOD).encode(), {}
-    port = odd.server_address[1]
+    raw_server.answer = 200, json.dumps(GOOD).encode(), {}
+    port = raw_server.server_address[1]
     first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S)
     assert first == PollResult(target(port, uid="odd"), None, "invalid answer: KeyError")
     assert second.response is not None
 
 
-def test_the_size_of_an_answer_is_limited(odd: Any) -> None:
-    assert f"exceeds {MAX_RESPONSE_BYTES} bytes" in ask(odd, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
+def test_the_size_of_an_answer_is_limited(raw_server: Any) -> None:
+    assert f"exceeds {MAX_RESPONSE_BYTES} bytes" in poll(raw_server, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
 
 
-def test_no_redirect_is_followed(odd: Any) -> None:
-    outcome = ask(odd, 302, b"", Location=f"http://127.0.0.1:{odd.server_address[1]}/elsewhere")
+def test_no_redirect_is_followed(raw_server: Any) -> None:
+    outcome = poll(raw_server, 302, b"", Location=f"http://127.0.0.1:{raw_server.server_address[1]}/elsewhere")
     assert outcome.error == "HTTP 302"
-    assert len(odd.asked) == 1
+    assert len(raw_server.asked) == 1
 
 
-def test_a_timeout_of_one_target_delays_no_other(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_of_one_target_delays_no_other(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 0.3)
-    odd.answer = 200, None, {}
-    slow = target(odd.server_address[1], uid="slow")
+    raw_server.answer = 200, None, {}
+    slow = target(raw_server.server_address[1], uid="slow")
     nobody = target(1, uid="nobody")
     outcomes = {outcome.target.uid: outcome for outcome in poll_all([slow, nobody], LONG_S)}
     assert outcomes["slow"].error == "no answer within 0.3 s"

@@ -44,14 +44,14 @@ def seen_job(version: int = 1, **status: Any) -> RawTrainingJob:
     return read(RawTrainingJob, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
 
 
-class Stage:
+class PollerHarness:
     """The poller of an operator, with one job whose pod has this address."""
 
     def __init__(self, address: str) -> None:
-        self.told: list[RecordEvent] = []
+        self.pending_events: list[RecordEvent] = []
         self.woken = 0
-        self.sight = ClusterCache(Knowing(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
-        self.sight.jobs.on_upsert(seen_job())
+        self.cache = ClusterCache(Knowing(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
+        self.cache.jobs.on_upsert(seen_job())
         self.pod(address)
         tokens = CollectorTokens(
             cast(ApiServerClient, None),
@@ -61,13 +61,13 @@ class Stage:
         tokens.key._bytes = KEY  # as if loaded
         self.metrics = OperatorMetrics()
         self.asking = HeartbeatPoller(
-            self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake
+            self.cache, tokens, self.metrics, 0.05, lambda: True, self.pending_events.append, self._wake
         )
 
     def pod(self, address: str, version: int = 1, **status: Any) -> None:
         pod = pod_seen(POD, version, owner=UID, podIP=address, **status)
         pod.spec.init_containers = [V1Container(name="muster-collector")]
-        self.sight.pods.on_upsert(pod)
+        self.cache.pods.on_upsert(pod)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -108,24 +108,24 @@ def test_an_answer_is_observed_and_wakes_the_leader_once(tmp_path: Path, monkeyp
     try:
         port = endpoint.wait_for_port(20.0)
         monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: port)
-        stage = Stage("127.0.0.1")
-        stage.until(lambda: stage.count("ok") >= 3)
+        poller = PollerHarness("127.0.0.1")
+        poller.until(lambda: poller.count("ok") >= 3)
     finally:
         endpoint.stop()
-    assert stage.sight.observe().heartbeats[UID].step == 7
-    assert (stage.woken, stage.told) == (1, [])
+    assert poller.cache.observe().heartbeats[UID].step == 7
+    assert (poller.woken, poller.pending_events) == (1, [])
 
 
 def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
     monkeypatch.setattr(heartbeat_poller, "_UNREACHABLE_AFTER_S", 0.0)
-    stage = Stage("127.0.0.1")
-    stage.until(lambda: stage.count("unreachable") >= 3)
-    (event,) = stage.told
+    poller = PollerHarness("127.0.0.1")
+    poller.until(lambda: poller.count("unreachable") >= 3)
+    (event,) = poller.pending_events
     assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
-    assert stage.metrics.unreachable_collectors.value() == 1.0
-    world = stage.sight.observe()
+    assert poller.metrics.unreachable_collectors.value() == 1.0
+    world = poller.cache.observe()
     assert world.heartbeats[UID].step_changed_at == world.now
 
 
@@ -133,16 +133,16 @@ def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monke
     ("address", "status"), [("", {}), ("127.0.0.1", {"phase": "Pending"}), ("127.0.0.1", {"phase": "Succeeded"})]
 )
 def test_pods_without_address_or_not_running_are_not_polled(address: str, status: dict[str, Any]) -> None:
-    stage = Stage(address)
-    stage.pod(address, 2, **status)
-    stage.until_swept(3, acts=True)
-    assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
+    poller = PollerHarness(address)
+    poller.pod(address, 2, **status)
+    poller.until_swept(3, acts=True)
+    assert (poller.count("ok"), poller.count("unreachable")) == (0.0, 0.0)
 
 
 def test_a_standby_does_not_poll() -> None:
-    stage = Stage("127.0.0.1")
-    stage.until_swept(3, acts=False)
-    assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
+    poller = PollerHarness("127.0.0.1")
+    poller.until_swept(3, acts=False)
+    assert (poller.count("ok"), poller.count("unreachable")) == (0.0, 0.0)
 
 
 def test_a_failed_poll_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,18 +151,18 @@ def test_a_failed_poll_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(heartbeat_poller, "poll_all", fails)
     monkeypatch.setattr(heartbeat_poller, "Backoff", lambda: Backoff((0.0, 0.0)))
-    stage = Stage("127.0.0.1")
-    stage.until(lambda: stage.metrics.component_failures.value(("collectors",)) >= 3)
+    poller = PollerHarness("127.0.0.1")
+    poller.until(lambda: poller.metrics.component_failures.value(("collectors",)) >= 3)
 
 
 def test_an_invalid_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage("127.0.0.1")
+    poller = PollerHarness("127.0.0.1")
     answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
     asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
     odd = PollResult(
         HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer")
     )
     monkeypatch.setattr(heartbeat_poller, "poll_all", lambda *sweep: [odd, PollResult(asked, answer)])
-    stage.until(lambda: stage.woken > 0)
-    assert stage.sight.observe().heartbeats[UID].step == 3
-    assert stage.metrics.component_failures.value(("collectors",)) >= 1
+    poller.until(lambda: poller.woken > 0)
+    assert poller.cache.observe().heartbeats[UID].step == 3
+    assert poller.metrics.component_failures.value(("collectors",)) >= 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import NOW, Rounds, Server, admitted, serve
-from tests.operator.caches import Knowing, relist, sight
+from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
+from tests.operator.caches import Knowing, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
 from muster import spec
@@ -55,7 +55,7 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 
 
 def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     over = transitions.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
     assert finalizers.queues_in_use(seen.jobs) == {"research"}
     seen.jobs.on_status_written("uid-llama", over, 7)
@@ -65,7 +65,7 @@ def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
 
 @pytest.mark.parametrize("first", ["answer", "event"])
 def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: str) -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     left = preempted(running_and_odd(seen))
     if first == "event":
         seen.jobs.on_upsert(odd(7, as_written(left)))
@@ -78,7 +78,7 @@ def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: 
 @pytest.mark.parametrize("verdict_is_known", [True, False])
 def test_it_may_be_admitted_again_once_it_is_valid(verdict_is_known: bool) -> None:
     knowing = Knowing()
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_status_written("uid-llama", preempted(running_and_odd(seen)), 7)
     if not verdict_is_known:
         knowing.answer = None
@@ -91,23 +91,23 @@ def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_o
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
+        harness = OperatorHarness(api)
         leaving = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": NOW}
         status = admitted()
-        running_and_odd(rounds.sight, status | {"conditions": [*status["conditions"], leaving]})
+        running_and_odd(harness.cache, status | {"conditions": [*status["conditions"], leaving]})
         for _ in range(4):
-            await rounds.round()
-        known = rounds.sight.jobs.get("uid-llama")
+            await harness.round()
+        known = harness.cache.jobs.get("uid-llama")
         assert known is not None
         (said,) = [one for one in known.job.status.conditions if one.type == "Admitted"]
         assert (said.status, said.reason, said.message) == ("False", "PodRejected", f"it cannot be read: {WRONG}")
         assert (server.count(STATUS), server.count("POST /api/v1/namespaces/team/pods")) == (1, 0)
-        assert rounds.told().count(("llama", "InvalidSpec")) == 1
+        assert harness.pending_events().count(("llama", "InvalidSpec")) == 1
         server.version += 1
         mended = job_document(version=server.version)
-        rounds.sight.jobs.on_upsert(read(RawTrainingJob, mended | {"status": as_written(known.job.status)}))
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+        harness.cache.jobs.on_upsert(read(RawTrainingJob, mended | {"status": as_written(known.job.status)}))
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
 
     serve(server, story)
 
@@ -133,11 +133,11 @@ class Between(Server):
 
 def complained(before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]) -> ClusterCache:
     """The cache after two cycles with reports of an object that `before` creates."""
-    seen, _ = sight()
+    seen, _ = new_cache()
     before(seen)
 
     async def story(api: ApiServerClient) -> None:
-        complaints = InvalidObjectReporter(api, seen, Rounds(api).outbox, "me")
+        complaints = InvalidObjectReporter(api, seen, OperatorHarness(api).events, "me")
         for _ in range(2):
             await complaints.report()
 
@@ -190,7 +190,7 @@ def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
 
 def test_the_deletion_of_an_invalid_job_is_a_change() -> None:
     """A queue may have waited for it."""
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(odd(5))
     assert changes.during(lambda: seen.jobs.on_delete(odd(6))) > 0
     seen.jobs.on_upsert(odd(7))
@@ -198,6 +198,6 @@ def test_the_deletion_of_an_invalid_job_is_a_change() -> None:
 
 
 def test_the_deletion_of_an_invisible_job_is_a_change() -> None:
-    seen, changes = sight(Knowing(None))
+    seen, changes = new_cache(Knowing(None))
     seen.jobs.on_upsert(job_seen())
     assert changes.during(lambda: seen.jobs.on_delete(job_seen(version=6))) > 0

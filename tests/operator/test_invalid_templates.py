@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import create, job_document, job_seen, read
 
 from muster import spec
@@ -164,7 +164,7 @@ def test_a_field_of_the_wrong_type_is_rejected_by_name(field: str, value: Any, *
 
 
 def test_a_job_with_such_a_template_is_reported_and_others_are_visible() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     odd = job_document("odd")
     odd["spec"]["roles"][0]["template"]["spec"]["containers"][0]["volumeMounts"] = ["x"]
     seen.jobs.on_upsert(read(RawTrainingJob, odd))

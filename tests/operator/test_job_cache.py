@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.caches import Knowing, relist, sight, tell
+from tests.operator.caches import Knowing, new_cache, relist, tell
 from tests.operator.objects import job_document, job_seen, read, template
 
 from muster import spec
@@ -17,7 +17,7 @@ from muster_operator.dry_run import compare_pod
 
 def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
     knowing = Knowing(None)
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen())
     assert seen.observe().jobs == ()
     assert knowing.asked == ["uid-llama"]
@@ -39,7 +39,7 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
     status: dict[str, Any],
 ) -> None:
     knowing = Knowing(None)
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     document = job_document()
     document["status"] = status
     for condition in status.get("conditions", ()):
@@ -56,7 +56,7 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
 
 def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None:
     knowing = Knowing(None)
-    seen, changes = sight(knowing)
+    seen, changes = new_cache(knowing)
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
     evicted = spec.TrainingJobStatus(phase="Pending", attempt=2)
     assert changes.during(lambda: seen.jobs.on_status_written("uid-llama", evicted, 7)) > 0
@@ -71,7 +71,7 @@ def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None
 
 def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -> None:
     knowing = Knowing()
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen())
     knowing.answer = None
     edited = job_document(version=2)
@@ -86,7 +86,7 @@ def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -
 
 def test_dry_run_results_of_a_visible_job_outlive_the_result_cache() -> None:
     knowing = Knowing(DryRunResult(pod=pod_asking("2")))
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen())
     knowing.answer = None
     waiting = spec.TrainingJobStatus(phase="Pending", reason="InsufficientResources")
@@ -99,7 +99,7 @@ def test_dry_run_results_of_a_visible_job_outlive_the_result_cache() -> None:
 
 def test_a_finished_job_is_visible_without_a_dry_run() -> None:
     knowing = Knowing(None)
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
     document = job_document()
     document["status"] = {"conditions": [done]}
@@ -110,7 +110,7 @@ def test_a_finished_job_is_visible_without_a_dry_run() -> None:
 
 def test_a_job_is_visible_with_its_effective_pods() -> None:
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
-    seen, _ = sight(Knowing(DryRunResult(pod=pod)))
+    seen, _ = new_cache(Knowing(DryRunResult(pod=pod)))
     seen.jobs.on_upsert(job_seen())
     (job,) = seen.observe().jobs
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
@@ -121,7 +121,7 @@ def test_a_job_is_visible_with_its_effective_pods() -> None:
 
 def test_a_job_whose_pods_would_be_rejected_has_the_reason_until_it_is_fixed() -> None:
     knowing = Knowing(DryRunResult(refusal="no such account"))
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen())
     assert seen.observe().pod_rejections == {"uid-llama": "no such account"}
     knowing.answer = DryRunResult()
@@ -130,7 +130,7 @@ def test_a_job_whose_pods_would_be_rejected_has_the_reason_until_it_is_fixed() -
 
 
 def test_our_status_counts_at_once_and_its_event_is_no_change() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(job_seen())
     status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
     seen.jobs.on_status_written("uid-llama", status, 7)
@@ -142,7 +142,7 @@ def test_our_status_counts_at_once_and_its_event_is_no_change() -> None:
 
 
 def test_unchanged_parts_of_a_job_keep_their_identity() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen(version=1))
     (before,) = seen.observe().jobs
     seen.jobs.on_upsert(job_seen(version=2))
@@ -153,7 +153,7 @@ def test_unchanged_parts_of_a_job_keep_their_identity() -> None:
 
 
 def test_a_job_of_the_same_name_is_another_job() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen())
     document = job_document(version=9)
     document["metadata"]["uid"] = "uid-2"
@@ -162,7 +162,7 @@ def test_a_job_of_the_same_name_is_another_job() -> None:
 
 
 def test_an_invalid_job_hides_no_other() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     broken = job_document("broken")
     broken["spec"]["roles"] = "none"
     seen.jobs.on_upsert(read(type(job_seen()), broken))
@@ -172,7 +172,7 @@ def test_an_invalid_job_hides_no_other() -> None:
 
 
 def test_a_pending_job_edited_into_an_invalid_one_is_not_visible_until_fixed() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(job_seen())
     assert changes.during(lambda: seen.jobs.on_upsert(unreadable(version=2))) > 0
     assert seen.observe().jobs == ()
@@ -182,7 +182,7 @@ def test_a_pending_job_edited_into_an_invalid_one_is_not_visible_until_fixed() -
 
 
 def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     admitted = {
         "type": "Admitted",
         "status": "True",
@@ -201,7 +201,7 @@ def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
 
 
 def test_an_invalid_job_missing_from_a_list_is_forgotten() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(unreadable())
     relist(seen.jobs, [job_seen("other")], 9)
     assert seen.jobs.invalid == {}
@@ -214,14 +214,14 @@ def unreadable(version: int = 1) -> RawTrainingJob:
 
 
 def test_no_job_counts_as_stalled_without_heartbeats() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen(stallTimeoutSeconds=60))
     assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
 
 
 def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
     knowing = Knowing()
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen("before"))
     knowing.old = True
     seen.jobs.on_upsert(job_seen("new"))
@@ -234,7 +234,7 @@ def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
 
 def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
     knowing = Knowing(DryRunResult(pod=pod_asking("2")))
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
     seen.jobs.on_upsert(job_seen("waits"))
     knowing.answer = DryRunResult(pod=pod_asking("1"))
@@ -254,7 +254,7 @@ def pod_asking(cores: str) -> spec.PodSpec:
 
 
 def test_jobs_of_one_template_share_it() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.jobs.on_upsert(job_seen("a"))
     seen.jobs.on_upsert(job_seen("b"))
     one, two = seen.observe().jobs
@@ -304,7 +304,7 @@ def test_a_dry_run_that_adds_a_resource_claim_rejects_the_pod() -> None:
 
 
 def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:
-    seen, _ = sight(Knowing())
+    seen, _ = new_cache(Knowing())
     for name in ("one", "two"):
         document = job_document()
         document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
@@ -316,7 +316,7 @@ def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:
 
 def test_a_visible_job_is_unobserved_until_the_next_observation() -> None:
     knowing = Knowing(None)
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     seen.jobs.on_upsert(job_seen())
     assert not seen.jobs.has_unobserved()
     knowing.answer = DryRunResult()
@@ -329,7 +329,7 @@ def test_a_visible_job_is_unobserved_until_the_next_observation() -> None:
 
 
 def test_jobs_with_their_first_status_are_counted_as_decided() -> None:
-    seen, _ = sight(Knowing())
+    seen, _ = new_cache(Knowing())
     seen.jobs.on_upsert(job_seen())
     assert seen.jobs.decided_count == 0
     seen.jobs.on_status_written("uid-llama", spec.TrainingJobStatus(submitted_at=5.0), 999)
@@ -337,7 +337,7 @@ def test_jobs_with_their_first_status_are_counted_as_decided() -> None:
 
 
 def test_a_job_deleted_before_the_next_observation_is_not_unobserved() -> None:
-    seen, _ = sight(Knowing())
+    seen, _ = new_cache(Knowing())
     seen.jobs.on_upsert(job_seen())
     assert seen.jobs.has_unobserved()
     relist(seen.jobs, [], 10_000)

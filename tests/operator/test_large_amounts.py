@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, node_seen, pod_seen, read
 
 from muster import spec
@@ -56,7 +56,7 @@ def test_every_request_can_be_counted(main: list[str], first: list[str], overhea
 
 
 def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     for version, name in enumerate(("a", "b", "c"), 1):
         seen.pods.on_upsert(asking(name, "4E", version=version))
@@ -70,7 +70,7 @@ def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> Non
 
 
 def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     for name in ("n1", "n2"):
         node = node_seen(name)
         node.status.allocatable["memory"] = "64Gi"

@@ -80,21 +80,21 @@ def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
 def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     now = [0.0]
     api = ApiServerClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
-    claim = LeaseCandidate("me", LeaseTimes())
-    election = LeaderElector(api, "ns", "lease", claim, lambda: now[0])
+    candidate = LeaseCandidate("me", LeaseTimes())
+    election = LeaderElector(api, "ns", "lease", candidate, lambda: now[0])
     fence = Fence(election)
-    first = claim.next_lease(NOBODYS, "10:00:00")
-    claim.on_renewed(first, 0.0, 0.0)
+    first = candidate.next_lease(NOBODYS, "10:00:00")
+    candidate.on_renewed(first, 0.0, 0.0)
     assert not fence(), "nothing was listed yet"
     fence.enter(election.acquired)
     assert fence()
     now[0] = 11.0
     assert not fence()
-    second = claim.next_lease(first, "10:00:11")  # no other candidate held it
-    claim.on_renewed(second, 11.0, 11.0)
+    second = candidate.next_lease(first, "10:00:11")  # no other candidate held it
+    candidate.on_renewed(second, 11.0, 11.0)
     assert fence()
-    third = claim.next_lease(NOBODYS, "10:00:20")  # another candidate held and released it
-    claim.on_renewed(third, 20.0, 20.0)
+    third = candidate.next_lease(NOBODYS, "10:00:20")  # another candidate held and released it
+    candidate.on_renewed(third, 20.0, 20.0)
     now[0] = 20.0
     assert election.may_write()
     assert not fence()
@@ -141,10 +141,10 @@ def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
     cluster = Cluster()
 
     async def play(api: ApiServerClient) -> None:
-        one, election, claim = operator(api)
+        one, election, candidate = operator(api)
         one._job_metrics._jobs = lambda: [job()]
         if leads:
-            claim.on_renewed(claim.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
+            candidate.on_renewed(candidate.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
             one._leader.term = LeaderTerm(Engine(None))
         text = one._metrics.text()

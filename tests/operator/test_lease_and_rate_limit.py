@@ -46,78 +46,78 @@ def test_no_window_exceeds_burst_and_rate(gaps: list[float], burst: int, per_s: 
 
 
 def test_a_free_lease_may_be_acquired_and_a_held_one_may_not() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    assert not claim.may_acquire(0.0)  # not observed yet
-    claim.observe(lease(), 0.0)
-    assert claim.may_acquire(0.0)
-    claim.observe(held_by("them"), 0.0)
-    assert not claim.may_acquire(14.9)
+    candidate = LeaseCandidate("us", TIMES)
+    assert not candidate.may_acquire(0.0)  # not observed yet
+    candidate.observe(lease(), 0.0)
+    assert candidate.may_acquire(0.0)
+    candidate.observe(held_by("them"), 0.0)
+    assert not candidate.may_acquire(14.9)
 
 
 def test_acquired_is_unchanged_until_another_holder() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    claim.observe(lease(), 0.0)
-    first = claim.next_lease(lease(), "t1")
-    claim.on_renewed(first, 0.0, 0.1)
-    claim.stop()
-    late = claim.next_lease(first, "t2")
-    claim.on_renewed(late, 60.0, 60.1)
-    assert claim.acquired == first.spec.acquire_time == "t1"
-    back = claim.next_lease(held_by("them"), "t3")
-    claim.on_renewed(back, 90.0, 90.1)
-    assert claim.acquired == "t3"
+    candidate = LeaseCandidate("us", TIMES)
+    candidate.observe(lease(), 0.0)
+    first = candidate.next_lease(lease(), "t1")
+    candidate.on_renewed(first, 0.0, 0.1)
+    candidate.stop()
+    late = candidate.next_lease(first, "t2")
+    candidate.on_renewed(late, 60.0, 60.1)
+    assert candidate.acquired == first.spec.acquire_time == "t1"
+    back = candidate.next_lease(held_by("them"), "t3")
+    candidate.on_renewed(back, 90.0, 90.1)
+    assert candidate.acquired == "t3"
 
 
 def test_a_lease_is_taken_over_after_its_duration_without_change() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    claim.observe(held_by("them", "t0"), 100.0)
-    claim.observe(held_by("them", "t1"), 110.0)  # renewed: the time starts again
-    claim.observe(held_by("them", "t1"), 120.0)
-    assert not claim.may_acquire(124.9)
-    assert claim.may_acquire(125.0)
+    candidate = LeaseCandidate("us", TIMES)
+    candidate.observe(held_by("them", "t0"), 100.0)
+    candidate.observe(held_by("them", "t1"), 110.0)  # renewed: the time starts again
+    candidate.observe(held_by("them", "t1"), 120.0)
+    assert not candidate.may_acquire(124.9)
+    assert candidate.may_acquire(125.0)
 
 
 def test_the_holder_counts_from_the_start_of_its_renewal_and_stops_before_others_start() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    claim.observe(lease(), 0.0)
-    claim.on_renewed(held_by("us"), began_at=100.0, now=103.0)
-    assert claim.holds(109.9)
-    assert not claim.holds(110.0)
+    candidate = LeaseCandidate("us", TIMES)
+    candidate.observe(lease(), 0.0)
+    candidate.on_renewed(held_by("us"), began_at=100.0, now=103.0)
+    assert candidate.holds(109.9)
+    assert not candidate.holds(110.0)
 
 
 def test_a_holder_that_observes_another_stops_at_once() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
-    claim.observe(held_by("them"), 101.0)
-    assert not claim.holds(101.0)
+    candidate = LeaseCandidate("us", TIMES)
+    candidate.on_renewed(held_by("us"), began_at=100.0, now=100.0)
+    candidate.observe(held_by("them"), 101.0)
+    assert not candidate.holds(101.0)
 
 
 def test_a_candidate_that_stopped_does_not_hold_the_lease() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
-    claim.stop()
-    assert not claim.holds(100.0)
+    candidate = LeaseCandidate("us", TIMES)
+    candidate.on_renewed(held_by("us"), began_at=100.0, now=100.0)
+    candidate.stop()
+    assert not candidate.holds(100.0)
 
 
 def test_a_transition_is_counted_and_a_renewal_is_not() -> None:
-    claim = LeaseCandidate("us", TIMES)
-    taken = claim.next_lease(lease(holderIdentity="them", leaseTransitions=4, acquireTime="t0"), "t9")
+    candidate = LeaseCandidate("us", TIMES)
+    taken = candidate.next_lease(lease(holderIdentity="them", leaseTransitions=4, acquireTime="t0"), "t9")
     assert (taken.spec.holder_identity, taken.spec.lease_transitions, taken.spec.acquire_time) == ("us", 5, "t9")
-    renewed = claim.next_lease(taken, "t10")
+    renewed = candidate.next_lease(taken, "t10")
     assert (renewed.spec.lease_transitions, renewed.spec.acquire_time, renewed.spec.renew_time) == (5, "t9", "t10")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.floats(0.01, 20.0), st.floats(0.0, 12.0)), max_size=60))
 def test_two_candidates_never_hold_at_once(steps: list[tuple[str, float, float]]) -> None:
     """Each step: time passes, then one of the two observes and, if allowed, writes; its answer is late by `lag`."""
-    claims = {name: LeaseCandidate(name, TIMES) for name in "ab"}
+    candidates = {name: LeaseCandidate(name, TIMES) for name in "ab"}
     current, now, writes = lease(), 0.0, 0
     for name, gap, lag in steps:
         now += gap
-        claim = claims[name]
-        claim.observe(current, now)
-        if claim.may_acquire(now):
+        candidate = candidates[name]
+        candidate.observe(current, now)
+        if candidate.may_acquire(now):
             writes += 1
-            current = claim.next_lease(current, f"t{writes}")
-            claim.on_renewed(current, began_at=now, now=now + lag)
-        assert sum(one.holds(now) for one in claims.values()) <= 1
+            current = candidate.next_lease(current, f"t{writes}")
+            candidate.on_renewed(current, began_at=now, now=now + lag)
+        assert sum(one.holds(now) for one in candidates.values()) <= 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read, template
 
 from muster import spec
@@ -46,7 +46,7 @@ def test_neither_limit_is_ever_exceeded(puts: list[tuple[int, int]]) -> None:
 
 
 def test_texts_of_deleted_jobs_do_not_accumulate() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     longest = "x" * 200_000
     for number in range(800):  # 160 MB
         document: dict[str, Any] = job_document(f"j{number}", number + 1)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.operator.api_server import Rounds, Server, serve
-from tests.operator.caches import sight
+from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
 from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
@@ -50,14 +50,14 @@ def held_mib(act: Callable[[], object]) -> float:
 
 
 def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> ClusterCache:
-    seen, _ = sight()
+    seen, _ = new_cache()
     for number in range(count):
         seen.jobs.on_upsert(with_pod(f"j{number}", number + 1, **make(number)))
     return seen
 
 
 def test_a_job_with_too_many_values_is_rejected_and_uses_almost_no_memory() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
 
     def put() -> ClusterCache:
         for number in range(5):
@@ -95,7 +95,7 @@ def test_jobs_with_one_template_share_its_text() -> None:
     seen_with(1, lambda number: {"containers": [{"args": ["y"]}]})
 
     def put() -> ClusterCache:
-        seen, _ = sight()
+        seen, _ = new_cache()
         for number in range(100):
             document = job_document(f"j{number}", number + 1, priority=number)  # their specs differ
             document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [text]
@@ -127,9 +127,9 @@ def as_served(document: dict[str, Any]) -> RawTrainingJob:
     return msgspec.json.decode(compact(document), type=RawTrainingJob)
 
 
-def forget(rounds: Rounds) -> None:
+def forget(harness: OperatorHarness) -> None:
     """Evict the template texts, as if many others had been read."""
-    templates = rounds.sight.templates
+    templates = harness.cache.templates
     templates._texts, templates._decoded = LRUCache(), LRUCache()
 
 
@@ -138,11 +138,11 @@ def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() ->
     server = Cluster(document)
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.sight.jobs.on_upsert(as_served(document))
-        forget(rounds)
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+        harness = OperatorHarness(api)
+        harness.cache.jobs.on_upsert(as_served(document))
+        forget(harness)
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
         assert server.calls.count("GET metadata.name=llama") == 1
         pods = [body for body in server.bodies if body.get("kind") == "Pod"]
         assert [pod["spec"]["containers"][0]["resources"] for pod in pods] == [{"limits": {"nvidia.com/gpu": "1"}}] * 2
@@ -156,18 +156,18 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
     server = Cluster(edited)
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.sight.jobs.on_upsert(as_served(document))
-        forget(rounds)
-        await rounds.round()
+        harness = OperatorHarness(api)
+        harness.cache.jobs.on_upsert(as_served(document))
+        forget(harness)
+        await harness.round()
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
-        assert rounds.writer.retry_limiter.backoff_s("uid-llama") > 0
+        assert harness.writer.retry_limiter.backoff_s("uid-llama") > 0
 
     serve(server, story)
 
 
 def test_an_edit_of_a_field_that_is_not_cached_makes_another_template() -> None:
-    seen, _ = sight()
+    seen, _ = new_cache()
     digests = set()
     for version, image in enumerate(("a", "b"), 1):
         seen.jobs.on_upsert(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
@@ -191,7 +191,7 @@ def test_a_list_is_delivered_page_by_page() -> None:
             assert seen.observe().jobs != (), "the first page is known"
         return web.json_response({"metadata": meta, "items": pages[page]})
 
-    seen, _ = sight()
+    seen, _ = new_cache()
 
     async def story(api: ApiServerClient) -> None:
         reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen.jobs, page_size=2)

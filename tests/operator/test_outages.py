@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import Rounds, Server, serve, serving
+from tests.operator.api_server import OperatorHarness, Server, serve, serving
 
 from muster.errors import ClusterError
 from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient, Fenced
@@ -90,18 +90,18 @@ def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
 
 def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
+        harness = OperatorHarness(api)
         began = api.outages.list_started("trainingjobs")
-        rounds.leader.wakeup.set()  # cleared at the start of a cycle
-        leading = asyncio.create_task(rounds.leader.run_term())
+        harness.leader.wakeup.set()  # cleared at the start of a cycle
+        leading = asyncio.create_task(harness.leader.run_term())
         async with asyncio.timeout(60):
-            while rounds.leader.term is None:  # noqa: ASYNC110 - a condition of another part
+            while harness.leader.term is None:  # noqa: ASYNC110 - a condition of another part
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert rounds.leader.wakeup.is_set()
+            assert harness.leader.wakeup.is_set()
             api.outages.list_completed("trainingjobs", began)
-            while not rounds.leader._metrics.cycles.value(()):  # noqa: ASYNC110 - likewise
+            while not harness.leader._metrics.cycles.value(()):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
         leading.cancel()
 

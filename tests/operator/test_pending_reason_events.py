@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tests.operator.api_server import Rounds, Server, serve
+from tests.operator.api_server import OperatorHarness, Server, serve
 
 from muster_operator.kube.client import ApiServerClient
 
@@ -14,25 +14,27 @@ class Waiting:
 
     def __init__(self, api: ApiServerClient) -> None:
         self.now = 0.0
-        self.rounds = Rounds(api)
-        self.pending = self.rounds.writer.pending_reasons
+        self.harness = OperatorHarness(api)
+        self.pending = self.harness.writer.pending_reasons
         self.pending.clock = lambda: self.now
-        self.rounds.submit("llama", 5, queue="missing")
+        self.harness.submit("llama", 5, queue="missing")
 
     def write(self, reason: str, phase: str = "Pending") -> None:
         """The job gets another status."""
-        known = self.rounds.sight.jobs.get("uid-llama")
+        known = self.harness.cache.jobs.get("uid-llama")
         assert known is not None
         before = known.job.status
         status = before.model_copy(update={"phase": phase, "reason": reason})
-        self.rounds.sight.jobs.on_status_written("uid-llama", status, int(known.job.metadata.resource_version or 0) + 1)
+        self.harness.cache.jobs.on_status_written(
+            "uid-llama", status, int(known.job.metadata.resource_version or 0) + 1
+        )
         self.pending.on_status_written("uid-llama", before, status)
 
     def events(self, at: float) -> list[str]:
         """Messages of the Events that exist after a cycle at time `at`."""
         self.now = at
         self.pending.record_due()
-        return [one.manifest["note"] for one in self.rounds.outbox.pending()]
+        return [one.manifest["note"] for one in self.harness.events.pending()]
 
 
 def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
@@ -44,20 +46,20 @@ def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
 
 def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None:
     async def story(waiting: Waiting) -> None:
-        rounds = waiting.rounds
+        harness = waiting.harness
         assert waiting.pending.due_in_s() == float("inf")
-        assert 0.0 < await rounds.round() <= 30.0, "the next round is no later than the Event"
-        assert rounds.phase("llama") == "Pending"
+        assert 0.0 < await harness.round() <= 30.0, "the next round is no later than the Event"
+        assert harness.phase("llama") == "Pending"
         waiting.now = 29.0
-        await rounds.round()
-        assert rounds.told() == []
+        await harness.round()
+        assert harness.pending_events() == []
         waiting.now = 30.0
-        await rounds.round()
-        assert rounds.told() == [("llama", "Pending")]
-        assert rounds.outbox.pending()[0].manifest["note"].startswith("QueueNotFound: ")
+        await harness.round()
+        assert harness.pending_events() == [("llama", "Pending")]
+        assert harness.events.pending()[0].manifest["note"].startswith("QueueNotFound: ")
         waiting.now = 90.0
-        await rounds.round()
-        assert len(rounds.told()) == 1
+        await harness.round()
+        assert len(harness.pending_events()) == 1
 
     play(story)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
 
 from muster.cluster import ObservedState, PodView
@@ -81,7 +81,7 @@ STRANGERS = [
 
 @pytest.fixture
 def seen() -> ClusterCache:
-    seen, _ = sight()
+    seen, _ = new_cache()
     seen.nodes.on_upsert(node_seen())
     return seen
 
@@ -156,7 +156,7 @@ def test_a_pod_whose_labels_are_edited_becomes_unmanaged(seen: ClusterCache) -> 
 
 
 def test_unmanaged_pods_neither_wake_the_leader_nor_count_as_unbound() -> None:
-    seen, changes = sight()
+    seen, changes = new_cache()
     seen.jobs.on_upsert(job_seen())
     pod = elsewhere()
     pod.spec.node_name = ""

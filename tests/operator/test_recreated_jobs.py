@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
-from tests.operator.api_server import Rounds, Server, serve
-from tests.operator.caches import Knowing, relist, sight, tell
+from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.caches import Knowing, new_cache, relist, tell
 from tests.operator.objects import job_document, job_seen, read
 
 from muster_operator.cache.cached_job import DryRunResult
@@ -26,7 +26,7 @@ def written(version: int, uid: str) -> dict[str, Any]:
 def replaced() -> tuple[ClusterCache, Knowing]:
     """Two lists between which the job was replaced; its dry run has no result yet."""
     knowing = Knowing(None)
-    seen, _ = sight(knowing)
+    seen, _ = new_cache(knowing)
     relist(seen.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
     relist(seen.jobs, [read(RawTrainingJob, written(9, "new"))], 9)
     return seen, knowing
@@ -74,17 +74,17 @@ def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
     server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds, ages = Rounds(api), [0.0]
-        jobs = rounds.sight.jobs
-        rounds.dry_runs.on_result, rounds.dry_runs.clock = jobs.on_dry_run_result, lambda: ages[0]
-        jobs._requirements = rounds.dry_runs
-        rounds.submit("llama", 5)
-        await until(lambda: shown(rounds.sight) == ["uid-llama"])
+        harness, ages = OperatorHarness(api), [0.0]
+        jobs = harness.cache.jobs
+        harness.dry_runs.on_result, harness.dry_runs.clock = jobs.on_dry_run_result, lambda: ages[0]
+        jobs._requirements = harness.dry_runs
+        harness.submit("llama", 5)
+        await until(lambda: shown(harness.cache) == ["uid-llama"])
         server.there = written(900, "new")
-        await rounds.round()  # 409: deleted and created again
+        await harness.round()  # 409: deleted and created again
         ages[0] = 1e6  # the dry-run result is old
-        await rounds.round()
+        await harness.round()
         assert jobs.get("new") is not None
-        await until(lambda: shown(rounds.sight) == ["new"])
+        await until(lambda: shown(harness.cache) == ["new"])
 
     serve(server, story)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tests.operator.api_server import Rounds, Server, admitted, serve, tried
+from tests.operator.api_server import OperatorHarness, Server, admitted, serve, tried
 from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
 
@@ -25,12 +25,12 @@ def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[s
     server = Server([(*where, code)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.submit("bad", 5, admitted())
-        rounds.submit("good", 6)
-        await rounds.round()
-        assert (rounds.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
-        assert rounds.term.failures == 0
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
+        harness.submit("good", 6)
+        await harness.round()
+        assert (harness.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
+        assert harness.term.failures == 0
 
     serve(server, story)
 
@@ -40,15 +40,15 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
     server = Server([("DELETE", POD_OF_BAD, code)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.submit("bad", 5, admitted())
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
         pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an earlier attempt
-        rounds.sight.pods.on_upsert(pod)
-        rounds.submit("good", 7)
-        await rounds.round()
-        assert rounds.phase("good") == "Admitted"
-        assert ("bad", "FailedDelete") in rounds.told()
-        assert rounds.writer.retry_limiter.backoff_s("uid-bad") > 0
+        harness.cache.pods.on_upsert(pod)
+        harness.submit("good", 7)
+        await harness.round()
+        assert harness.phase("good") == "Admitted"
+        assert ("bad", "FailedDelete") in harness.pending_events()
+        assert harness.writer.retry_limiter.backoff_s("uid-bad") > 0
 
     serve(server, story)
 
@@ -57,20 +57,20 @@ def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> No
     server = Server([("POST", POD_OF_BAD, 500)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.submit("bad", 5, admitted())
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
         told, pauses = [], []
         for _ in range(4):
-            await rounds.round()
-            rounds.term.engine.recheck(["uid-bad"])
-            told.append(rounds.told().count(("bad", "PodRejected")))
-            pauses.append(rounds.writer.retry_limiter.backoff_s("uid-bad"))
+            await harness.round()
+            harness.term.engine.recheck(["uid-bad"])
+            told.append(harness.pending_events().count(("bad", "PodRejected")))
+            pauses.append(harness.writer.retry_limiter.backoff_s("uid-bad"))
         assert told == [0, 1, 1, 1]
         assert pauses == sorted(set(pauses)), "they grow"
         server.refuses.clear()
-        await rounds.round()
+        await harness.round()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
-        assert not rounds.writer.retry_limiter.has_repeated("uid-bad")
+        assert not harness.writer.retry_limiter.has_repeated("uid-bad")
 
     serve(server, story)
 
@@ -80,14 +80,14 @@ def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
-        rounds.submit("bad", 5, admitted(), cancel=True)
-        rounds.submit("good", 6)
-        await rounds.round()
-        assert rounds.phase("good") == "Pending"
-        await rounds.round()
-        assert rounds.phase("good") == "Admitted"
+        harness = OperatorHarness(api)
+        harness.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
+        harness.submit("bad", 5, admitted(), cancel=True)
+        harness.submit("good", 6)
+        await harness.round()
+        assert harness.phase("good") == "Pending"
+        await harness.round()
+        assert harness.phase("good") == "Admitted"
 
     serve(server, story)
 
@@ -122,9 +122,9 @@ def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.dry_runs.retry_s = 0.0
-        ask = partial(tried, rounds, rounds.dry_runs)
+        harness = OperatorHarness(api)
+        harness.dry_runs.retry_s = 0.0
+        ask = partial(tried, harness, harness.dry_runs)
         assert await ask() == DryRunResult(refusal="failed calling webhook: connection refused")
         server.refuses.clear()
         assert await ask() == DryRunResult()
@@ -136,15 +136,15 @@ def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api)
-        rounds.submit("llama", 5, admitted())
-        await rounds.round()
-        relist(rounds.sight.pods, [], 4000)  # they are gone
-        rounds.submit("llama", 5000, {**admitted(), "attempt": 1})
-        await rounds.round()
+        harness = OperatorHarness(api)
+        harness.submit("llama", 5, admitted())
+        await harness.round()
+        relist(harness.cache.pods, [], 4000)  # they are gone
+        harness.submit("llama", 5000, {**admitted(), "attempt": 1})
+        await harness.round()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
-        rounds.term.engine.recheck()
-        await rounds.round()
+        harness.term.engine.recheck()
+        await harness.round()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
 
     serve(server, story)

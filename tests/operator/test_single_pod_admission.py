@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import NOW, Rounds, Server, serve
-from tests.operator.caches import relist, sight
+from tests.operator.api_server import NOW, OperatorHarness, Server, serve
+from tests.operator.caches import new_cache, relist
 from tests.operator.conftest import LONG_S
 from tests.operator.election import Cluster, operator, until
 from tests.operator.objects import create, job, job_document, node_seen, pod_seen, read, template
@@ -44,33 +44,33 @@ ADMISSION = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 17952552
 ALONE = [{"name": "trainer", "replicas": 1, "template": template()}]
 
 
-def rounds_of(api: ApiServerClient, jobs: int = 1) -> Rounds:
+def harness_of(api: ApiServerClient, jobs: int = 1) -> OperatorHarness:
     """A leader with the key, and a job of one pod."""
-    rounds = Rounds(api)
-    rounds.writer.signer = SEAL
-    rounds.sight.begin_term(SEAL)
+    harness = OperatorHarness(api)
+    harness.writer.signer = SEAL
+    harness.cache.begin_term(SEAL)
     for number in range(jobs):
-        rounds.submit("llama" if number == 0 else f"llama-{number}", 5 + number, roles=ALONE)
-    return rounds
+        harness.submit("llama" if number == 0 else f"llama-{number}", 5 + number, roles=ALONE)
+    return harness
 
 
 class Clock:
     """The clock of backoffs after rejections."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, harness: OperatorHarness) -> None:
         self.now = 0.0
-        rounds.writer.retry_limiter.clock = lambda: self.now
+        harness.writer.retry_limiter.clock = lambda: self.now
 
 
-def submit_told(rounds: Rounds, name: str, number: int, at: float) -> None:
+def submit_recorded(harness: OperatorHarness, name: str, number: int, at: float) -> None:
     """A job of one pod that only its pod records as admitted, since `at`."""
-    rounds.submit(name, 5 + number, roles=ALONE)
+    harness.submit(name, 5 + number, roles=ALONE)
     pod = pod_seen("", 100 + number, node="n1", owner=f"uid-{name}")
     pod.metadata.annotations.admitted = SEAL.sign(PodAdmissionRecord(f"uid-{name}", 0, "trainer", "n1", "f", 1, at))
-    rounds.sight.pods.on_upsert(pod)
+    harness.cache.pods.on_upsert(pod)
 
 
-def told(
+def pod_with_record(
     admission: PodAdmissionRecord = ADMISSION, seal: AdmissionSigner = SEAL, version: int = 6, **status: Any
 ) -> V1Pod:
     """The pod of the job as a watch delivers it."""
@@ -79,7 +79,7 @@ def told(
     return pod
 
 
-def alone(version: int = 5, generation: int = 1, **fields: Any) -> RawTrainingJob:
+def single_pod_job(version: int = 5, generation: int = 1, **fields: Any) -> RawTrainingJob:
     """The job as a watch delivers it."""
     document = job_document("llama", version, **{"roles": ALONE, **fields})
     document["metadata"]["generation"] = generation
@@ -93,7 +93,7 @@ def status_of(seen: ClusterCache) -> spec.TrainingJobStatus:
 
 def seen_anew(pod: V1Pod, one: RawTrainingJob) -> ClusterCache:
     """The cache of an operator that has just become leader."""
-    seen = sight()[0]
+    seen = new_cache()[0]
     relist(seen.pods, [pod], 7)
     relist(seen.jobs, [one], 7)
     seen.begin_term(AdmissionSigner(SEAL.key, "next"))
@@ -111,21 +111,21 @@ def test_the_pod_is_the_only_write_until_it_is_bound() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        await rounds.round()
+        harness = harness_of(api)
+        await harness.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
-        assert rounds.phase("llama") == "Admitted"
-        assert rounds.told() == [("llama", "Admitted")]
-        (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.on_upsert(seen_of(server, pod, phase="Pending"))
-        await rounds.round()
+        assert harness.phase("llama") == "Admitted"
+        assert harness.pending_events() == [("llama", "Admitted")]
+        (pod,) = harness.cache.observe().pods["uid-llama"]
+        harness.cache.pods.on_upsert(seen_of(server, pod, phase="Pending"))
+        await harness.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 1)
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert written["phase"] == "Admitted"
         assert written["placement"][0]["nodes"][0]["node"] == pod.node
         assert written["observedGeneration"] == 1
         assert datetime.fromisoformat(written["submittedAt"]) == datetime.fromisoformat(NOW)
-        assert not rounds.sight.jobs.lagging()
+        assert not harness.cache.jobs.lagging()
 
     serve(server, story)
 
@@ -134,11 +134,11 @@ def test_one_status_records_admission_and_start() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        await rounds.round()
-        (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.on_upsert(seen_of(server, pod, **view()))
-        await rounds.round()
+        harness = harness_of(api)
+        await harness.round()
+        (pod,) = harness.cache.observe().pods["uid-llama"]
+        harness.cache.pods.on_upsert(seen_of(server, pod, **view()))
+        await harness.round()
         assert server.count(STATUS) == 1
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert (written["phase"], written["podsReady"]) == ("Running", 1)
@@ -160,9 +160,9 @@ def test_the_status_of_a_larger_gang_is_written_first() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api, jobs=0)
-        rounds.submit("llama", 5)
-        await rounds.round()
+        harness = harness_of(api, jobs=0)
+        harness.submit("llama", 5)
+        await harness.round()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 2
         assert all("annotations" not in body.get("metadata", {}) or not body["metadata"]["annotations"]
@@ -175,9 +175,9 @@ def test_without_the_key_the_status_is_written_first() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        rounds.writer.signer = None
-        await rounds.round()
+        harness = harness_of(api)
+        harness.writer.signer = None
+        await harness.round()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 1
 
@@ -188,18 +188,18 @@ def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.Mo
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api, jobs=0)
-        now = rounds.sight._clock()
+        harness = harness_of(api, jobs=0)
+        now = harness.cache._clock()
         monkeypatch.setattr("muster_operator.leader.time.time", lambda: now)
         for number in range(70):
-            submit_told(rounds, f"crowd{number}", number, now - (59.0 if number < 65 else 1.0))
-        assert len(rounds.sight.jobs.lagging()) == 70
-        rounds.sight.observe()
+            submit_recorded(harness, f"crowd{number}", number, now - (59.0 if number < 65 else 1.0))
+        assert len(harness.cache.jobs.lagging()) == 70
+        harness.cache.observe()
         patches = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/"
-        assert len(rounds.leader._next_deferred()) == 0
+        assert len(harness.leader._next_deferred()) == 0
         now += 1.5
-        assert len(rounds.leader._next_deferred()) == 64, "a piece of those who have waited long enough"
-        await rounds.round()
+        assert len(harness.leader._next_deferred()) == 64, "a piece of those who have waited long enough"
+        await harness.round()
         assert server.count(patches) == 70, "fewer than a crowd are left"
 
     serve(server, story)
@@ -212,12 +212,12 @@ def test_the_next_leader_has_the_decided_status() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        await rounds.round()
-        known = rounds.sight.jobs.get("uid-llama")
+        harness = harness_of(api)
+        await harness.round()
+        known = harness.cache.jobs.get("uid-llama")
         assert known is not None
-        (pod,) = rounds.sight.observe().pods["uid-llama"]
-        seen = seen_anew(seen_of(server, pod, phase="Pending"), alone())
+        (pod,) = harness.cache.observe().pods["uid-llama"]
+        seen = seen_anew(seen_of(server, pod, phase="Pending"), single_pod_job())
         assert status_of(seen) == known.job.status
         assert [one.uid for one in seen.jobs.lagging()] == ["uid-llama"]
 
@@ -226,10 +226,10 @@ def test_the_next_leader_has_the_decided_status() -> None:
 
 @pytest.mark.parametrize("first", ["job", "pod", "term"])
 def test_the_record_counts_in_any_order_of_job_pod_and_term(first: str) -> None:
-    seen = sight()[0]
+    seen = new_cache()[0]
     acts: dict[str, Callable[[], object]] = {
-        "job": lambda: seen.jobs.on_upsert(alone()),
-        "pod": lambda: seen.pods.on_upsert(told()),
+        "job": lambda: seen.jobs.on_upsert(single_pod_job()),
+        "pod": lambda: seen.pods.on_upsert(pod_with_record()),
         "term": lambda: seen.begin_term(SEAL),
     }
     acts.pop(first)()
@@ -240,11 +240,11 @@ def test_the_record_counts_in_any_order_of_job_pod_and_term(first: str) -> None:
 
 
 FORGERIES = {
-    "another key": told(seal=FORGER),
+    "another key": pod_with_record(seal=FORGER),
     "another node": pod_seen("", 6, node="n2", owner="uid-llama"),
     "another attempt": pod_seen("", 6, node="n1", owner="uid-llama", seat=(0, 1)),
-    "another flavor": told(),
-    "no text": told(),
+    "another flavor": pod_with_record(),
+    "no text": pod_with_record(),
 }
 FORGERIES["another node"].metadata.annotations.admitted = SEAL.sign(ADMISSION)
 FORGERIES["another attempt"].metadata.annotations.admitted = SEAL.sign(ADMISSION)
@@ -254,7 +254,7 @@ FORGERIES["no text"].metadata.annotations.admitted = '{"at": {}}'
 
 @pytest.mark.parametrize("pod", FORGERIES.values(), ids=FORGERIES.keys())
 def test_only_a_record_signed_by_an_operator_admits_a_job(pod: V1Pod) -> None:
-    seen = seen_anew(pod, alone())
+    seen = seen_anew(pod, single_pod_job())
     assert not is_admitted(status_of(seen))
     assert not seen.jobs.lagging()
 
@@ -262,7 +262,7 @@ def test_only_a_record_signed_by_an_operator_admits_a_job(pod: V1Pod) -> None:
 def test_a_pod_of_a_deleted_job_of_that_name_admits_nothing() -> None:
     document = job_document("llama", 5, roles=ALONE)
     document["metadata"]["uid"] = "uid-new"
-    assert not is_admitted(status_of(seen_anew(told(), read(RawTrainingJob, document))))
+    assert not is_admitted(status_of(seen_anew(pod_with_record(), read(RawTrainingJob, document))))
 
 
 def test_a_newer_status_wins_over_the_record() -> None:
@@ -271,7 +271,7 @@ def test_a_newer_status_wins_over_the_record() -> None:
     )
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = finished.model_dump(mode="json", by_alias=True, exclude_none=True)
-    seen = seen_anew(told(), read(RawTrainingJob, document))
+    seen = seen_anew(pod_with_record(), read(RawTrainingJob, document))
     assert status_of(seen).phase == "Succeeded"
     assert not seen.jobs.lagging()
 
@@ -280,21 +280,21 @@ def test_it_stays_admitted_without_its_pod_and_its_status_precedes_the_next_pod(
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        await rounds.round()
-        (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.on_delete(seen_of(server, pod))
-        await rounds.round()
+        harness = harness_of(api)
+        await harness.round()
+        (pod,) = harness.cache.observe().pods["uid-llama"]
+        harness.cache.pods.on_delete(seen_of(server, pod))
+        await harness.round()
         writes = [call for call in server.calls if call.startswith((POD, STATUS))]
         assert [call.split()[0] for call in writes] == ["POST", "PATCH", "POST"]
-        assert rounds.phase("llama") == "Admitted"
+        assert harness.phase("llama") == "Admitted"
 
     serve(server, story)
 
 
 def test_in_a_new_term_a_deleted_pod_admits_nothing() -> None:
     """Another leader may have given its capacity away meanwhile."""
-    seen = seen_anew(told(), alone())
+    seen = seen_anew(pod_with_record(), single_pod_job())
     assert is_admitted(status_of(seen))
     relist(seen.pods, [], 20)
     assert is_admitted(status_of(seen)), "until then it has only vanished"
@@ -304,19 +304,19 @@ def test_in_a_new_term_a_deleted_pod_admits_nothing() -> None:
 
 
 def test_a_record_of_a_former_leader_admits_nothing() -> None:
-    seen = sight()[0]
-    seen.jobs.on_upsert(alone())
+    seen = new_cache()[0]
+    seen.jobs.on_upsert(single_pod_job())
     seen.begin_term(SEAL)
-    seen.pods.on_upsert(told(seal=EARLIER))
+    seen.pods.on_upsert(pod_with_record(seal=EARLIER))
     assert not is_admitted(status_of(seen))
 
 
 def test_a_leader_that_continues_keeps_its_trusted_records() -> None:
-    seen = sight()[0]
+    seen = new_cache()[0]
     seen.begin_term(SEAL)
-    seen.jobs.on_upsert(alone())
-    seen.pods.on_upsert(told())
-    seen.jobs.on_upsert(alone(8, 2, priority=7))
+    seen.jobs.on_upsert(single_pod_job())
+    seen.pods.on_upsert(pod_with_record())
+    seen.jobs.on_upsert(single_pod_job(8, 2, priority=7))
     before = status_of(seen)
     seen.begin_term(SEAL)
     assert status_of(seen) == before
@@ -335,7 +335,7 @@ def test_a_leader_that_continues_keeps_its_trusted_records() -> None:
 def test_a_record_of_an_earlier_attempt_does_not_count(more: dict[str, Any]) -> None:
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = more
-    seen = seen_anew(told(), read(RawTrainingJob, document))
+    seen = seen_anew(pod_with_record(), read(RawTrainingJob, document))
     assert not is_admitted(status_of(seen))
 
 
@@ -343,11 +343,11 @@ def test_a_record_of_an_earlier_attempt_does_not_count(more: dict[str, Any]) -> 
 
 
 def test_an_edit_that_does_not_affect_pods_keeps_the_admission() -> None:
-    seen = seen_anew(told(), alone())
-    seen.jobs.on_upsert(alone(8, 2, priority=7))
+    seen = seen_anew(pod_with_record(), single_pod_job())
+    seen.jobs.on_upsert(single_pod_job(8, 2, priority=7))
     assert is_admitted(status_of(seen))
     assert not is_evicting(status_of(seen))
-    seen.jobs.on_upsert(alone(9, 3, priority=8))
+    seen.jobs.on_upsert(single_pod_job(9, 3, priority=8))
     assert not is_evicting(status_of(seen))
 
 
@@ -355,26 +355,26 @@ def test_an_edit_that_does_not_affect_pods_keeps_the_admission() -> None:
     "edit", [{"queue": "other"}, {"roles": [{**ALONE[0], "template": template(nodeSelector={"a": "b"})}]}]
 )
 def test_an_edit_of_an_immutable_field_evicts_the_job(edit: dict[str, Any]) -> None:
-    seen = seen_anew(told(), alone())
-    seen.jobs.on_upsert(alone(8, 2, **edit))
+    seen = seen_anew(pod_with_record(), single_pod_job())
+    seen.jobs.on_upsert(single_pod_job(8, 2, **edit))
     assert is_evicting(status_of(seen))
     assert status_of(seen).reason == "Edited"
-    seen.jobs.on_upsert(alone(9, 3, **edit, priority=8))
+    seen.jobs.on_upsert(single_pod_job(9, 3, **edit, priority=8))
     assert is_evicting(status_of(seen)), "a further edit does not change that"
 
 
 def test_the_next_leader_evicts_an_edited_job() -> None:
-    assert is_evicting(status_of(seen_anew(told(), alone(8, 2, priority=7))))
+    assert is_evicting(status_of(seen_anew(pod_with_record(), single_pod_job(8, 2, priority=7))))
 
 
 def test_a_job_suspended_in_between_releases_its_capacity_and_resumes_in_a_new_attempt() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        await rounds.round()
-        rounds.sight.jobs.on_upsert(alone(server.version + 1, 2, suspend=True))
-        await rounds.round()
+        harness = harness_of(api)
+        await harness.round()
+        harness.cache.jobs.on_upsert(single_pod_job(server.version + 1, 2, suspend=True))
+        await harness.round()
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert (written["phase"], written["attempt"]) == ("Suspended", 1)
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
@@ -383,7 +383,7 @@ def test_a_job_suspended_in_between_releases_its_capacity_and_resumes_in_a_new_a
 
 
 def test_a_job_edited_into_an_invalid_one_in_between_keeps_its_capacity() -> None:
-    seen = seen_anew(told(), alone())
+    seen = seen_anew(pod_with_record(), single_pod_job())
     broken = job_document("llama", 8, roles="none")
     broken["metadata"]["generation"] = 2
     seen.jobs.on_upsert(read(RawTrainingJob, broken))
@@ -399,22 +399,22 @@ def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: i
     server = Server([("POST", r"/pods/llama-trainer", code)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        pauses = Clock(rounds)
-        rounds.submit("good", 9)
-        await rounds.round()
-        assert rounds.phase("good") == "Admitted"
+        harness = harness_of(api)
+        pauses = Clock(harness)
+        harness.submit("good", 9)
+        await harness.round()
+        assert harness.phase("good") == "Admitted"
         assert server.count("PATCH /apis/muster.dev/v1alpha1/queues/research/status") == 1, "later phases as well"
         for _ in range(3):
-            rounds.term.engine.recheck(["uid-llama"])
-            await rounds.round()
+            harness.term.engine.recheck(["uid-llama"])
+            await harness.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 0), "it has a pause, and no room on paper"
-        assert rounds.phase("llama") == "Pending"
+        assert harness.phase("llama") == "Pending"
         server.refuses.clear()
         pauses.now += 60.0
-        rounds.term.engine.recheck(["uid-llama"])
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+        harness.term.engine.recheck(["uid-llama"])
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS)) == (2, 0)
 
     serve(server, story)
@@ -436,17 +436,17 @@ def test_if_another_pod_has_its_name_the_status_is_written_first_after_a_pause()
     server = Named()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        pauses = Clock(rounds)
+        harness = harness_of(api)
+        pauses = Clock(harness)
         for _ in range(5):
-            await rounds.round()
-            rounds.term.engine.recheck(["uid-llama"])
+            await harness.round()
+            harness.term.engine.recheck(["uid-llama"])
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
-        assert ("llama", "PodRejected") in rounds.told()
+        assert ("llama", "PodRejected") in harness.pending_events()
         assert server.count("PATCH /apis/muster.dev/v1alpha1/queues/research/status") == 1
         pauses.now += 60.0
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS)) == (2, 1)
 
     serve(server, story)
@@ -468,15 +468,15 @@ def test_if_the_annotation_is_removed_the_status_is_written_first_next_time() ->
     server = Takes()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        pauses = Clock(rounds)
-        await rounds.round()
+        harness = harness_of(api)
+        pauses = Clock(harness)
+        await harness.round()
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (1, 0, 1)
-        (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.on_delete(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
+        (pod,) = harness.cache.observe().pods["uid-llama"]
+        harness.cache.pods.on_delete(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
         pauses.now += 60.0
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (2, 1, 1)
 
     serve(server, story)
@@ -487,15 +487,15 @@ def test_after_four_failed_tries_the_status_is_written_first() -> None:
     server = Server([("POST", r"/pods/llama-trainer", 503)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        pauses = Clock(rounds)
+        harness = harness_of(api)
+        pauses = Clock(harness)
         for _ in range(4):
-            await rounds.round()
+            await harness.round()
             assert server.count(STATUS) == 0
             pauses.now += 60.0
-            rounds.term.engine.recheck(["uid-llama"])
-        await rounds.round()
-        assert rounds.phase("llama") == "Admitted"
+            harness.term.engine.recheck(["uid-llama"])
+        await harness.round()
+        assert harness.phase("llama") == "Admitted"
         assert server.count(STATUS) == 1
 
     serve(server, story)
@@ -505,14 +505,14 @@ def test_lagging_statuses_get_half_of_the_budget_in_a_long_burst() -> None:
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api, jobs=0)
-        now = rounds.sight._clock()
+        harness = harness_of(api, jobs=0)
+        now = harness.cache._clock()
         for number in range(80):
-            submit_told(rounds, f"job{number}", number, now - 600.0)
+            submit_recorded(harness, f"job{number}", number, now - 600.0)
         others = [ObjectWrites(f"other{number}", ()) for number in range(30)]
-        rounds.leader._deferred_statuses.add(others)
-        rounds.leader.throttle.take_budget = lambda limit: 10  # type: ignore[method-assign]
-        piece = rounds.leader._next_deferred()
+        harness.leader._deferred_statuses.add(others)
+        harness.leader.throttle.take_budget = lambda limit: 10  # type: ignore[method-assign]
+        piece = harness.leader._next_deferred()
         assert [one.job_uid.startswith("other") for one in piece] == [False] * 5 + [True] * 5
 
     serve(server, story)
@@ -521,13 +521,13 @@ def test_lagging_statuses_get_half_of_the_budget_in_a_long_burst() -> None:
 class Edits(Server):
     """While the pod is created, the job is edited into a form that cannot be read."""
 
-    rounds: Rounds
+    harness: OperatorHarness
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "POST" and request.path.endswith("/pods"):
             broken = job_document("llama", 50, roles="none")
             broken["metadata"]["generation"] = 2
-            self.rounds.sight.jobs.on_upsert(read(RawTrainingJob, broken))
+            self.harness.cache.jobs.on_upsert(read(RawTrainingJob, broken))
         return await super().answer(request)
 
 
@@ -535,10 +535,10 @@ def test_a_pod_whose_job_became_invalid_during_creation_is_deleted() -> None:
     server = Edits()
 
     async def story(api: ApiServerClient) -> None:
-        server.rounds = rounds = rounds_of(api)
-        await rounds.round()
+        server.harness = harness = harness_of(api)
+        await harness.round()
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
-        assert not rounds.sight.jobs.lagging()
+        assert not harness.cache.jobs.lagging()
 
     serve(server, story)
 
@@ -547,19 +547,19 @@ def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() 
     server = Server()
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api)
-        rounds.leader.throttle._has_urgent_work = lambda: True  # no deferrable write is made
+        harness = harness_of(api)
+        harness.leader.throttle._has_urgent_work = lambda: True  # no deferrable write is made
         for node in ("n1", "n2"):
             full = pod_seen(f"full-{node}", 3, node=node)
             full.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
-            rounds.sight.pods.on_upsert(full)
-        await rounds.round()
+            harness.cache.pods.on_upsert(full)
+        await harness.round()
         assert (server.count(POD), server.count(STATUS)) == (0, 0)
         gone = pod_seen("full-n1", 90, node="n1")
-        rounds.sight.pods.on_delete(gone)
-        await rounds.round()
+        harness.cache.pods.on_delete(gone)
+        await harness.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
-        known = rounds.sight.jobs.get("uid-llama")
+        known = harness.cache.jobs.get("uid-llama")
         assert known is not None
         assert {one.observed_generation for one in known.job.status.conditions} == {1}
 
@@ -570,13 +570,13 @@ def test_rejected_statuses_block_no_other_writes() -> None:
     server = Server([("PATCH", r"/trainingjobs/bad\d+/status", 422)])
 
     async def story(api: ApiServerClient) -> None:
-        rounds = rounds_of(api, jobs=0)
-        now = rounds.sight._clock()
+        harness = harness_of(api, jobs=0)
+        now = harness.cache._clock()
         for number in range(80):
-            submit_told(rounds, f"{'bad' if number < 66 else 'good'}{number}", number, now - 600.0)
+            submit_recorded(harness, f"{'bad' if number < 66 else 'good'}{number}", number, now - 600.0)
         for _ in range(4):
-            await rounds.round()
-        assert {one.job.metadata.name[:3] for one in rounds.sight.jobs.lagging()} == {"bad"}
+            await harness.round()
+        assert {one.job.metadata.name[:3] for one in harness.cache.jobs.lagging()} == {"bad"}
 
     serve(server, story)
 
@@ -588,7 +588,7 @@ DEEP = '{"x":' * 2000
 
 
 def test_an_endless_annotation_hides_no_pod() -> None:
-    seen = sight()[0]
+    seen = new_cache()[0]
     seen.nodes.on_upsert(node_seen("n1"))
     pod = pod_seen("deep", 6, node="n1")
     pod.metadata.annotations.admitted = DEEP
@@ -698,8 +698,8 @@ def test_while_pods_have_records_the_leader_waits_for_the_key() -> None:
         one, _, _ = operator(api)
         forbidden, nobody = ApiError(403, "Forbidden", ""), ClusterError("no answer")
         assert [one._key_timeout_s(error) for error in (forbidden, ApiError(500, "", ""), nobody)] == [3.0, 60.0, inf]
-        one._cache.jobs.on_upsert(alone())
-        one._cache.pods.on_upsert(told())
+        one._cache.jobs.on_upsert(single_pod_job())
+        one._cache.pods.on_upsert(pod_with_record())
         assert one._key_timeout_s(forbidden) == 60.0
 
     serve(Server(), play)

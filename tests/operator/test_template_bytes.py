@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import NOW, Rounds, Server, admitted, serve
-from tests.operator.caches import relist, sight
+from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
+from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster import spec
@@ -55,7 +55,7 @@ def ended() -> Document:
 
 
 def seen_with(*documents: Document, most: int = BOUND) -> ClusterCache:
-    seen, _ = sight(most_template_bytes=most)
+    seen, _ = new_cache(most_template_bytes=most)
     for one in documents:
         seen.jobs.on_upsert(read(RawTrainingJob, one))
     return seen
@@ -156,17 +156,17 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
     server.jobs = (document("c", 7),)
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api, most_template_bytes=BOUND)
+        harness = OperatorHarness(api, most_template_bytes=BOUND)
         for one in (document("a", 5), document("b", 6), document("c", 7)):
-            rounds.sight.jobs.on_upsert(read(RawTrainingJob, one))
+            harness.cache.jobs.on_upsert(read(RawTrainingJob, one))
         for _ in range(3):
-            await rounds.round()
-        assert reason(rounds.sight.jobs.invalid["team/c"].status) == "InvalidSpec"
+            await harness.round()
+        assert reason(harness.cache.jobs.invalid["team/c"].status) == "InvalidSpec"
         assert server.calls.count("GET metadata.name=c") == 0, "nobody has ended"
-        rounds.sight.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
-        await rounds.round()
-        await rounds.round()
-        assert (names(rounds.sight), dict(rounds.sight.jobs.invalid)) == (["b", "c"], {})
+        harness.cache.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
+        await harness.round()
+        await harness.round()
+        assert (names(harness.cache), dict(harness.cache.jobs.invalid)) == (["b", "c"], {})
         assert server.calls.count("GET metadata.name=c") == 1
 
     serve(server, story)
@@ -183,14 +183,14 @@ def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: byt
     pod.metadata.annotations.admitted = AdmissionSigner(key, "this").sign(admission)
 
     async def story(api: ApiServerClient) -> None:
-        rounds = Rounds(api, most_template_bytes=10)
-        relist(rounds.sight.jobs, [read(RawTrainingJob, told)], 7)
-        assert set(rounds.sight.jobs.invalid) == {"team/llama"}
-        relist(rounds.sight.pods, [pod], 7)
-        rounds.sight.begin_term(seal)
-        await rounds.round()
-        await rounds.round()
-        assert names(rounds.sight) == (["llama"] if key == seal.key else [])
+        harness = OperatorHarness(api, most_template_bytes=10)
+        relist(harness.cache.jobs, [read(RawTrainingJob, told)], 7)
+        assert set(harness.cache.jobs.invalid) == {"team/llama"}
+        relist(harness.cache.pods, [pod], 7)
+        harness.cache.begin_term(seal)
+        await harness.round()
+        await harness.round()
+        assert names(harness.cache) == (["llama"] if key == seal.key else [])
 
     serve(server, story)
 

@@ -34,7 +34,7 @@ def ended(words: str, name: str = "muster-collector") -> V1ContainerStatus:
     return read(V1ContainerStatus, {"name": name, "state": {"terminated": {"exitCode": 0, "message": words}}})
 
 
-class Stage:
+class CacheHarness:
     """The cache with one job of two pods."""
 
     def __init__(
@@ -42,21 +42,21 @@ class Stage:
     ) -> None:
         self.pod_template = pod or template()
         self.fields = {"trace": TRACE, **fields}
-        self.sight = ClusterCache(Knowing(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
-        self.traces = TraceStatusTracker(self.sight, choices)
+        self.cache = ClusterCache(Knowing(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
+        self.traces = TraceStatusTracker(self.cache, choices)
 
     def job(self, version: int = 1, **status: Any) -> None:
         roles = [{"name": "trainer", "replicas": 2, "template": self.pod_template}]
         document = job_document(version=version, **{**self.fields, "roles": roles})
-        self.sight.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
+        self.cache.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
 
     def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running") -> None:
         pod = pod_seen(version=version, owner=UID, seat=(index, 0), phase=phase)
         pod.status.init_container_statuses = [] if words is None else [ended(words)]
-        self.sight.pods.on_upsert(pod)
+        self.cache.pods.on_upsert(pod)
 
-    def told(self) -> spec.TraceStatus | None:
-        known = self.sight.jobs.get(UID)
+    def status_traces(self) -> spec.TraceStatus | None:
+        known = self.cache.jobs.get(UID)
         assert known is not None
         return self.traces.with_traces(known, known.job.status).traces
 
@@ -110,60 +110,60 @@ def test_the_location_of_a_run_is_the_store_or_the_jobs_volume(
 
 
 def test_every_status_of_a_started_traced_job_has_the_location_of_its_traces() -> None:
-    stage = Stage()
-    stage.job()
-    assert stage.told() == spec.TraceStatus(location=LOCATION)
-    known = stage.sight.jobs.get(UID)
+    harness = CacheHarness()
+    harness.job()
+    assert harness.status_traces() == spec.TraceStatus(location=LOCATION)
+    known = harness.cache.jobs.get(UID)
     assert known is not None
-    once = stage.traces.with_traces(known, known.job.status)
-    assert stage.traces.with_traces(known, once) is once
+    once = harness.traces.with_traces(known, known.job.status)
+    assert harness.traces.with_traces(known, once) is once
 
 
 def test_jobs_without_traces_or_collectors_have_no_trace_status() -> None:
-    for stage in (Stage(trace=None), Stage(CollectorSidecarConfig())):
-        stage.job()
-        assert stage.told() is None
+    for harness in (CacheHarness(trace=None), CacheHarness(CollectorSidecarConfig())):
+        harness.job()
+        assert harness.status_traces() is None
 
 
 def test_after_the_job_and_its_pods_ended_the_count_is_written_once() -> None:
-    stage = Stage()
-    stage.job()
-    stage.pod(0, 1)
-    stage.pod(1, 2)
-    stage.pod(0, 3, words(1), "Succeeded")
-    assert stage.traces.due_writes() == []
-    stage.job(version=4, **OVER)
-    assert stage.traces.due_writes() == []  # a pod still runs
-    stage.pod(1, 5, words(2), "Succeeded")
-    (write,) = stage.traces.due_writes()
+    harness = CacheHarness()
+    harness.job()
+    harness.pod(0, 1)
+    harness.pod(1, 2)
+    harness.pod(0, 3, words(1), "Succeeded")
+    assert harness.traces.due_writes() == []
+    harness.job(version=4, **OVER)
+    assert harness.traces.due_writes() == []  # a pod still runs
+    harness.pod(1, 5, words(2), "Succeeded")
+    (write,) = harness.traces.due_writes()
     assert (write.job_uid, write.resource_version) == (UID, "4")
     assert write.status.traces == spec.TraceStatus(files=3, location=LOCATION)
-    stage.job(version=6, traces={"files": 3, "location": LOCATION}, **OVER)
-    assert stage.traces.due_writes() == []
+    harness.job(version=6, traces={"files": 3, "location": LOCATION}, **OVER)
+    assert harness.traces.due_writes() == []
 
 
 def test_the_count_never_decreases() -> None:
-    stage = Stage()
-    stage.job(traces={"files": 7, "location": LOCATION})
-    stage.pod(0, 2, words(1), "Succeeded")
-    assert stage.told() == spec.TraceStatus(files=7, location=LOCATION)
+    harness = CacheHarness()
+    harness.job(traces={"files": 7, "location": LOCATION})
+    harness.pod(0, 2, words(1), "Succeeded")
+    assert harness.status_traces() == spec.TraceStatus(files=7, location=LOCATION)
 
 
 def test_a_new_leader_counts_the_termination_messages_in_any_list_order() -> None:
-    stage = Stage()
-    stage.pod(0, 1, words(1), "Succeeded")
-    stage.pod(1, 2, words(1), "Succeeded")
-    stage.job(version=3, **OVER)
-    stage.sight.observe()
-    (write,) = stage.traces.due_writes()
+    harness = CacheHarness()
+    harness.pod(0, 1, words(1), "Succeeded")
+    harness.pod(1, 2, words(1), "Succeeded")
+    harness.job(version=3, **OVER)
+    harness.cache.observe()
+    (write,) = harness.traces.due_writes()
     assert write.status.traces == spec.TraceStatus(files=2, location=LOCATION)
 
 
 @pytest.mark.parametrize(("volumes", "step"), [([CLAIM], 40), ([], None)])
 def test_the_checkpoint_in_the_termination_message_counts_if_durable(volumes: list[Any], step: int | None) -> None:
-    stage = Stage(pod=template(volumes=volumes))
-    stage.job()
-    stage.pod(1, 1, words(0, 99), "Succeeded")  # not the lead pod
-    stage.pod(0, 2, words(0, 40), "Succeeded")
-    beat = stage.sight.observe().heartbeats.get(UID)
+    harness = CacheHarness(pod=template(volumes=volumes))
+    harness.job()
+    harness.pod(1, 1, words(0, 99), "Succeeded")  # not the lead pod
+    harness.pod(0, 2, words(0, 40), "Succeeded")
+    beat = harness.cache.observe().heartbeats.get(UID)
     assert (None if beat is None else beat.checkpoint_step) == step

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.api_server import serving
-from tests.operator.caches import sight
+from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, template
 
 from muster.errors import ClusterError
@@ -62,7 +62,7 @@ Story = Callable[[UncertainWrites, ApiServerClient, ClusterCache], Awaitable[Non
 
 def play(server: Server, story: Story) -> None:
     async def told(api: ApiServerClient) -> None:
-        seen, _ = sight()
+        seen, _ = new_cache()
         await story(UncertainWrites(api, seen, lambda: server.now), api, seen)
 
     asyncio.run(serving(server, told, lambda: server.may_write))
@@ -80,13 +80,13 @@ def pod_document() -> dict[str, Any]:
 def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decision() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await doubts.resolve_all()
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await uncertain_writes.resolve_all()
         seen.jobs.on_upsert(job_seen())
         assert seen.pods.get("uid-llama", POD.rpartition("/")[2]) is not None
-        await doubts.resolve_all()
+        await uncertain_writes.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "POST", "GET"]
@@ -95,10 +95,10 @@ def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decisio
 def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
     server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await doubts.resolve_all()
+            await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await uncertain_writes.resolve_all()
         (job,) = seen.observe().jobs
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
@@ -110,10 +110,10 @@ def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
 def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
     server = Server(job_document(version=7), code=code)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ApiError):
-            await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await doubts.resolve_all()
+            await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await uncertain_writes.resolve_all()
         assert [job.metadata.resource_version for job in seen.observe().jobs] == ["7"]
 
     play(server, story)
@@ -123,14 +123,14 @@ def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
 def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
     server = Server(lost=4)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         for _ in range(3):
             with pytest.raises(ClusterError):
-                await doubts.resolve_all()
-        await doubts.resolve_all()  # the pod was deleted meanwhile
-        await doubts.resolve_all()
+                await uncertain_writes.resolve_all()
+        await uncertain_writes.resolve_all()  # the pod was deleted meanwhile
+        await uncertain_writes.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST"] * 5 + ["GET"]
@@ -139,11 +139,11 @@ def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
 def test_after_the_request_lifetime_the_object_is_only_read() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         server.now = 70.0
-        await doubts.resolve_all()
+        await uncertain_writes.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "GET"]
@@ -152,16 +152,16 @@ def test_after_the_request_lifetime_the_object_is_only_read() -> None:
 def test_an_obsolete_write_is_only_read() -> None:
     server = Server(lost=1)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         seen.jobs.on_upsert(job_seen())
         with pytest.raises(ClusterError):
-            await doubts.perform(
+            await uncertain_writes.perform(
                 POD,
                 lambda: api.post("/api/v1/namespaces/team/pods", b"{}"),
                 lambda: seen.jobs.get("uid-llama") is not None,
             )
         seen.jobs.on_delete(job_seen(version=2))
-        await doubts.resolve_all()
+        await uncertain_writes.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "GET"]
@@ -170,13 +170,19 @@ def test_an_obsolete_write_is_only_read() -> None:
 def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
     server = Server(lost=3)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         metrics, choices = OperatorMetrics(), PodConfig("")
         outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
         writer = DecisionWriter(
-            api, seen, DryRuns(api, choices, PodTemplateReader(api, seen.templates)), doubts, outbox, choices, "me"
+            api,
+            seen,
+            DryRuns(api, choices, PodTemplateReader(api, seen.templates)),
+            uncertain_writes,
+            outbox,
+            choices,
+            "me",
         )
         leader = Leader(seen, writer, metrics, JobMetrics(metrics, seen.jobs.visible, time.time), lambda: True)
         leading = asyncio.create_task(leader.run_term())
@@ -193,14 +199,14 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
 def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
     server = Server(lost=1)
 
-    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        doubts.clear()
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        uncertain_writes.clear()
         server.may_write = False
         with pytest.raises(Fenced):
-            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await doubts.resolve_all()
+            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await uncertain_writes.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST"]
