@@ -19,7 +19,7 @@ from tests.cluster.operator.process import Operator
 from tests.cluster.users.conftest import Muster, file_of
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-HALF = f"spec.resources[0].guaranteed[\"{GPU}\"]: '0.5' must be a whole number"
+HALF = f"spec.resources[0].guaranteed[\"{GPU}\"]: must be a whole number; got '0.5'"
 
 
 def without_rules(schema: Any) -> Any:
@@ -119,7 +119,7 @@ def test_a_job_that_cannot_be_read_is_told_what_is_wrong_and_starts_once_that_is
     message = pool.wait_for_reason("half", "InvalidSpec")
     assert message == (
         'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]: '
-        "'0.5' must be a whole number: Kubernetes does not count parts of it"
+        "must be a whole number; got '0.5'"
     )
     assert (pool.phase("half"), pool.status("half")["reason"]) == ("Pending", "InvalidSpec")
     pool.wait("an Event tells", lambda: pool.events("half") == ["InvalidSpec"])
@@ -201,7 +201,7 @@ def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_read(
     told = 'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]'
     listed = muster("jobs")
     assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (0, ["JOB", "rest"])
-    assert listed.err.startswith(f"warning: job {pool.namespace}/part cannot be read: {told}: '0.5'")
+    assert listed.err.startswith(f"warning: job {pool.namespace}/part cannot be read: {told}: must be a whole number; got '0.5'")
     rows = muster("jobs", "--json").rows
     assert [row["metadata"]["name"] for row in rows] == ["rest", "part"]
     assert rows[1]["unreadable"].startswith(told)
