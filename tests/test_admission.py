@@ -201,7 +201,7 @@ def test_a_namespace_without_the_labels_is_refused_with_both() -> None:
     queues = [queue("a", namespaceSelector={"matchLabels": {"org": "research"}})]
     told = refused("QueueNotAllowed", check_submit, job(queue="a"), queues, (), {"org": "sales"})
     assert told == (
-        "spec.queue: namespace 'default' may not use queue 'a': it wants org=research; "
+        "spec.queue: namespace 'default' may not use queue 'a': its namespaceSelector requires org=research; "
         "the namespace's labels are org=sales"
     )
     assert "{} allows all" in refused("QueueNotAllowed", check_submit, job(queue="b"), [queue("b")], (), {})
@@ -209,7 +209,7 @@ def test_a_namespace_without_the_labels_is_refused_with_both() -> None:
 
 def test_a_priority_above_the_queues_maximum_is_refused() -> None:
     told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=11), [queue("a", maxPriority=10)])
-    assert told == "spec.priority: 11 is above maxPriority 10 of queue 'a'; write 10 or less"
+    assert told == "spec.priority: must be at most maxPriority (10) of queue 'a'; got 11"
 
 
 def test_a_priority_class_that_does_not_exist_is_refused_where_the_classes_are_known() -> None:
@@ -223,13 +223,13 @@ def test_a_priority_class_that_does_not_exist_is_refused_where_the_classes_are_k
 def test_the_value_of_a_priority_class_counts_against_the_queues_maximum() -> None:
     wanted = job(queue="a", priorityClassName="high")
     told = refused("PriorityTooHigh", check_submit, wanted, [queue("a", maxPriority=10)], (), None, {"high": 11})
-    assert told.startswith("spec.priorityClassName: 11 is above maxPriority 10 of queue 'a'")
+    assert told.startswith("spec.priorityClassName: must be at most maxPriority (10) of queue 'a'; got 11")
 
 
 def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
     tree = [queue("top", maxPriority=5), queue("a", "top", maxPriority=10), queue("b", "top", maxPriority=3)]
     told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=6), tree)
-    assert told == "spec.priority: 6 is above maxPriority 5 of queue 'top', above queue 'a'; write 5 or less"
+    assert told == "spec.priority: must be at most maxPriority (5) of queue 'top', above queue 'a'; got 6"
     assert "maxPriority 3 of queue 'b'" in refused("PriorityTooHigh", check_submit, job(queue="b", priority=4), tree)
     check_submit(job(queue="a", priority=5), tree)
 
@@ -455,7 +455,7 @@ def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
 def test_a_limit_that_a_root_can_never_reach_is_noticed() -> None:
     told = apply_warnings([shared("top", resources=gpus(guaranteed=8, limit=16))], [])
     of = "spec.resources[0].limit: nvidia.com/gpu of h200"
-    assert told == {"top": [f"{of}: 16 is never reached: a root borrows from nobody, and 8 is guaranteed"]}
+    assert told == {"top": [f"{of}: 16 is never reached: a root cannot borrow, and 8 is guaranteed"]}
 
 
 def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:

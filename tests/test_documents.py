@@ -86,8 +86,8 @@ def test_what_kubernetes_knows_and_we_do_not_is_kept_in_a_pod_template() -> None
         ("a: 1\nb: 2\na: 3\n", "jobs.yaml:3:1: the key 'a' is already at line 1; keep one of them"),
         ("a: !!python/object:os.system x\n", "jobs.yaml:1:4: the tag"),
         ("a: !!set {x, y}\n", "jobs.yaml:1:4: the tag"),
-        ("? [a]\n: 1\n", "jobs.yaml:1:3: a key must be a plain word"),
-        ("a: &x [*x]\n", "jobs.yaml:1:4: an alias stands for something that it is itself a part of"),
+        ("? [a]\n: 1\n", "jobs.yaml:1:3: a key must be a scalar"),
+        ("a: &x [*x]\n", "jobs.yaml:1:4: an alias must not refer to a node that contains it"),
         ("a: *nobody\n", "jobs.yaml:1:4: malformed YAML: found undefined alias"),
     ],
 )
@@ -98,7 +98,7 @@ def test_malformed_yaml_is_named_by_line_and_column(text: str | bytes, told: str
 
 
 def test_a_tab_is_named_as_what_it_is() -> None:
-    assert "indented with a tab, YAML wants spaces" in str(refusal("a:\n\t- b\n"))
+    assert "indented with a tab, YAML requires spaces" in str(refusal("a:\n\t- b\n"))
 
 
 def test_an_alias_bomb_is_refused_without_being_built() -> None:

@@ -1,4 +1,4 @@
-"""The friendly forms in which people write times and steps: `2h`, `1h30m`, `20:25`. One reader for every way in."""
+"""Durations (`2h`, `1h30m`) and ranges of steps (`20:25`) in options and annotations."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What can go wrong, as one tree.
+"""The exceptions that Muster raises.
 
-    MusterError                     anything Muster raises on purpose; its text is meant for a person
-    ├── InvalidSpec                 input that one object shows wrong: field, value, what would be right
-    ├── Refused                     input that is well formed but cannot be accepted here and now
+    MusterError                     base class; the message is for users
+    ├── InvalidSpec                 an object is invalid by itself: field, valid values, value
+    ├── Refused                     a valid request that cannot be accepted in the present state
     │   ├── NotFound                the named object does not exist
     │   └── Conflict                the object changed meanwhile, or the name is taken
     ├── InvalidTrace                a workload or profiler trace that cannot be read
     └── ClusterError                a cluster that cannot be reached or does not answer
         └── DaemonError             the daemon on this host: not running, another version, cannot start
-"Cannot place" is no error: it is a `Wait` decision of the planner.
+A job that cannot be placed is not an error: the planner decides `Wait`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 
 class MusterError(Exception):
-    """Anything Muster raises on purpose. `reason` is one CamelCase word for scripts, the text is for a person.
+    """Base class. `reason` is one CamelCase word for scripts, the message is for users.
 
-    `field` is the path of what is wrong, such as `spec.roles[0].replicas` or `--priority`; empty where it is no
-    single field. `job` is `namespace/name` of the one job of several that it is about, where that is known.
+    `field` is the path of the invalid field, such as `spec.roles[0].replicas` or `--priority`; empty if it is not a
+    single field. `job` is `namespace/name` of the job concerned, of several; empty if unknown.
     """
 
     reason = "Error"
@@ -34,19 +34,19 @@ class MusterError(Exception):
 
 
 class InvalidSpec(MusterError):
-    """One object shows it wrong."""
+    """An object is invalid by itself."""
 
     reason = "Invalid"
 
 
 class Refused(MusterError):
-    """Well formed, but not to be had here and now; `reason` is a code such as QueueNotFound."""
+    """A valid request that cannot be accepted in the present state; `reason` is a code such as QueueNotFound."""
 
     reason = "Refused"
 
 
 def together(refused: Sequence[Refused]) -> Refused:
-    """The first of several, at least one, with the text of all: nobody is to meet them one after another."""
+    """Join errors (at least one) into one: the type, field and reason of the first, the messages of all."""
     first = refused[0]
     return type(first)("; also: ".join(map(str, refused)), field=first.field, reason=first.reason)
 
@@ -58,13 +58,13 @@ class NotFound(Refused):
 
 
 class Conflict(Refused):
-    """The object changed meanwhile, or the name is taken."""
+    """The object was changed concurrently, or the name is in use."""
 
     reason = "Conflict"
 
 
 class InvalidTrace(MusterError):
-    """A workload or profiler trace that cannot be read; the text names the file and the place in it."""
+    """A workload or profiler trace that cannot be read; the message names the file and the place in it."""
 
     reason = "InvalidTrace"
 
@@ -76,6 +76,6 @@ class ClusterError(MusterError):
 
 
 class DaemonError(ClusterError):
-    """The daemon on this host: not running, of another version, or it cannot start."""
+    """The daemon on this host does not run, has another version, or cannot start."""
 
     reason = "DaemonError"

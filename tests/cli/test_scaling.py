@@ -76,7 +76,7 @@ def test_scale_names_the_roles_that_there_are_and_the_least_that_is_right(
     assert "job 'llama' has no role 'worker'; it has trainer" in unknown.err
     small = muster("scale", "llama", "1")
     assert small.code == 2
-    assert "1 is below its minReplicas 2; write at least 2" in small.err
+    assert "must be at least its minReplicas (2); got 1" in small.err
 
 
 def test_drain_tells_who_leaves_and_waits_until_they_have(cluster: MemoryClient, muster: Muster) -> None:

@@ -272,7 +272,7 @@ def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: p
     ("app", "cfg", "told"),
     [
         (utils.echo("x"), {"queue": "reserch"}, "queue 'reserch' does not exist; did you mean 'research'?"),
-        (utils.echo("x"), {"queue": "research", "priority": 1000}, "1000 is above maxPriority 100"),
+        (utils.echo("x"), {"queue": "research", "priority": 1000}, "must be at most maxPriority (100) of queue"),
         (utils.echo("x"), {"topology": "rak"}, "has no level 'rak'; did you mean 'rack'?"),
         (utils.echo("x"), {"flavors": ["h200"]}, "flavor 'h200' does not exist"),
         (shell("true", replicas=5, cpu=2), {}, "the largest that fits is 2 pods"),

@@ -1,6 +1,6 @@
-"""The CRDs, generated from `muster.spec`: schemas, defaults, CEL rules, printer columns, and the reference page.
+"""Generation of the CRDs (schemas, defaults, CEL rules, printer columns) and of docs/api.md from `muster.spec`.
 
-Pure: from the models to values and text. `tools/manifests.py` writes the files.
+Pure functions from the models to values and text; `tools/manifests.py` writes the files.
 """
 
 from __future__ import annotations

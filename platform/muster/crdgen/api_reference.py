@@ -1,4 +1,4 @@
-"""docs/api.md: every field of the three kinds, with its type, default and meaning."""
+"""Generation of docs/api.md: every field of the three kinds with type, default and meaning, and the CEL rules."""
 
 from __future__ import annotations
 

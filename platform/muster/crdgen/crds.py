@@ -23,14 +23,14 @@ class PrinterColumn:
     wide: bool = False
 
     def as_manifest(self) -> dict[str, Any]:
-        """As a CRD writes it."""
+        """The column as in a CRD."""
         optional = {"description": self.description, "priority": int(self.wide)}
         return {"name": self.name, "type": self.type, "jsonPath": self.path} | {k: v for k, v in optional.items() if v}
 
 
 @dataclass(frozen=True, slots=True)
 class CustomResource:
-    """One kind of object as the API server is told of it."""
+    """The names and columns of one CRD."""
 
     model: type[TrainingJob | Queue | Flavor]
     plural: str
@@ -42,7 +42,7 @@ class CustomResource:
 
     @property
     def name(self) -> str:
-        """As in YAML: TrainingJob."""
+        """The kind, e.g. TrainingJob."""
         return self.model.__name__
 
 

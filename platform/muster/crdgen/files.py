@@ -1,4 +1,4 @@
-"""The files that are generated, as texts by their path in the repository."""
+"""The generated files: text by path in the repository."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def files() -> Mapping[str, str]:
 
 
 def _in_chart(manifest: dict[str, Any]) -> str:
-    """As a template: Helm installs and upgrades it, and leaves it when the release goes, with all that users wrote."""
+    """The CRD as a Helm template, kept when the release is uninstalled: deleting a CRD deletes all its objects."""
     text = _yaml(manifest)
     if "{{" in text:
-        raise ValueError("a description or rule has {{ in it, which Helm would take for a template")
+        raise ValueError("descriptions and rules must not contain {{, which Helm would expand")
     name = f"  name: {manifest['metadata']['name']}\n"
     return f"{_CHART}{text.replace(name, name + _CHART_METADATA, 1)}{{{{- end }}}}\n"
 

@@ -36,8 +36,8 @@ from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
 class ValidationRule:
     """One line of `x-kubernetes-validations`.
 
-    `holds` is CEL over `self` (and `oldSelf`: then it is looked at when an object is changed). `field` is below the
-    object that has the rule.
+    `expression` is CEL over `self`, and over `oldSelf` in rules for updates. `field` is relative to the object that has
+    the rule. `validator` is the validator of `muster.spec` with the same meaning; empty for rules for updates.
     """
 
     expression: str
@@ -46,7 +46,7 @@ class ValidationRule:
     validator: str = ""
 
     def as_schema(self) -> dict[str, str]:
-        """As a CRD writes it."""
+        """The rule as in a CRD."""
         return {"rule": self.expression, "message": self.message} | (
             {"fieldPath": f".{self.field}"} if self.field else {}
         )
@@ -98,22 +98,22 @@ def _amount(place: str) -> str:
 
 
 def _total_within_bounds(amounts: str) -> str:
-    """All replicas of an amount can be counted: what one of several may ask for is compared, not a product of floats.
-    Of CPUs it is a whole number of cores here, so up to one core less than the validator takes."""
+    """CEL: each amount is at most MAX_AMOUNT divided by `replicas`, because a product would be a float. For CPU the
+    limit is a whole number of cores, up to one core less than that of the validator."""
     limit = f"quantity('0').add({MAX_AMOUNT} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
     return f"!has({amounts}) || [{amounts}].all(m, m.all(k, {_amount('m[k]')}.compareTo({limit}) <= 0))"
 
 
 def _is_whole_number(amount: str) -> str:
-    """Whether a quantity is a whole number, exactly: floats tell no halves apart from 2^52 on, and `isInteger` says no
-    to 2000m. What is left of the amount once its float is taken away is small, and compared as a quantity again."""
+    """CEL: whether a quantity is exactly a whole number. `isInteger` is false for 2000m, and floats above 2^52 have no
+    fractions. So the quantity's float is subtracted, and the small rest is compared exactly."""
     rest = f"q.sub(int(q.asApproximateFloat())).add({_FLOAT_ERROR})"
     same = "r.compareTo(quantity('0').add(int(r.asApproximateFloat() + 0.5))) == 0"
     return f"[{amount}].all(q, q.isInteger() || [{rest}].all(r, {same}))"
 
 
 _FLOAT_ERROR = 8192
-"""The float of a quantity of at most 2^62 is at most eight units in the last place from it."""
+"""The float of a quantity of at most 2^62 differs from it by at most eight units in the last place."""
 
 
 QUANTITY_RULES = (
@@ -130,7 +130,7 @@ QUANTITY_RULES = (
         validator="Quantities",
     ),
 )
-"""Of every map of quantities."""
+"""Rules of every map of quantities."""
 
 LABEL_RULES = (
     ValidationRule(
@@ -139,7 +139,7 @@ LABEL_RULES = (
         validator="Labels",
     ),
 )
-"""Of every map of labels."""
+"""Rules of every map of labels."""
 
 _ELASTIC = "has(r.minReplicas) && r.minReplicas < r.replicas"
 _MUTABLE_WHEN_FINISHED = "ttl_seconds_after_finished"

@@ -1,7 +1,7 @@
-"""From a pydantic model to the structural OpenAPI schema of a CRD.
+"""Conversion of a pydantic model to the structural OpenAPI schema of a CRD.
 
-pydantic's JSON schema has references, unions with null, and defaults that say nothing; a structural schema has none of
-these, but says which unknown fields are kept and what CEL checks.
+References, unions with null and empty defaults of pydantic's JSON schema are removed; preserved unknown fields and CEL
+rules are added.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _KEPT_KEYS = (
     "maxProperties", "anyOf", "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 )  # fmt: skip
 _EMPTY_DEFAULTS: tuple[object, ...] = (None, "", [], {})
-_METADATA = {"type": "object", "properties": {"name": {"type": "string"}}}  # more is the API server's own
+_METADATA = {"type": "object", "properties": {"name": {"type": "string"}}}  # the API server defines all other fields
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
     """The schema of a whole object: apiVersion, kind, metadata, spec and status.
 
-    Defaults are filled in below `spec`; the status is what its writer wrote, and what it does not declare is dropped.
+    Defaults apply to `spec` only; undeclared fields of the status are pruned.
     """
     raw = model.model_json_schema(by_alias=True)
     defs: Mapping[str, Schema] = raw["$defs"]
@@ -49,7 +49,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
 
 
 class _SchemaWriter:
-    """Writes the part of an object that its settings are for."""
+    """Converts the schema of `spec` or `status`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class _SchemaWriter:
 
     def write(self, raw: Schema) -> Schema:
         node, rules = self._resolved(raw)
-        if node.get("type") == "null":  # a field that is declared in order to be refused
+        if node.get("type") == "null":  # a field that a CEL rule refuses
             return {"type": "string", "description": _one_line(raw["description"])}
         out: Schema = {key: _normalize_number(node[key]) for key in _KEPT_KEYS if key in node}
         if "description" in node:
@@ -93,7 +93,7 @@ class _SchemaWriter:
         return {**out, **_validations(rules)}
 
     def _resolved(self, raw: Schema) -> tuple[Schema, tuple[ValidationRule, ...]]:
-        """The node behind references and optional unions, what is said beside the reference first."""
+        """The node behind references and optional unions; keys beside the reference take precedence."""
         if "anyOf" in raw and "x-kubernetes-int-or-string" not in raw:
             (only,) = (branch for branch in raw["anyOf"] if branch.get("type") != "null")
             node, rules = self._resolved(only)
@@ -105,9 +105,9 @@ class _SchemaWriter:
         return {**self._defs[name], **beside}, self._rules.get(name, ())
 
     def _default(self, node: Schema, out: Schema) -> Any:
-        """What the API server fills in; None for a default that says nothing.
+        """The default that the API server sets; None for an empty default.
 
-        An object is filled in empty when a field in it has a default: the API server then goes on into it.
+        An object gets the default {} if one of its fields has a default: the API server then sets that too.
         """
         default = node.get("default")
         if isinstance(default, dict):
@@ -120,7 +120,7 @@ def _validations(rules: tuple[ValidationRule, ...]) -> Schema:
 
 
 def _normalize_number(value: Any) -> Any:
-    """1.0 as 1, which is how the API server gives it back: else a second `kubectl apply` would find a change."""
+    """1.0 as 1, as the API server returns it: else a second `kubectl apply` would report a change."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

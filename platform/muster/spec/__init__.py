@@ -1,8 +1,8 @@
-"""TrainingJob, Queue and Flavor as users write them: the one source of fields, defaults, descriptions and the CRDs.
+"""The API types TrainingJob, Queue and Flavor: fields, defaults, descriptions and validation.
 
-What one object shows wrong is refused here, by field, value and what would be right; `muster.crdgen` makes the API
-server refuse the same. What relates objects (an unknown queue, a cycle) is `muster.validation`'s matter. Field names
-are those of Kubernetes: camelCase outside, snake_case in Python.
+`muster.crdgen` generates the CRDs and the API reference from these models, so that the API server refuses the same
+objects. Relations between objects (an unknown queue, a cycle) are validated in `muster.validation`. Field names are
+camelCase in YAML and JSON, snake_case in Python.
 """
 
 from __future__ import annotations

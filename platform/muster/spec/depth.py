@@ -1,8 +1,7 @@
-"""How deep an object may be nested.
+"""The maximum nesting depth of an object.
 
-Kubernetes keeps fields of a pod template that nobody knows, 10,000 levels deep if need be. Whoever reads such an object
-goes down into it step by step, and no stack of a program reaches that far: so what is deeper than any true object is
-refused before anything else looks at it.
+The API server preserves unknown fields of a pod template, up to 10,000 levels deep. Code that processes an object by
+recursion would exceed the stack, so deeper objects are refused before anything else reads them.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_DEPTH = 64
-"""Mappings and lists inside each other, the object itself included."""
-_MAX_PATH_PARTS = 10  # of so many names a field is told,
-_MAX_PART_LENGTH = 64  # of each so many characters
+"""Levels of mappings and lists, the object itself included."""
+_MAX_PATH_PARTS = 10  # of a field's path in a message
+_MAX_PART_LENGTH = 64  # characters
 
 Path = tuple[str | int, ...]
 
@@ -28,7 +27,7 @@ def check_depth(value: Any, parent_levels: int, path: Path = ()) -> None:
     if found is not None:
         message = f"must be nested at most {MAX_DEPTH} levels deep"
         detail = InitErrorDetails(
-            type=PydanticCustomError("too_deep", "{told}", {"told": message}),
+            type=PydanticCustomError("too_deep", "{message}", {"message": message}),
             loc=_truncate_path((*path, *found)),
             input=None,
         )
@@ -43,14 +42,14 @@ def _truncate_path(path: Path) -> Path:
 
 
 def check_spec_depth(document: Any) -> Any:
-    """The document of an object, unless its spec is nested too deep. Raises as `check_depth` does."""
+    """Return the document of an object. Raises as `check_depth` does if its spec is nested too deep."""
     if isinstance(document, dict):
         check_depth(document.get("spec"), 1, ("spec",))
     return document
 
 
 def find_too_deep(value: Any, max_levels: int) -> Path | None:
-    """Where `value` has more than so many levels of mappings and lists inside each other; None where it has not."""
+    """The path at which `value` has more than `max_levels` levels of mappings and lists; None if it has not."""
     layer = [value] if isinstance(value, dict | list) else []
     for _ in range(max_levels):
         layer = [inner for outer in layer for _, inner in _nested_collections(outer)]
@@ -60,7 +59,7 @@ def find_too_deep(value: Any, max_levels: int) -> Path | None:
 
 
 def _path_at_depth(value: Any, levels: int) -> Path:
-    """The first place so many levels down, without going down by recursion."""
+    """The first path of `levels` parts to a mapping or list. Iterative, since `value` may be deeper than the stack."""
     path: list[str | int] = []
     ways: list[Iterator[tuple[str | int, Any]]] = [iter(_nested_collections(value))]
     while len(ways) <= levels:
@@ -75,6 +74,6 @@ def _path_at_depth(value: Any, levels: int) -> Path:
 
 
 def _nested_collections(value: Any) -> Iterable[tuple[str | int, Any]]:
-    """The mappings and lists right inside a mapping or a list."""
+    """The mappings and lists directly inside a mapping or list, by key or index."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     return [(key, inner) for key, inner in entries if isinstance(inner, dict | list)]

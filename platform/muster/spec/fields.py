@@ -1,7 +1,6 @@
-"""Kinds of field: names, seconds, times, quantities, lists whose entries have a key.
+"""Field types: names, seconds, times, quantities, labels, and lists with a key.
 
-Each says once what is right; Python reads it when an object is validated, and `muster.crdgen` when the CRDs are
-written.
+Each type carries its constraints for pydantic, and the schema from which `muster.crdgen` generates the CRDs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from muster.quantity import MAX_QUANTITY, check_quantity
 API_VERSION = "muster.dev/v1alpha1"
 JOB_LABEL, ROLE_LABEL = "muster.dev/job", "muster.dev/role"  # of pods on Kubernetes
 MAX_REPLICAS = 100_000
-MAX_JOB_NAME = 52  # room for role, index and hash in the name of a pod
+MAX_JOB_NAME = 52  # leaves 11 of the 63 characters of a pod's name for role, index and hash
 MAX_SECONDS = 366 * 24 * 3600
 MAX_QUANTITIES = 32
 
@@ -60,24 +59,26 @@ Time = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class InvalidField:
-    """One thing that a validator finds wrong: the sentence, which begins with the field, and the field's value."""
+    """An error of a validator: a message that begins with `FIELD: `, and the field's value."""
 
     message: str
     value: Any
 
     @property
     def field(self) -> str:
-        """The field's name outside."""
+        """The field's name in YAML."""
         return self.message.partition(": ")[0]
 
 
 def raise_invalid_fields(errors: Iterable[InvalidField]) -> None:
-    """Raise all that a validator has found, each at its own field: a ValueError would tell the first one only."""
+    """Raise one ValidationError with all errors, each at its own field; a ValueError could report only one."""
     details = [
         InitErrorDetails(
-            type=PydanticCustomError("value_error", "{told}", {"told": one.message}), loc=(one.field,), input=one.value
+            type=PydanticCustomError("value_error", "{message}", {"message": error.message}),
+            loc=(error.field,),
+            input=error.value,
         )
-        for one in errors
+        for error in errors
     ]
     if details:
         raise ValidationError.from_exception_data("fields", details)
@@ -111,8 +112,8 @@ Quantities = Annotated[
     Field(max_length=MAX_QUANTITIES),
     WithJsonSchema({"type": "object", "maxProperties": MAX_QUANTITIES, "additionalProperties": _QUANTITY_SCHEMA}),
 ]
-"""Amounts by resource name, as Kubernetes writes them: 8, "500m", "16Gi". The API server takes a fraction only as a
-text: "0.5", or 500m."""
+"""Kubernetes quantities by resource name: 8, "500m", "16Gi". The API server accepts a fraction only as a string:
+"0.5" or "500m"."""
 
 
 LABEL_KEY = (
@@ -139,12 +140,12 @@ def _check_label_keys(labels: Any) -> Any:
 
 
 Labels = Annotated[dict[str, LabelValue], Field(max_length=MAX_LABELS), BeforeValidator(_check_label_keys)]
-"""Labels of Kubernetes, by name."""
+"""Kubernetes labels: values by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListMapKey:
-    """A list in which `key` (a field's name outside) is given once: to the API server a map, merged by that key.
+    """A list with a unique `key` (a field's name in YAML): to the API server a map, merged by that key.
 
     `advice` says what to do about a second entry.
     """

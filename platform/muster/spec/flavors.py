@@ -12,19 +12,19 @@ from muster.spec.pods import Tolerations
 
 
 class TopologyLevel(StrictModel):
-    """One level of the topology."""
+    """A level of the topology of a flavor."""
 
     name: Name
-    """The level's name, e.g. rack."""
+    """Name of the level, e.g. rack. Unique in a flavor."""
     node_label: LabelKey
-    """The node label whose value is the domain."""
+    """Key of the node label whose value identifies the domain at this level. Unique in a flavor."""
 
 
 class FlavorSpec(StrictModel):
-    """The nodes of this kind, tolerations of pods on them, and their topology (widest level first)."""
+    """The desired state of a flavor."""
 
     node_labels: Labels = {}
-    """Nodes with all these labels belong to the flavor. Default: every node."""
+    """Nodes with all these labels belong to the flavor. Default: all nodes."""
     tolerations: Tolerations = []
     """Tolerations that are added to every pod placed on these nodes."""
     topology: Annotated[list[TopologyLevel], Field(max_length=16), ListMapKey("name", "give every level its own")] = []
@@ -40,20 +40,20 @@ class FlavorSpec(StrictModel):
 
 
 class FlavorStatus(StatusModel):
-    """Conditions: Overlapping, a node that matches two flavors belongs to neither; Valid, if it ever was not."""
+    """The observed state of a flavor."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
-    """Overlapping: True while some nodes match this flavor and another; they are used for neither. Valid: False
-    while the operator cannot read the flavor, which takes nothing then."""
+    """Overlapping: True if some nodes match this flavor and another one; they are used for neither. Valid: False if
+    the operator cannot decode the flavor; no job is then placed on it."""
 
 
 class Flavor(StrictModel):
-    """A kind of node."""
+    """Flavor is a kind of node: the labels that select its nodes, and their topology."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["Flavor"] = "Flavor"
     metadata: ObjectMeta
     spec: FlavorSpec = FlavorSpec()
-    """The nodes of this kind."""
+    """The desired state."""
     status: FlavorStatus = FlavorStatus()
     """The observed state."""

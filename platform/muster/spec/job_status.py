@@ -1,4 +1,4 @@
-"""TrainingJob: the status. Written only by the engine."""
+"""The status of a TrainingJob, written only by the engine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class NodePods(StatusModel):
     """Pods of a role on one node."""
 
     node: str
-    """The node."""
+    """Name of the node."""
     indexes: str
-    """Indexes of the pods: "0-7" or "3"."""
+    """Indexes of the pods, e.g. "0-7" or "3"."""
 
 
 class RolePlacementStatus(StatusModel):
     """The nodes of one role's pods."""
 
     role: str
-    """The role."""
+    """Name of the role."""
     flavor: str = ""
-    """The flavor."""
+    """Name of the flavor of the nodes."""
     nodes: list[NodePods] = []
-    """The nodes, with ascending pod indexes."""
+    """The nodes, ordered by pod index."""
 
 
 class NominationStatus(StatusModel):
@@ -36,9 +36,9 @@ class NominationStatus(StatusModel):
     placement: list[RolePlacementStatus]
     """The nominated nodes."""
     victims: list[str] = []
-    """Uids of the jobs that are evicted for it."""
+    """Uids of the jobs that are evicted for this job."""
     expires_at: Time
-    """When the nomination expires."""
+    """Time at which the nomination expires."""
 
 
 class EvictionStatus(StatusModel):
@@ -47,70 +47,70 @@ class EvictionStatus(StatusModel):
     beneficiary: str = Field(alias="for")
     """Uid of the job that gets the capacity."""
     reason: str = ""
-    """The reason."""
+    """Reason for the eviction, in one word."""
     deadline: Time
-    """When the pods are killed."""
+    """Time at which pods that still run are killed."""
 
 
 class LastFailure(StatusModel):
     """The first failed container of the last failed attempt."""
 
     pod: str
-    """The pod."""
+    """Name of the pod."""
     node: str = ""
-    """The node it ran on."""
+    """Name of the node on which the pod ran."""
     exit_code: int | None = None
     """Exit code of the rank that failed first; 128 + signal if a signal ended it."""
     reason: str = ""
-    """The reason, in one word."""
+    """Reason for the failure, in one word."""
     log_tail: str = ""
-    """The end of its log, at most 4 KiB."""
+    """The last lines of the container's log, at most 4 KiB."""
     at: Time | None = None
-    """The time."""
+    """Time of the failure."""
 
 
 class CheckpointStatus(StatusModel):
     """The newest durable checkpoint."""
 
     step: int
-    """The step it was taken after."""
+    """The last step that the checkpoint contains."""
     at: Time
-    """The time."""
+    """Time of the checkpoint."""
 
 
 class ProgressStatus(StatusModel):
-    """The last reported progress, updated at most once a minute; empty on one host, where it is read directly."""
+    """The last reported progress, updated at most once a minute; not set on one host, where it is read directly."""
 
     step: int
-    """Steps done."""
+    """Number of completed steps."""
     steps: int | None = None
-    """The last step."""
+    """Total number of steps."""
     loss: float | None = None
     """The loss at this step."""
     tokens_per_second: float | None = None
-    """Throughput of the whole job."""
+    """Tokens per second of the whole job."""
     attempt: int = 0
-    """The attempt that reported it."""
+    """Number of the attempt that reported it."""
     at: Time
-    """The time of the report."""
+    """Time of the report."""
 
 
 class FinishedPods(StatusModel):
     """Pods of a role that have completed."""
 
     role: str
-    """The role."""
+    """Name of the role."""
     indexes: str
-    """Indexes of the pods: "0-3,7"."""
+    """Indexes of the pods, e.g. "0-3,7"."""
 
 
 class BlamedNode(StatusModel):
     """A node that this job avoids temporarily."""
 
     node: str
-    """The node."""
+    """Name of the node."""
     until: Time
-    """The end of that time."""
+    """Time until which the job avoids the node."""
 
 
 class TraceStatus(StatusModel):
@@ -138,10 +138,10 @@ class TrainingJobStatus(StatusModel):
     observed_generation: int = 0
     """The generation of the spec that this status describes."""
     phase: Phase = "Pending"
-    """The state in one word, derived from conditions and finishedAt. Terminating: cancelled, and processes still
-    run."""
+    """The state in one word, derived from `conditions` and `finishedAt`. Terminating: the job is cancelled and
+    processes still run."""
     reason: str = ""
-    """The reason in one word, derived from conditions, for tables."""
+    """Reason for the current state, in one word, derived from `conditions`."""
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
     """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the outcome is
     decided."""
@@ -156,7 +156,7 @@ class TrainingJobStatus(StatusModel):
     nomination: NominationStatus | None = None
     """Capacity nominated for this job, until it is admitted or the nomination expires."""
     hold: Annotated[NominationStatus | None, Field(exclude=True)] = None
-    """Deprecated: read as nomination if an earlier version wrote it; never written. Removed in the next version."""
+    """Deprecated: read as `nomination` if an earlier version wrote it; never written. Removed in the next version."""
     eviction: EvictionStatus | None = None
     """Set while the job is evicted for another one."""
     submitted_at: Time | None = None
@@ -164,29 +164,29 @@ class TrainingJobStatus(StatusModel):
     admitted_at: Time | None = None
     """Start of the current admission."""
     started_at: Time | None = None
-    """When all pods of the attempt were ready."""
+    """Time at which all pods of the attempt were ready."""
     ran_seconds: int = 0
-    """Total run time of earlier attempts; the current one has run since startedAt."""
+    """Total run time of earlier attempts, in seconds; the current one has run since `startedAt`."""
     finished_at: Time | None = None
-    """When the last process ended. The condition has the time at which the outcome was decided."""
+    """Time at which the last process ended. The condition has the time at which the outcome was decided."""
     resized_at: Time | None = None
-    """When an elastic job last changed its size."""
+    """Time of the last change of the size of an elastic job."""
     requeue_after: Time | None = None
-    """End of the backoff; the job is not admitted before."""
+    """End of the backoff; the job is not admitted earlier."""
     attempt: int = 0
     """Number of the current attempt, counted from 0."""
     restarts: int = 0
-    """Restarts that count against maxRestarts."""
+    """Number of restarts that count towards `maxRestarts`."""
     start_retries: int = 0
-    """Consecutive start timeouts; limited by maxStartRetries."""
+    """Number of consecutive start timeouts; limited by `maxStartRetries`."""
     node_losses: int = 0
-    """Restarts because of lost nodes; they have a separate limit."""
+    """Number of restarts after lost nodes; they have a separate limit."""
     pods_wanted: int = 0
-    """Pods of the attempt."""
+    """Number of pods of the attempt."""
     pods_ready: int = 0
-    """Pods of the attempt that are ready."""
+    """Number of pods of the attempt that are ready."""
     elastic_replicas: int | None = None
-    """Pods of the only elastic role in this attempt; 0 without pods. For the subresource `scale`."""
+    """Number of pods of the only elastic role in this attempt; 0 without pods. For the subresource `scale`."""
     selector: str | None = None
     """Label selector of the pods of the only elastic role. For the subresource `scale`."""
     finished_pods: list[FinishedPods] = []
@@ -198,9 +198,9 @@ class TrainingJobStatus(StatusModel):
     last_checkpoint: CheckpointStatus | None = None
     """The checkpoint from which the job resumes."""
     progress: ProgressStatus | None = None
-    """Progress of the job."""
+    """The last reported progress."""
     traces: TraceStatus | None = None
-    """Traces and report."""
+    """Location of traces and report."""
 
     @model_validator(mode="after")
     def _read_hold(self) -> TrainingJobStatus:

@@ -1,4 +1,4 @@
-"""TrainingJob: the spec."""
+"""TrainingJob and its spec."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from muster.spec.meta import ObjectMeta, StrictModel
 from muster.spec.pod_request import pod_request
 from muster.spec.pods import PodTemplate
 
-MAX_POD_NAME = 63  # it is a host's name too
+MAX_POD_NAME = 63  # it is also the pod's host name
 POD_NAME_SUFFIX_LENGTH = len("---") + 5  # of <job>-<role>-<index>-<hash5>
 
 FlavorNames = Annotated[list[ObjectName], Field(max_length=32)]
 
 
 def max_job_name_length(roles: Iterable[tuple[str, int]]) -> int:
-    """How long the name of a job with these roles (name, replicas) may be; 0 or less when a role's name is too long.
+    """The maximum length of the name of a job with these roles (name, replicas); at most 0 if none is valid.
 
-    Pods are called `<job>-<role>-<index>-<hash5>`, and that is a host's name too.
+    Pods are named `<job>-<role>-<index>-<hash5>`, which is also their host name.
     """
     longest = max((len(name) + len(str(replicas - 1)) for name, replicas in roles), default=0)
     return min(MAX_JOB_NAME, MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH - longest)
@@ -42,17 +42,18 @@ class TopologyRequest(StrictModel):
 
 
 class RoleSpec(StrictModel):
-    """Pods with the same template."""
+    """A role is a set of pods with the same template."""
 
     name: Name
-    """The role's name, part of its pods' names."""
+    """Name of the role, unique in a job. Part of the names of its pods."""
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     """Number of pods."""
     min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """Minimum number of pods. Makes the role elastic: it runs with `minReplicas` to `replicas` pods. Default:
     `replicas`."""
     essential: bool = True
-    """The job is complete when the pods of all essential roles have exited with 0."""
+    """Whether the role counts for completion: the job is complete when all pods of all essential roles have exited with
+    0. At least one role must be essential."""
     flavors: FlavorNames = []
     """Flavors, tried in order. Default: those of the job."""
     topology: TopologyRequest | None = None
@@ -89,7 +90,7 @@ class RoleSpec(StrictModel):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it may have fewer pods than `replicas`."""
+        """Whether the role may run with fewer pods than `replicas`."""
         return self.min_replicas is not None and self.min_replicas < self.replicas
 
 
@@ -131,30 +132,33 @@ class TraceRequest(StrictModel):
     steps: Annotated[int, Field(ge=1, le=1000)]
     """Number of steps."""
     ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=4096)] = []
-    """The ranks that write a trace. Default: all."""
+    """The ranks that write a trace. Default: all ranks."""
 
 
 class TrainingJobSpec(StrictModel):
-    """One gang and its policies."""
+    """The desired state of a TrainingJob."""
 
     queue: ObjectName = "default"
     """The queue whose quota the job uses."""
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    """Priority within the queue; higher goes first."""
+    """Priority within the queue. Jobs with a higher value are admitted first."""
     priority_class_name: ObjectName | None = None
-    """A PriorityClass whose value is the priority, instead of `priority`. The job waits until it exists."""
+    """Name of a PriorityClass whose value is the priority. Must not be set together with `priority`. The job waits
+    until the class exists."""
     max_runtime_seconds: Seconds | None = None
-    """Maximum run time of each admission, including restarts. After it: SIGTERM, grace period, and the job fails.
-    Enables backfill and estimated start times."""
+    """Maximum run time of each admission in seconds, including restarts. After it the pods get SIGTERM and their grace
+    period, and the job fails. Enables backfill and estimated start times. Default: unlimited."""
     start_timeout_seconds: Seconds = 600
-    """All pods must be ready within this time, or the gang is deleted and queued again."""
+    """Seconds within which all pods must be ready; otherwise the gang is deleted and queued again."""
     stall_timeout_seconds: Seconds | None = None
-    """Maximum time without a new step, after which the job fails (for example in a hung collective). Default:
+    """Seconds without a new step after which the job fails, for example because a collective hangs. Default:
     unlimited."""
     suspend: bool = False
-    """true releases all resources; false queues the job again at its former position."""
+    """Whether the job is suspended. true releases all its resources; false queues the job again at its former
+    position."""
     cancel: bool = False
-    """Stops the job permanently and keeps its record. Cannot be reset to false."""
+    """Whether the job is cancelled: it stops permanently, and its record is kept. Must not be changed from true to
+    false."""
     flavors: FlavorNames = []
     """Flavors, tried in order. Default: all flavors of the queue."""
     topology: TopologyRequest | None = None
@@ -169,7 +173,7 @@ class TrainingJobSpec(StrictModel):
     trace: TraceRequest | None = None
     """The steps to profile."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
-    """The job is deleted this time after its end. Default: never."""
+    """Seconds after its end until the job is deleted. Default: never."""
 
     @model_validator(mode="after")
     def _one_priority(self) -> TrainingJobSpec:
@@ -200,12 +204,12 @@ class TrainingJobSpec(StrictModel):
 
     @property
     def elastic_role(self) -> RoleSpec | None:
-        """The role that is scaled by one number; None where none or several are elastic."""
+        """The only elastic role; None if none or several are elastic."""
         elastic = [role for role in self.roles if role.is_elastic]
         return elastic[0] if len(elastic) == 1 else None
 
     def max_replicas(self, role: RoleSpec) -> int:
-        """How many pods a role of the job may have now."""
+        """The maximum number of pods of a role: `elasticReplicas` for the elastic role if set, else `replicas`."""
         return self.elastic_replicas if self.elastic_replicas is not None and role.is_elastic else role.replicas
 
     @model_validator(mode="after")
@@ -216,13 +220,13 @@ class TrainingJobSpec(StrictModel):
 
 
 def _was_accepted(document: Any) -> bool:
-    """Whether the status tells that the job was taken, maybe before its roles had bounds."""
+    """Whether the job has been accepted before, perhaps by a version without limits on the size of roles."""
     status = document.get("status") if isinstance(document, dict) else None
     return isinstance(status, dict) and status.get("submittedAt") is not None
 
 
 class TrainingJob(StrictModel):
-    """A training job: one gang, whose pods all start together or not at all."""
+    """TrainingJob is a gang of pods: they all start together, or none does."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["TrainingJob"] = "TrainingJob"

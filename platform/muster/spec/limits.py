@@ -1,7 +1,7 @@
-"""How large the pod templates of one job may be.
+"""The maximum size of the pod templates of one job.
 
-Whoever watches jobs holds something of every one of them, and what is decoded takes far more memory than its text: 36
-times as much where it consists of empty objects. Kubernetes keeps fields that nobody knows, up to 1.5 MiB of them.
+The operator keeps a part of every job in memory. Decoded JSON takes up to 36 times the memory of its text (empty
+objects), and Kubernetes preserves up to 1.5 MiB of unknown fields in an object.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_ROLES_BYTES = 256 * 1024
-"""Of `spec.roles` as compact JSON."""
+"""Maximum size of `spec.roles` as compact JSON."""
 MAX_ROLES_VALUES = 5_000
-"""Of `spec.roles`: objects, lists, texts, numbers, true, false and null, at every depth."""
+"""Maximum number of values in `spec.roles` at every depth: objects, lists, strings, numbers, booleans and null."""
 _ROLES_PATH = ("spec", "roles")
 
 
 def check_roles_size(document: Any) -> Any:
-    """The document of a job, unless its roles are too large. Raises pydantic's ValidationError, which names them."""
+    """Return the document of a job. Raises pydantic's ValidationError if its roles are too large."""
     wanted = document.get("spec") if isinstance(document, dict) else None
     roles = wanted.get("roles") if isinstance(wanted, dict) else None
     if isinstance(roles, list):
@@ -34,7 +34,7 @@ def check_roles_size(document: Any) -> Any:
 
 
 def size_error(values: int, size: int) -> str | None:
-    """What is wrong with roles of so many values and bytes of JSON; None where nothing is."""
+    """The error message for roles of this many values and bytes of JSON; None if they are within the limits."""
     if values > MAX_ROLES_VALUES:
         return f"all roles and their pod templates must have at most {MAX_ROLES_VALUES:,} values; these have more"
     if size > MAX_ROLES_BYTES:
@@ -43,7 +43,7 @@ def size_error(values: int, size: int) -> str | None:
 
 
 def _count_values(value: Any) -> int:
-    """How many values it is, itself included, without going down by recursion."""
+    """The number of values, `value` included. Iterative, since `value` may be deeper than the stack."""
     count, layer = 0, [value]
     while layer:
         count += len(layer)

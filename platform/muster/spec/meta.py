@@ -13,7 +13,7 @@ from muster.spec.fields import LabelKey, Labels, LabelValue, NamespaceName, Obje
 
 
 class StrictModel(BaseModel):
-    """Fields in camelCase outside; an unknown field is an error."""
+    """Base class of Muster's own types: camelCase in YAML, and an unknown field is an error."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -25,7 +25,7 @@ class StrictModel(BaseModel):
 
 
 class ExtensibleModel(BaseModel):
-    """A part of Kubernetes' own objects: what is declared is read or refused, everything else is kept as it is."""
+    """Base class of Kubernetes' types: declared fields are validated, all others are preserved."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -37,12 +37,12 @@ class ExtensibleModel(BaseModel):
 
 
 class StatusModel(ExtensibleModel):
-    """A part of a status. What a newer engine wrote is kept when an older one reads it; the CRDs declare it all."""
+    """A part of a status. Unknown fields, written by a newer version, are preserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedAs:
-    """Plain values that must be right as a `model`, and stay plain: what Kubernetes gets is what the user wrote."""
+    """Plain values that are validated as a `model` but not converted, so that Kubernetes gets what the user wrote."""
 
     model: type[BaseModel]
 
@@ -57,7 +57,7 @@ class ValidatedAs:
 
 
 class ObjectMeta(ExtensibleModel):
-    """The metadata of Kubernetes, as far as it is read."""
+    """The fields of Kubernetes' ObjectMeta that Muster reads."""
 
     name: ObjectName
     namespace: NamespaceName | None = None
@@ -79,11 +79,11 @@ class Condition(StatusModel):
     status: Literal["True", "False", "Unknown"]
     """The status of the condition."""
     reason: Annotated[str, Field(max_length=1024)]
-    """The reason in one word, for programs."""
+    """Reason for the last transition, in one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)] = ""
-    """The reason in a sentence with numbers."""
+    """Human-readable details of the last transition."""
     last_transition_time: Time
-    """When `status` last changed."""
+    """Time of the last change of `status`."""
     observed_generation: int = 0
     """The generation of the object that this condition describes."""
 
@@ -92,11 +92,11 @@ class LabelSelectorRequirement(StrictModel):
     """One requirement on a label."""
 
     key: LabelKey
-    """The label's name."""
+    """Key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """The comparison."""
+    """Relation of the label to `values`."""
     values: Annotated[list[LabelValue], Field(max_length=256)] = []
-    """With In and NotIn: the values. With Exists and DoesNotExist: none."""
+    """The values. Must be set with In and NotIn, and empty with Exists and DoesNotExist."""
 
     @model_validator(mode="after")
     def _values_where_they_are_compared(self) -> LabelSelectorRequirement:

@@ -1,11 +1,10 @@
-"""What one pod asks for, by the rules of Kubernetes.
+"""The effective resource request of a pod, computed as in Kubernetes.
 
-The containers' sum, or the peak while init containers run one after the other, whichever is larger, plus overhead and
-a pod slot. An init container with restartPolicy Always (a native sidecar) keeps running and so counts beside everything
-that starts after it. A limit without a request is also the request.
-
-A pod may have requests of its own (`resources` of the pod, from Kubernetes 1.34 on), which stand for those of its
-containers. See PodRequests in k8s.io/component-helpers/resource, and the API server's defaults for pods.
+The larger of the sum of all containers and the peak while init containers run in sequence, plus overhead and one pod.
+An init container with restartPolicy Always (a native sidecar) keeps running, so it counts together with everything that
+starts after it. A limit without a request is also the request. Pod-level requests (`resources` of the pod, Kubernetes
+1.34 and later) replace those of the containers. See PodRequests in k8s.io/component-helpers/resource, and the API
+server's defaults for pods.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from muster.quantity import HUGE_PAGES_PREFIX, parse_quantity
 from muster.spec.pods import Container, ContainerResources, PodSpec
 
 ParseAmount = Callable[[str, str], int]
-"""From the text of an amount, and the resource it is of, to a whole number."""
+"""Converts a quantity of a resource (value, resource) to an integer."""
 
 
 def pod_request(pod: PodSpec, parse: ParseAmount = parse_quantity) -> Resources:
-    """The request of one pod, `pods: 1` included. Raises as `read` does."""
+    """The request of one pod, `pods: 1` included. Raises as `parse` does."""
     running: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in pod.init_containers:
@@ -41,11 +40,10 @@ def pod_request(pod: PodSpec, parse: ParseAmount = parse_quantity) -> Resources:
 def _with_pod_level_resources(
     of_containers: dict[str, int], pod: ContainerResources | None, parse: ParseAmount
 ) -> dict[str, int]:
-    """What the containers and the pod itself ask for. A limit of the pod is its request where neither the pod nor a
-    container requests that resource; of huge pages, which cannot be overcommitted, whatever containers request.
+    """The request of the containers, replaced by the pod-level request. A pod-level limit is the request if neither the
+    pod nor a container requests that resource; for huge pages, which cannot be overcommitted, also if a container does.
 
-    The API server refuses a pod that requests less than its containers together; here the larger of the two counts, so
-    that no pod ever counts for less than its containers.
+    The API server refuses a pod-level request that is less than the sum of the containers; here the larger one counts.
     """
     if pod is None:
         return of_containers

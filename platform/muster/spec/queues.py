@@ -1,4 +1,4 @@
-"""Queue: a node of the quota tree."""
+"""Queue: quota, and its place in the tree of queues."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class FlavorQuota(StrictModel):
     """Quota of one flavor; see docs/scheduling.md."""
 
     flavor: ObjectName
-    """The flavor."""
+    """Name of the flavor. Unique in a queue."""
     guaranteed: Quantities = {}
-    """The queue's own quota, by resource. Default: none; in a queue without a parent: its limit, if set."""
+    """The queue's own quota, by resource. Must be at most `limit`. Default: none; in a queue without a parent: its
+    limit, if set."""
     limit: Quantities = {}
-    """The most that the queue may use, including borrowed quota. Default: unlimited."""
+    """The maximum usage of the queue, by resource, including borrowed quota. Default: unlimited."""
     lend: Quantities = {}
-    """How much of its own quota other queues may borrow while it is idle. Default: all."""
+    """The part of its own quota that other queues may borrow while it is unused, by resource. Default: all."""
 
     @model_validator(mode="after")
     def _guaranteed_within_limit(self) -> FlavorQuota:
@@ -37,19 +38,20 @@ class FlavorQuota(StrictModel):
 
 
 class QueueSpec(StrictModel):
-    """A node of the queue tree."""
+    """The desired state of a queue."""
 
     parent: ObjectName | None = None
-    """The parent queue. Default: none (a root). Roots never borrow from each other."""
+    """Name of the parent queue. Default: none (a root). Roots never borrow from each other."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Fair-share weight among siblings that need more than their guarantee."""
     max_priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Jobs of a higher priority are not admitted. Default: unlimited."""
+    """Maximum priority of the jobs in the queue and in queues below it; jobs with a higher one are not admitted.
+    Default: unlimited."""
     half_life_seconds: Seconds = 7 * 24 * 3600
-    """Half-life of past usage in fair share. Used of the root only."""
+    """Half-life in seconds of past usage in fair share. Only the value of the root is used."""
     namespace_selector: LabelSelector | None = None
-    """Namespaces whose jobs may use the queue. Default: that of the parent; without any: no namespace. {} selects
-    all."""
+    """Selects the namespaces whose jobs may use the queue. {} selects all. Default: that of the parent; a root without
+    one selects no namespace."""
     resources: Annotated[list[FlavorQuota], Field(max_length=64), ListMapKey("flavor", "join the two entries")] = []
     """Quota by flavor. A flavor that no queue on the path to the root names cannot be used."""
 
@@ -58,20 +60,20 @@ class FairShareUsage(StatusModel):
     """Decayed resource-seconds of one resource of one flavor."""
 
     flavor: str
-    """The flavor."""
+    """Name of the flavor."""
     resource: str
-    """The resource."""
+    """Name of the resource."""
     resource_seconds: float
-    """The decayed integral; cpu in millicores."""
+    """Decayed usage in units of the resource times seconds; cpu in millicores."""
 
 
 class FairShareStatus(StatusModel):
-    """Decayed usage as of `at`."""
+    """Decayed past usage at the time `at`."""
 
     usage: list[FairShareUsage] = []
-    """By flavor and resource."""
+    """Decayed usage by flavor and resource."""
     at: Time
-    """The time of the computation."""
+    """Time of the computation."""
 
 
 class QueueStatus(StatusModel):
@@ -81,16 +83,16 @@ class QueueStatus(StatusModel):
     """Active: False in a cycle, with a missing parent, or if the spec cannot be decoded; the queue then admits nothing.
     Overcommitted: the children's guarantees exceed the queue's, or its own exceed all nodes."""
     fair_share: FairShareStatus | None = None
-    """Past usage, for the order among siblings."""
+    """Past usage, which determines the order among siblings."""
 
 
 class Queue(StrictModel):
-    """A node of the queue tree; jobs are submitted to leaf queues."""
+    """Queue is a node of the tree of queues, with quota by flavor. Jobs are submitted to queues without children."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["Queue"] = "Queue"
     metadata: ObjectMeta
     spec: QueueSpec = QueueSpec()
-    """The quota of the queue."""
+    """The desired state."""
     status: QueueStatus = QueueStatus()
     """The observed state."""

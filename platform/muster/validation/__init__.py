@@ -1,8 +1,7 @@
-"""What objects show wrong together: an unknown queue, a cycle, a promise of more than there is.
+"""Validation of relations between objects: unknown queues, cycles, overcommitted quota, jobs larger than the quota.
 
-A cluster accepts such objects and lets them wait with a reason that heals by itself, because the missing one may come
-a moment later. A person at a terminal is told at once: `muster submit` and `muster apply` refuse the same things early.
-Both read the rules here. Pure: objects in, verdicts or `Refused` out.
+A cluster accepts such objects, because the missing one may be created later, and shows the reason in their conditions.
+`muster submit` and `muster apply` refuse them before they write. Both use the rules here. Pure functions of objects.
 """
 
 from __future__ import annotations

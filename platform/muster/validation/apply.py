@@ -1,6 +1,6 @@
-"""What is told at `muster apply`, before a queue could only be Active=False or Overcommitted=True.
+"""The checks of `muster apply` and `muster delete`.
 
-Only what the new documents cause is refused: a tree that was already wrong elsewhere does not stop anyone.
+Only errors that the new documents cause are refused: an error elsewhere in the queue tree does not block an apply.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MAX_JOBS_SHOWN = 8
 
 
 def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> None:
-    """Compare the objects as they would be with the objects as they are.
+    """Check the queues that would exist after `documents` are applied.
 
     Raises `Refused`: QueueCycle, ParentNotFound, Overcommitted, UnknownFlavor (a queue names a flavor that exists
-    neither here nor among the documents, while others do). Jobs among the documents are `check_submit`'s matter.
+    neither in `existing` nor in `documents`, while others do). Jobs are checked by `check_submit`.
     """
     existing = list(existing)
     before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
@@ -50,8 +50,8 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
 
 
 def check_no_children(name: str, queues: Iterable[Queue]) -> None:
-    """Raise `Conflict` HasChildren for a queue that is to be deleted while others name it as their parent: they would
-    admit nothing any more. Those that are being deleted themselves do not count."""
+    """Raise `Conflict` HasChildren if other queues name the queue as their parent: without it they admit nothing.
+    Queues that are being deleted do not count."""
     children = sorted(
         queue.metadata.name
         for queue in queues
@@ -67,7 +67,7 @@ def check_no_children(name: str, queues: Iterable[Queue]) -> None:
 
 
 def check_flavor_unused(name: str, users: Iterable[str]) -> None:
-    """Raise `Conflict` FlavorInUse for a flavor that is to be deleted while pods of these jobs are on its nodes."""
+    """Raise `Conflict` FlavorInUse if there are jobs with pods on the flavor's nodes. `users` are their names."""
     jobs = sorted(users)
     if jobs:
         more = f" and {len(jobs) - _MAX_JOBS_SHOWN} more" if len(jobs) > _MAX_JOBS_SHOWN else ""
@@ -76,7 +76,7 @@ def check_flavor_unused(name: str, users: Iterable[str]) -> None:
 
 
 def _queue_error(readiness: QueueReadiness) -> tuple[str, str] | None:
-    """(reason, message) of what is wrong with the queue itself, or with what it promises; inherited faults are not."""
+    """(reason, message) of the queue's own error or of its guarantees; None for an error inherited from its parent."""
     if readiness.reason in ("Cycle", "ParentNotFound"):
         return readiness.reason, readiness.message
     if readiness.overcommitted_message is not None:

@@ -1,4 +1,4 @@
-"""Jobs whose queue, or every flavor that some role may go to, is there and cannot be read."""
+"""Jobs whose queue exists but is invalid, or with a role for which every flavor is invalid."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from muster.spec import Queue, TrainingJob
 from muster.validation.queue_readiness import path_to_root, usable_flavors
 
 DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
-"""A reason and a sentence."""
+"""Reason and message."""
 
 
 def invalid_dependency(
     job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
 ) -> DependencyError | None:
-    """What keeps a job from starting; `odd_queues` and `odd_flavors` say by name why some cannot be read."""
+    """The error that prevents the start of a job; `invalid_queues` and `invalid_flavors` are error messages by name."""
     if not (invalid_queues or invalid_flavors):
         return None
     queue = job.spec.queue
@@ -36,7 +36,7 @@ def invalid_dependency(
 def check_dependencies_valid(
     job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
 ) -> None:
-    """Raise `Refused` QueueInactive or UnknownFlavor for such a job."""
+    """Raise `Refused` QueueInactive or UnknownFlavor if `invalid_dependency` returns an error."""
     fault = invalid_dependency(job, queues, invalid_queues, invalid_flavors)
     if fault is not None:
         field = "spec.queue" if fault[0] == "QueueInactive" else "spec.flavors"

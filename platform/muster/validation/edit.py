@@ -1,4 +1,4 @@
-"""Which changes of an object are allowed once it exists."""
+"""The allowed changes of an existing job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _IMMUTABLE_WHILE_ADMITTED = ("queue", "flavors", "topology")
 
 
 def check_edit(old: TrainingJob, new: TrainingJob) -> None:
-    """Refuse a change of a job that cannot be carried out.
+    """Refuse a change of an immutable field.
 
-    Raises `InvalidSpec` with the field: queue, roles, flavors and topology stay as they are while the job is admitted,
-    the roles' sizes aside; cancel is one way. Raises `Conflict` when the job is finished and more than
-    ttlSecondsAfterFinished differs.
+    Raises `InvalidSpec` with the field if the job is admitted and queue, flavors, topology or roles (except replicas
+    and minReplicas) differ, or if cancel is changed from true to false. Raises `Conflict` if the job is finished and
+    another field than ttlSecondsAfterFinished differs.
     """
     ttl = {"ttl_seconds_after_finished": None}
     if old.spec.model_copy(update=ttl) == new.spec.model_copy(update=ttl):
@@ -34,12 +34,12 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
 
 
 def keeps_pods(old: TrainingJob, new: TrainingJob) -> bool:
-    """Whether an edit leaves alone everything that pods are made from."""
+    """Whether an edit changes none of the fields from which pods are built."""
     return old.spec is new.spec or _changed_field(old, new) is None
 
 
 def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
-    """The first field that differs of those that stay as they are while a job is admitted."""
+    """The first changed field of those that are immutable while a job is admitted."""
     for field in _IMMUTABLE_WHILE_ADMITTED:
         if getattr(old.spec, field) != getattr(new.spec, field):
             return f"spec.{field}"
@@ -47,7 +47,7 @@ def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
 
 
 def being_deleted_conflict(kind: str, name: str) -> Conflict:
-    """Why an object is not applied: it is on its way out, and what is written now would go with it."""
+    """The error for an apply of an object that is being deleted, whose changes would be deleted with it."""
     if kind == "TrainingJob":
         return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
     message = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
@@ -55,7 +55,7 @@ def being_deleted_conflict(kind: str, name: str) -> Conflict:
 
 
 def resumed_in_vain(job: TrainingJob) -> Refused:
-    """Why a suspended job is not resumed: its queue is on its way out, and a job that waits would keep it for ever."""
+    """The error for a resume of a job whose queue is being deleted: a waiting job would block the deletion."""
     queue = job.spec.queue
     return Refused(
         f"job {job.metadata.name!r} cannot be resumed: its queue {queue!r} is being deleted and waits for its"
@@ -66,20 +66,20 @@ def resumed_in_vain(job: TrainingJob) -> Refused:
 
 
 def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:
-    """Raises `Conflict` when the job is finished: nothing can be changed about it any more. `stopping`: the change
-    would have stopped it, so that no new job is advised."""
+    """Raise `Conflict` if the job is finished. `stopping`: the request was to stop it, so the message does not suggest
+    a new job."""
     if is_finished(job.status):
         advice = "" if stopping else "; submit it again under another name"
         raise Conflict(f"job {job.metadata.name!r} has already ended in phase {final_phase(job)}{advice}")
 
 
 def final_phase(job: TrainingJob) -> str:
-    """How a finished job ended, in one word: Succeeded, Failed or Cancelled."""
+    """The final phase of a finished job: Succeeded, Failed or Cancelled."""
     return "Cancelled" if is_condition_true(job.status, CANCELLED) else str(job.status.phase)
 
 
 def _roles_without_sizes(job: TrainingJob) -> list[dict[str, Any]]:
-    """The roles without their sizes."""
+    """The roles without replicas and minReplicas."""
     return [role.model_dump(exclude={"replicas", "min_replicas"}) for role in job.spec.roles]
 
 

@@ -1,4 +1,4 @@
-"""Which namespaces may use a queue: the selector of the nearest ancestor that sets one; without any, none may."""
+"""Namespaces that may use a queue, by the namespaceSelector of the queue or its nearest ancestor that sets one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from muster.validation.queue_readiness import path_to_root
 
 
 def namespace_allowed(queue_name: str, queues: Iterable[Queue], namespace_labels: Mapping[str, str]) -> bool:
-    """Whether a namespace with these labels may submit to the queue. An empty selector allows all."""
+    """Whether a namespace with these labels may submit to the queue. Without a selector none may; an empty one
+    selects all."""
     selector = nearest_selector(queue_name, queues)
     return selector is not None and matches(selector, namespace_labels)
 
 
 def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector | None:
-    """The selector that counts for the queue: its own, or its nearest ancestor's; None when nobody sets one."""
+    """The effective selector of the queue: its own, else that of its nearest ancestor; None if none sets one."""
     by_name = {queue.metadata.name: queue for queue in queues}
     for queue in path_to_root(queue_name, by_name):
         if queue.spec.namespace_selector is not None:
@@ -25,7 +26,7 @@ def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector 
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    """The rules of Kubernetes: every line must hold; NotIn holds where the label is absent."""
+    """Whether labels match a selector, as in Kubernetes: all requirements must match; NotIn matches an absent label."""
     equal = all(labels.get(key) == value for key, value in selector.match_labels.items())
     return equal and all(_requirement_matches(line, labels) for line in selector.match_expressions)
 

@@ -1,7 +1,7 @@
-"""Which queues of a tree may admit anything, and which promise more than they have.
+"""The conditions Active and Overcommitted of queues.
 
-A queue in a cycle, under a missing parent or being deleted admits nothing. Guarantees of children that add up to more
-than their parent sets for itself are told (Overcommitted), but stop nobody: the quota formulas stay well defined.
+A queue in a cycle, below a missing parent, or being deleted is inactive and admits nothing. Overcommitted queues, whose
+children have a larger guarantee in total, still admit: the quota formulas remain well defined.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from muster.quantity import format_quantity, parse_quantity
 from muster.spec import Queue
 
 INVALID_QUEUE_PREFIX = "it cannot be read: "
-"""How the message of a queue begins that cannot be read."""
+"""Prefix of the message of an invalid queue."""
 
 NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so its jobs cannot use any node"
-"""What is wrong with a queue that has no `resources`."""
+"""Message of a queue without `resources` on its path to the root."""
 
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReadiness:
-    """Whether a queue may admit; `reason` and `message` fit the condition Active, the last field Overcommitted."""
+    """`active`, `reason` and `message` are of the condition Active, `overcommitted_message` of Overcommitted."""
 
     active: bool
     reason: str
@@ -35,8 +35,8 @@ class QueueReadiness:
 def queue_readiness(
     queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, QueueReadiness]:
-    """A verdict for every queue, by name. `unreadable` says why some cannot be read, as they are in `queues` only in
-    part or as they were before.
+    """The readiness of every queue, by name. `invalid` has error messages by name of queues whose spec cannot be
+    decoded; `queues` contains the valid part or an earlier version of these.
 
     Reasons: Ready and NoResources (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
     """
@@ -68,12 +68,12 @@ def path_to_root(name: str, by_name: Mapping[str, Queue]) -> list[Queue]:
 
 
 def usable_flavors(queue: str, by_name: Mapping[str, Queue]) -> tuple[str, ...]:
-    """The flavors that a queue on the path to the root names, sorted: no other can be used."""
+    """The flavors in `resources` of the queue and its ancestors, sorted; no other can be used."""
     return tuple(sorted({entry.flavor for one in path_to_root(queue, by_name) for entry in one.spec.resources}))
 
 
 def _evaluate(name: str, by_name: Mapping[str, Queue], readiness: dict[str, QueueReadiness]) -> None:
-    """Fill in the verdicts of `name` and of its ancestors, from the top down."""
+    """Add the readiness of `name` and of its ancestors, from the root down."""
     path: list[str] = []
     current: str | None = name
     while current is not None and current in by_name and current not in readiness and current not in path:
@@ -109,7 +109,7 @@ def _evaluate_below_parent(
 
 
 def _overcommitted(by_name: Mapping[str, Queue], readiness: Mapping[str, QueueReadiness]) -> dict[str, str]:
-    """A message for every queue whose children are guaranteed more than it has, or may use, itself."""
+    """A message for every queue whose children's guarantees exceed its own guarantee or limit, by name."""
     children: dict[str, list[str]] = {}
     for name, queue in by_name.items():
         if queue.spec.parent in by_name and readiness[name].reason != "Cycle":
@@ -136,7 +136,7 @@ def _overcommitted(by_name: Mapping[str, Queue], readiness: Mapping[str, QueueRe
 
 
 def _leaves_first(by_name: Mapping[str, Queue], children: Mapping[str, list[str]]) -> list[str]:
-    """Every queue after all of its children; nothing of a cycle has children in `children`'s sense."""
+    """Every queue after all of its children; `children` has no entries for queues in a cycle."""
     nested = {child for group in children.values() for child in group}
     order = [name for name in by_name if name not in nested]
     for name in order:

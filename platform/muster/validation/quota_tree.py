@@ -1,4 +1,4 @@
-"""The quota that queues write down, as the tree that `muster.quota` counts with."""
+"""Conversion of Queue objects to the quota tree of `muster.quota`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from muster.spec import FlavorQuota, Queue
 
 
 def quota_tree(queues: Iterable[Queue]) -> QueueTree:
-    """The tree, whether its queues are active or not; a queue in a cycle or without its parent counts as a root."""
+    """The quota tree of all queues, active or not; a queue in a cycle or with a missing parent is a root."""
     return queue_tree([
         model.QueueInfo(queue.metadata.name, queue.spec.parent, quotas=quotas_of(queue)) for queue in queues
     ])  # fmt: skip
 
 
 def quotas_of(queue: Queue) -> tuple[model.Quota, ...]:
-    """One quota a flavor and resource. A flavor without any is named all the same, by a resource nobody asks for."""
+    """One quota for each flavor and resource. A flavor without amounts gets a quota of the resource "", so that the
+    tree contains the flavor."""
     return tuple(quota for entry in queue.spec.resources for quota in _quotas(entry))
 
 

@@ -1,4 +1,4 @@
-"""How many pods a job's roles are to have: checked before it is asked of a cluster (pure)."""
+"""New numbers of replicas of a job's roles, validated before they are written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from muster.spec import TrainingJob
 
 
 def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
-    """The job with other numbers of pods, by role; for the elastic role they count instead of `elasticReplicas`. Raises
-    `NotFound` RoleNotFound, `InvalidSpec` that names the number and what would be right."""
+    """The job with other numbers of replicas, by role; for the elastic role this replaces `elasticReplicas`. Raises
+    `NotFound` RoleNotFound, or `InvalidSpec` with the valid range."""
     names = [role.name for role in job.spec.roles]
     for name in replicas:
         if name not in names:
@@ -34,5 +34,5 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
 
 def _check_min_replicas(role: str, replicas: int, min_replicas: int | None) -> None:
     if min_replicas is not None and replicas < min_replicas:
-        message = f"role {role}: {replicas} is below its minReplicas {min_replicas}; write at least {min_replicas}"
+        message = f"role {role}: must be at least its minReplicas ({min_replicas}); got {replicas}"
         raise InvalidSpec(message, field="replicas")

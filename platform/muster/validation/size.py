@@ -1,7 +1,7 @@
-"""Whether a gang could ever start: compared with the most its queue can get, and with the empty cluster.
+"""Whether a gang could ever start: its request against the maximum quota of its queue and against the empty cluster.
 
-Both bounds are necessary, not sufficient: what passes may still wait for ever in rare mixes of roles, and the planner
-says so. What fails is told with the largest size that would pass.
+Both checks are necessary, not sufficient: some combinations of roles pass and still cannot be placed, which the planner
+reports. The error names the largest size that would pass.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from muster.validation.warnings import has_no_guarantee
 def check_size(
     gang: Gang, queues: Iterable[Queue], flavors: Iterable[FlavorInfo] = (), nodes: Sequence[NodeInfo] | None = None
 ) -> None:
-    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none; of several the
-    first, with the text of all.
+    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor if the queue has no flavor. Several errors
+    are joined.
 
-    `nodes` None leaves the cluster unchecked. `flavors` give the topology levels. The queue must exist and be active
-    (`check_submit`).
+    `nodes` None skips the check against the cluster. `flavors` give the topology levels. The queue must exist and be
+    active (`check_submit`).
     """
     tree = quota_tree(queues)
     levels = {flavor.name: flavor.levels for flavor in flavors}
@@ -48,7 +48,7 @@ def check_size(
 
 
 def max_quota(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
-    """The most the queue could use if nobody else used anything; None when nobody on the path limits it."""
+    """The maximum usage of the queue if all others used nothing; None if no queue on its path to the root limits it."""
     number, cell = tree.index[queue], tree.cell_index.get((flavor, resource), -1)
     return QuotaUsage(tree).available(number, cell) if cell in tree.named_cells[number] else None
 
@@ -56,8 +56,7 @@ def max_quota(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | 
 def _too_large_for_quota(
     role: Role, queue: str, candidates: Sequence[str], tree: QueueTree
 ) -> tuple[int, Refused] | None:
-    """(pods that would fit, refusal) when every candidate flavor has a resource of which the queue can never have
-    enough."""
+    """(pods that would fit, error) if every candidate flavor has a resource whose maximum quota is too small."""
     message: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
     for flavor in candidates:
         limits = [(name, amount, max_quota(tree, queue, flavor, name)) for name, amount in role.request]
@@ -88,7 +87,7 @@ def _too_large_for_nodes(
     levels: Mapping[str, Sequence[str]],
     nodes: Sequence[NodeInfo],
 ) -> tuple[int, Refused] | None:
-    """(pods that would fit, refusal) when the empty cluster has no room."""
+    """(pods that would fit, error) if the empty cluster has insufficient capacity."""
     required = topology.required if topology else None
     best = 0
     for flavor in candidates:
@@ -111,7 +110,7 @@ def _too_large_for_nodes(
 
 
 def _domain(node: NodeInfo, required: str | None, levels: Sequence[str]) -> str | None:
-    """The domain of the required level that the node is in; None where it is in none, or cannot be used."""
+    """The node's domain at the required level; None if it has none or is not schedulable."""
     if not node.schedulable:
         return None
     if required is None:
@@ -121,12 +120,12 @@ def _domain(node: NodeInfo, required: str | None, levels: Sequence[str]) -> str 
 
 
 def _pods_that_fit(request: Resources, node: NodeInfo) -> int:
-    """Pods of this request that fit the node when it is empty: pods that are not ours may leave, too."""
+    """The number of pods of this request that fit on the empty node. Other pods do not count: they may end."""
     return min((node.allocatable.get(name) // amount for name, amount in request), default=0)
 
 
 def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Sequence[NodeInfo]) -> str:
-    """Of what no node of these flavors has enough for one pod."""
+    """A message for each resource of which no node of these flavors has enough for one pod."""
     usable = [node for node in nodes if node.flavor in candidates and node.schedulable]
     if not usable:
         return "; no node is of that flavor"

@@ -1,6 +1,6 @@
-"""What is told at `muster submit`, before a job could only wait.
+"""The checks of `muster submit`, for errors that would make the job wait on a cluster.
 
-The reason codes are those that a waiting job would show, so a script reads one vocabulary.
+The reasons are those that a waiting job has in its conditions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def check_submit(
     namespace_labels: Mapping[str, str] | None = None,
     priority_classes: Mapping[str, int] | None = None,
 ) -> None:
-    """Refuse a job that could not start as the objects are now; `check_size` compares it with quota and nodes.
+    """Refuse a job that cannot start with the present queues and flavors; `check_size` checks quota and nodes.
 
-    `namespace_labels` None leaves the namespace unchecked, `priority_classes` (values by name) None the job's class.
+    `namespace_labels` None skips the check of the namespace, `priority_classes` None (values by name) of the class.
     Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
     PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
     """
@@ -42,7 +42,7 @@ def check_submit(
 
 
 def name_hint(name: str, known: Collection[str], kind: str) -> str:
-    """A hint that ends a sentence about an unknown name."""
+    """A hint for a message about an unknown name: a similar name, else the known ones."""
     shown = sorted(known)[:8]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
@@ -74,7 +74,7 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
         hint = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
     else:
         shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
-        hint = f"it wants {_selector_text(selector)}; the namespace's labels are {shown}"
+        hint = f"its namespaceSelector requires {_selector_text(selector)}; the namespace's labels are {shown}"
     raise Refused(
         f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {hint}",
         field="spec.queue",
@@ -91,7 +91,7 @@ def _selector_text(selector: LabelSelector) -> str:
 
 
 def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Mapping[str, int] | None) -> None:
-    """The lowest maxPriority on the path to the root counts, as in the planner."""
+    """The lowest maxPriority on the path to the root applies, as in the planner."""
     priority, field, named = job.spec.priority, "spec.priority", job.spec.priority_class_name
     if named is not None and classes is not None:
         field = "spec.priorityClassName"
@@ -104,13 +104,13 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
     if caps and priority > min(caps)[0]:
         limit, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
-        hint = f"write {limit} or less" if named is None else "write a class with a lower value"
-        message = f"{field}: {priority} is above maxPriority {limit} of {whose}; {hint}"
+        hint = "" if named is None else "; use a class with a lower value"
+        message = f"{field}: must be at most maxPriority ({limit}) of {whose}; got {priority}{hint}"
         raise Refused(message, field=field, reason="PriorityTooHigh")
 
 
 def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
-    """(path in the spec, flavors, topology) that count for the job itself and for every role."""
+    """(path in the spec, flavors, topology) of the job and of every role that sets one of them."""
     spec = job.spec
     constraints: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
     for index, role in enumerate(spec.roles):

@@ -1,7 +1,6 @@
-"""What is right, and still hardly meant: told at `muster apply`, refused nowhere.
+"""Warnings of `muster apply` about valid queues that are probably a mistake.
 
-A quota that can never be used looks like one that can: a queue below another one that has a limit alone may borrow, but
-only what a queue of its tree has. Pure: objects in, sentences out.
+For example a quota that cannot be used: a queue with only a limit may borrow, but only what a queue of its tree has.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _Object = TrainingJob | Queue | Flavor
 def apply_warnings(
     documents: Sequence[_Object], existing: Iterable[_Object], nodes: Iterable[NodeInfo] | None = None
 ) -> dict[str, list[str]]:
-    """Sentences about the queues among the documents, by name; those of which there is nothing to say are left out.
+    """Warnings about the queues in `documents`, by name of the queue, without those that have none.
 
-    The documents are ones that `check_apply` accepts. `nodes` None leaves guarantees uncompared with the nodes.
+    `check_apply` must have accepted the documents. `nodes` None skips the comparison of guarantees with the nodes.
     """
     new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
     before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
@@ -45,8 +44,8 @@ def apply_warnings(
             message[name].append(f"spec.resources: {NO_FLAVOR_MESSAGE}")
         if nearest_selector(name, queues) is None:
             message[name].append(
-                "spec.namespaceSelector: neither this queue nor one above it sets it, so that no namespace may submit"
-                " jobs to it; {} allows all"
+                "spec.namespaceSelector: neither this queue nor one above it sets it, so no namespace may submit jobs"
+                " to it; {} allows all"
             )
     for name, queue in new.items():
         parent = queue.spec.parent
@@ -59,12 +58,13 @@ def apply_warnings(
 
 
 def has_no_guarantee(tree: QueueTree, queue: int, cell: int) -> bool:
-    """Whether no queue of this queue's tree has any of a cell that its path names: then it can use none."""
+    """Whether the queue's path names the flavor and resource, but no queue of its tree has a guarantee of it: then the
+    queue can use none."""
     return cell in tree.named_cells[queue] and not tree.guaranteed[tree.root(queue)][cell]
 
 
 def _capacity(nodes: Iterable[NodeInfo]) -> dict[tuple[str, str], int]:
-    """What all nodes of each flavor have together, by flavor and resource."""
+    """The total allocatable amount by flavor and resource."""
     total: dict[tuple[str, str], int] = {}
     for node in nodes:
         for resource, amount in node.allocatable if node.flavor is not None else ():
@@ -97,13 +97,13 @@ def _limit_warnings(queue: Queue, unused: QuotaUsage) -> list[str]:
             guaranteed = tree.guaranteed[number][cell]
             if limit and has_no_guarantee(tree, number, cell):
                 message.append(
-                    f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
-                    f" give it a guaranteed, or queue {root!r} a guaranteed or a limit"
+                    f"{place}: {what}: neither this queue nor one above it guarantees any, so it can use 0;"
+                    f" set guaranteed here, or guaranteed or limit of queue {root!r}"
                 )
             elif root == queue.metadata.name and 0 < guaranteed < limit:
                 maximum = format_quantity(guaranteed, resource)
                 message.append(
-                    f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {maximum} is guaranteed"
+                    f"{place}: {what}: {text} is never reached: a root cannot borrow, and {maximum} is guaranteed"
                 )
             elif (at_most := unused.available(number, cell)) < limit:
                 maximum = format_quantity(at_most, resource)

@@ -1,8 +1,7 @@
-"""YAML text to objects, with an answer to "where, what, and what instead?" for everything that is wrong.
+"""YAML text to objects; all errors of a text are reported at once, with line, field and valid values.
 
-The text becomes plain values with a line for each (`located`), their field names are compared with those of
-`muster.spec` (`fields`), and only then the values are validated and pydantic's findings put into words (`complaints`).
-All findings of a text are told at once.
+`source_map` converts the text to plain values with their lines, `unknown_fields` and `pod_fields` compare field names
+with those of `muster.spec` and Kubernetes, then pydantic validates, and `field_errors` writes the messages.
 """
 
 from __future__ import annotations

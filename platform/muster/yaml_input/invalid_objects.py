@@ -1,7 +1,7 @@
-"""Objects that an API server keeps and this Muster cannot read: written under an older CRD, or meant for a newer one.
+"""Objects on an API server that this version cannot decode, because an older or newer CRD accepted them.
 
-What is wrong with one is said in the words of `muster submit`: field, value, what would be right. Of a queue that much
-is kept as can be read: it has a place in the tree, and what runs in it stays charged there.
+Errors have the messages of `muster submit`. The valid part of a queue is used: it keeps its place in the tree, and its
+running jobs remain charged to it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MAX_ERRORS_SHOWN = 3
 
 
 def invalid_reason(document: Mapping[str, Any], kind: str) -> str | None:
-    """Why an object cannot be read, as it came; None where it can be.
+    """The validation errors of an object, or None if it is valid.
 
-    The status of a queue or a flavor says nothing that is not found out again, so it is no reason.
+    The status of a queue or flavor is not validated, since it is computed again.
     """
-    judged = document if kind == "TrainingJob" else {key: part for key, part in document.items() if key != "status"}
+    validated = document if kind == "TrainingJob" else {key: part for key, part in document.items() if key != "status"}
     try:
-        _MODELS[kind].model_validate(judged)
+        _MODELS[kind].model_validate(validated)
     except ValidationError as error:
-        unknown = {field.path: field.message for field in unknown_fields(_MODELS[kind], judged)}
+        unknown = {field.path: field.message for field in unknown_fields(_MODELS[kind], validated)}
         found = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
         message = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MAX_ERRORS_SHOWN]]
         more = len(found) - len(message)
@@ -42,8 +42,8 @@ def invalid_reason(document: Mapping[str, Any], kind: str) -> str | None:
 
 
 def valid_part(document: Mapping[str, Any]) -> spec.Queue:
-    """A queue with every field of its spec that can be read, and every entry of its resources; the others count as
-    left out. Its status is as empty as one that was never written where that cannot be read."""
+    """A queue with all valid fields of its spec and all valid entries of its resources; the others count as not set. An
+    invalid status is replaced by an empty one."""
     written = document.get("spec")
     fields = written if isinstance(written, dict) else {}
     kept = {name: value for name, value in fields.items() if _is_valid({name: value})}
@@ -61,7 +61,7 @@ def valid_part(document: Mapping[str, Any]) -> spec.Queue:
 
 
 def metadata_of(document: Mapping[str, Any]) -> spec.ObjectMeta:
-    """Its metadata; of what cannot be read only the name."""
+    """The metadata of an object; only the name if it is invalid."""
     written = document["metadata"]
     try:
         return spec.ObjectMeta.model_validate(written)

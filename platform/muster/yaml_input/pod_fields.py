@@ -1,4 +1,4 @@
-"""Fields that Kubernetes does not know, at every depth of a pod template, an object's metadata and a toleration.
+"""Fields unknown to Kubernetes at every depth of a pod template, of an object's metadata and of tolerations.
 
 The names come from the OpenAPI document of one version of Kubernetes (`pod_fields.json`, written by
 `tools/pod_fields.py`). A newer cluster may know newer fields: on one host an unknown field is an error, for a cluster
@@ -20,8 +20,7 @@ _OF_PODS = ("labels", "annotations")
 
 
 def unknown_to_kubernetes(document: Any) -> Iterator[UnknownField]:
-    """Every field of a TrainingJob, Queue or Flavor, as plain values, that would be passed on and that Kubernetes does
-    not know."""
+    """Every field of a TrainingJob, Queue or Flavor that is passed to Kubernetes and that Kubernetes does not know."""
     yield from unknown_in("ObjectMeta", _get(document, "metadata"), ("metadata",))
     spec = _get(document, "spec")
     yield from unknown_in("Toleration", _get(spec, "tolerations"), ("spec", "tolerations"))
@@ -32,22 +31,22 @@ def unknown_to_kubernetes(document: Any) -> Iterator[UnknownField]:
 
 
 def unknown_in_template(template: Any, path: Path) -> Iterator[UnknownField]:
-    """Every unknown field of a pod template, and those of its metadata that Kubernetes knows and no pod would get."""
+    """Every unknown field of a pod template, and fields of its metadata that are not copied to pods."""
     yield from unknown_in("PodTemplateSpec", template, path)
     metadata = _get(template, "metadata")
     for key, value in metadata.items() if isinstance(metadata, dict) else ():
         if key in _pod_fields()["types"]["ObjectMeta"] and key not in _OF_PODS and value is not None:
-            message = f"is not given to the pods: of a template's metadata only {' and '.join(_OF_PODS)} are"
+            message = f"is not copied to the pods: only {' and '.join(_OF_PODS)} of a template's metadata are"
             yield UnknownField((*path, "metadata", key), None, f"{message}; leave it out")
 
 
 def unknown_in(kind: str, value: Any, path: Path = ()) -> Iterator[UnknownField]:
-    """Every unknown field of a value, or a list of values, of a type of Kubernetes, e.g. Container."""
+    """Every unknown field of a value, or of a list of values, of a Kubernetes type such as Container."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from unknown_in(kind, item, (*path, index))
     if not isinstance(value, dict):
-        return  # of the wrong type, which validation says
+        return  # validation reports the wrong type
     known = _pod_fields()["types"][kind]
     for key, item in value.items():
         if known.get(key):
@@ -66,6 +65,6 @@ def _get(value: Any, key: str) -> Any:
 
 @cache
 def _pod_fields() -> Mapping[str, Any]:
-    """`kubernetes`: the version; `types`: by type, its fields, each with the type it is made of."""
+    """`kubernetes`: the version; `types`: by type, the type of each field."""
     pinned: Mapping[str, Any] = json.loads(files(__package__).joinpath("pod_fields.json").read_text())
     return pinned

@@ -1,8 +1,8 @@
-"""YAML text to plain values that remember their lines.
+"""YAML text to plain values with the line of each.
 
-YAML is kinder than it should be: a key written twice wins silently, `20:25` is the number 1225, nine aliases make a
-billion values. So the text is bounded first, its depth is checked on the events, and the values are built here rather
-than by PyYAML: duplicates are refused, and an alias costs as much as what it stands for.
+PyYAML alone would accept duplicate keys, read `20:25` as the number 1225, and expand nine aliases to a billion values.
+So size and depth are limited before values are built, and the values are built here: duplicate keys are refused, and
+an alias counts as many values as it stands for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from muster.spec.depth import MAX_DEPTH
 MAX_BYTES = 4 * 2**20
 MAX_DOCUMENTS = 1000
 MAX_VALUES = 400_000  # of all documents of a text together
-_MAX_DIGITS = 100  # of a number: Python writes none of more than 4300
-_MAX_MESSAGE_LENGTH = 1000  # of what is said about one value
+_MAX_DIGITS = 100  # of a number: Python converts at most 4300
+_MAX_MESSAGE_LENGTH = 1000  # of one error
 
 Path: TypeAlias = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -35,13 +35,13 @@ class SourceMap:
     lines: Mapping[Path, int]
 
     def line(self, path: Path) -> int:
-        """The line of `path`, counted from 1, or of its nearest ancestor that is there."""
+        """The line of `path`, counted from 1, or of its nearest existing ancestor."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def value_at(self, path: Path) -> Any:
-        """The value at `path`; None where there is none."""
+        """The value at `path`; None if it does not exist."""
         value = self.value
         for key in path:
             try:
@@ -78,7 +78,7 @@ def parse_yaml(text: str | bytes, source: str) -> list[SourceMap]:
 
 
 def shorten_message(message: str) -> str:
-    """A message that shows what was written, which may have megabytes."""
+    """The message, cut to 1000 characters: it may contain a value of megabytes."""
     return message if len(message) <= _MAX_MESSAGE_LENGTH else f"{message[: _MAX_MESSAGE_LENGTH - 3]}..."
 
 
@@ -94,7 +94,7 @@ def _decoded(text: bytes, source: str) -> str:
 
 
 def _yaml_error_text(error: yaml.MarkedYAMLError, mark: Any) -> str:
-    """What PyYAML found, and where the thing began that it could not finish."""
+    """PyYAML's error, and the line at which the unfinished element began."""
     began = error.context_mark
     context = f" {error.context}" if error.context else ""
     if context and began is not None and mark is not None and began.line != mark.line:
@@ -105,12 +105,12 @@ def _yaml_error_text(error: yaml.MarkedYAMLError, mark: Any) -> str:
 def _tab_hint(text: str, mark: Any) -> str:
     lines = text.splitlines()
     if mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
-        return "; the line is indented with a tab, YAML wants spaces"
+        return "; the line is indented with a tab: YAML requires spaces"
     return ""
 
 
 def _check_bounds(text: str, source: str) -> None:
-    """Depth and number of the documents, before anything is built of them."""
+    """Check depth and number of documents before values are built."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.DocumentStartEvent):
@@ -123,27 +123,27 @@ def _check_bounds(text: str, source: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 line = event.start_mark.line + 1 if event.start_mark else 1
-                message = f"{source}:{line}: nested more than {MAX_DEPTH} levels deep; no object of ours is"
+                message = f"{source}:{line}: must be nested at most {MAX_DEPTH} levels deep"
                 raise InvalidSpec(message, reason="TooLarge")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
 class _Builder:
-    """Builds one document's values and the lines of their paths; `left` values may still be built."""
+    """Builds the values of one document and the lines of their paths, at most `left` values."""
 
     def __init__(self, source: str, left: int) -> None:
         self.source = source
         self.remaining = left
         self.lines: dict[Path, int] = {}
         self.scalars = yaml.constructor.SafeConstructor()
-        self.ancestors: set[int] = set()  # nodes being built: one that contains itself has no end
+        self.ancestors: set[int] = set()  # ids of nodes being built, to detect an alias cycle
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
         self.count_values(node, 1)
         if id(node) in self.ancestors:
-            raise self.error(node, "an alias stands for something that it is itself a part of; write it out")
+            raise self.error(node, "an alias must not refer to a node that contains it")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node)
         if node.tag not in (f"{_YAML_TAG}seq", f"{_YAML_TAG}map"):
@@ -157,7 +157,7 @@ class _Builder:
         return value
 
     def count_values(self, node: yaml.Node, values: int) -> None:
-        """Count values that are built. Raises `InvalidSpec` TooLarge."""
+        """Count values that are built. Raises `InvalidSpec` TooLarge above the limit."""
         self.remaining -= values
         if self.remaining < 0:
             message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
@@ -166,7 +166,7 @@ class _Builder:
     def scalar(self, node: yaml.ScalarNode) -> Any:
         kind = node.tag.removeprefix(_YAML_TAG)
         if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
-            return node.value  # YAML 1.1 reads 20:25 as base 60, which nobody means
+            return node.value  # YAML 1.1 would read 20:25 as a base 60 number
         if kind not in ("int", "float", "bool", "null"):
             raise self.error(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
         if kind == "int" and len(node.value) > _MAX_DIGITS:
@@ -184,10 +184,10 @@ class _Builder:
             if key_node.tag == f"{_YAML_TAG}merge":
                 for part in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
                     merged = {**self.merged(part, path), **merged}
-                    self.count_values(node, len(merged))  # all of them were copied
+                    self.count_values(node, len(merged))  # each merge copies all
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self.error(key_node, "a key must be a plain word, not a list or a mapping")
+                raise self.error(key_node, "a key must be a scalar, not a list or a mapping")
             key = key_node.value
             if key in value:
                 first = self.lines[(*path, key)]

@@ -1,8 +1,8 @@
-"""JSON of others, nested deeper than a decoder can follow.
+"""Truncation of JSON that is nested too deep for a decoder.
 
-Decoders go down by recursion, also through what they skip, and refuse a whole text for one value in it: a list of a
-thousand objects for a field that nobody reads. Such a text is shorn of what is too deep, without recursion, and read
-then; what is left is still deeper than `muster.spec` takes, so that nothing shorn is ever mistaken for the real thing.
+Decoders are recursive, also for values that they skip: one deep field that nothing reads makes a list of a thousand
+objects fail. Such a text is truncated without recursion and decoded again. The rest is still deeper than `muster.spec`
+accepts, so a truncated object is always refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 def decode_truncated(decode: Callable[[bytes], T], text: bytes) -> T:
-    """`decode(text)`; where the text is nested too deep for it, of the shorn text. Raises what `decode` raises else."""
+    """`decode(text)`, or `decode` of the truncated text if it is nested too deep. Raises as `decode` does."""
     try:
         return decode(text)
     except RecursionError:
-        pass  # its frames are let go first
+        pass  # retry outside of the handler, which keeps the frames of the recursion alive
     return decode(truncate_depth(text))
 
 
 def truncate_value(value: Any, levels: int = MAX_LEVELS) -> Any:
-    """The same of what is decoded already: some decoders go deeper than encoders do."""
+    """As `truncate_depth`, for a decoded value: some decoders accept more levels than encoders."""
     if not isinstance(value, dict | list):
         return value
     if levels == 0:
@@ -39,8 +39,8 @@ def truncate_value(value: Any, levels: int = MAX_LEVELS) -> Any:
 
 
 def truncate_depth(text: bytes, levels: int = MAX_LEVELS, chunk_bytes: int = 1 << 20) -> bytes:
-    """The text with 0 in place of every list and object that lies more than `levels` deep. Linear, in little memory
-    beside the text, and without meaning for what is no JSON."""
+    """JSON text with 0 in place of every list and object more than `levels` deep. Linear time, and little memory in
+    addition to the text; undefined for text that is not JSON."""
     pieces: list[bytes] = []
     whole, inside, depth = True, False, 0  # of a string, and how deep, where the next piece begins
     for piece in _chunks(text, chunk_bytes):
@@ -53,7 +53,7 @@ def truncate_depth(text: bytes, levels: int = MAX_LEVELS, chunk_bytes: int = 1 <
         kept = depths <= levels
         if not kept.all() or depth > levels:
             out = np.frombuffer(piece, np.uint8).copy()
-            out[closes & (depths == levels)] = ord("0")  # the end of what is cut out
+            out[closes & (depths == levels)] = ord("0")  # the end of each removed value
             piece, whole = out[kept].tobytes(), False
         pieces.append(piece)
         inside, depth = not outside[-1], int(depths[-1])
@@ -61,7 +61,7 @@ def truncate_depth(text: bytes, levels: int = MAX_LEVELS, chunk_bytes: int = 1 <
 
 
 def _chunks(text: bytes, max_bytes: int) -> Iterator[bytes]:
-    """The text in order; no piece ends between a backslash and what it escapes."""
+    """The text in pieces; no piece ends between a backslash and the character that it escapes."""
     begin = 0
     while begin < len(text):
         end = begin + max_bytes

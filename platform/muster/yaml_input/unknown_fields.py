@@ -1,8 +1,8 @@
-"""Names of fields that nobody knows, and the known one that was probably meant.
+"""Unknown field names, with the similar known name as a suggestion.
 
-Our own objects refuse every unknown field. A pod template belongs to Kubernetes and keeps what we do not know, but a
-`resorces:` in it would run a job without the GPUs it asked for, so a near miss of a field that we read is refused too.
-All other unknown fields of a template are found by `pod_fields`.
+Muster's own types refuse every unknown field. A pod template preserves unknown fields, but a `resorces:` in it would
+run a job without its GPUs, so a name similar to a field that Muster reads is refused too. `pod_fields` finds all other
+unknown fields of a template.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from muster.text.suggest import closest_match
 from muster.yaml_input.source_map import Path
 
 _GPU_MISSPELLINGS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
-_SIMILARITY = 0.6  # for a guess, once the field is known to be wrong
-_TYPO_SIMILARITY = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
+_SIMILARITY = 0.6  # for a suggestion, if the field is certainly invalid
+_TYPO_SIMILARITY = 0.88  # to report a field of a Kubernetes type as a typo: `resourceClaims` is not one of `resources`
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """A field that nobody knows, and where the one lies that was probably meant."""
+    """An unknown field, and the path of the similar known field, if any."""
 
     path: Path
     suggestion: Path | None
@@ -35,9 +35,9 @@ class UnknownField:
 
 
 def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Iterator[UnknownField]:
-    """Every unknown field below `value`, which claims to be a `model`."""
+    """Every unknown field in `value`, at every depth, by the fields of `model`."""
     if not isinstance(value, dict):
-        return  # of the wrong type, which validation tells
+        return  # validation reports the wrong type
     known = _fields(model)
     if model is ContainerResources:
         yield from _misspelled_gpus(value, path)
@@ -53,14 +53,14 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
 
 
 def suggest_field(key: str, known: Iterable[str], similarity: float = _SIMILARITY) -> str | None:
-    """The known field that was probably meant: written in another case or with underscores, or most like it."""
+    """The known field that differs only in case or underscores, else the most similar one; None if none is similar."""
     names = list(known)
     same = next((name for name in names if name.lower() == str(key).replace("_", "").lower()), None)
     return same or closest_match(str(key), names, similarity)
 
 
 def _misspelled_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:
-    """Names that are easily written for GPUs, and that no node has."""
+    """Common misspellings of the GPU resource, which no node has."""
     for word in ("requests", "limits"):
         amounts = resources.get(word)
         for name in amounts if isinstance(amounts, dict) else ():
@@ -81,7 +81,7 @@ def _nested_unknown_fields(annotation: Any, value: Any, path: Path) -> Iterator[
 
 @cache
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    """Annotations by the name that users write."""
+    """Annotations by the field's name in YAML."""
     return {info.alias or name: info.annotation for name, info in model.model_fields.items()}
 
 

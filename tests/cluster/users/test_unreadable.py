@@ -201,7 +201,9 @@ def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_read(
     told = 'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]'
     listed = muster("jobs")
     assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (0, ["JOB", "rest"])
-    assert listed.err.startswith(f"warning: job {pool.namespace}/part cannot be read: {told}: must be a whole number; got '0.5'")
+    assert listed.err.startswith(
+        f"warning: job {pool.namespace}/part cannot be read: {told}: must be a whole number; got '0.5'"
+    )
     rows = muster("jobs", "--json").rows
     assert [row["metadata"]["name"] for row in rows] == ["rest", "part"]
     assert rows[1]["unreadable"].startswith(told)
