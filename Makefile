@@ -172,7 +172,7 @@ matrix-torch-%:
 matrix-torchx-%:
 	$(call section,TorchX $*)
 	@tools/environment.sh .cache/torchx-$* base torchx-$*
-	@PATH=$(CURDIR)/.cache/torchx-$*/bin:$$PATH $(call pytest,.cache/torchx-$*) -n 2 --dist worksteal tests/torchx tests/test_house.py
+	@PATH=$(CURDIR)/.cache/torchx-$*/bin:$$PATH $(call pytest,.cache/torchx-$*) -n 2 --dist worksteal tests/torchx tests/test_repository.py
 
 lock: setup
 	@python tools/lock.py .cache/uv/bin/uv $(if $(UPGRADE),--upgrade)

@@ -48,19 +48,19 @@ COLUMNS = (
 def main() -> int:
     """Read the command line, measure, print; 1 if a peer failed, as its rows say."""
     parser = _parser()
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        contenders = _contenders(asked)
+        contenders = _contenders(args)
     except Missing as missing:
         parser.error(str(missing))
     rows: list[dict[str, Any]] = []
-    for turn in turns(asked.case or list(CASES), list(contenders), asked.repeat, MUSTERS_OWN):
-        rows.append(dataclasses.asdict(_measured(turn, contenders[turn.scheduler], asked)))
-        _tell(rows[-1:], asked)
+    for turn in turns(args.case or list(CASES), list(contenders), args.repeat, MUSTERS_OWN):
+        rows.append(dataclasses.asdict(_measured(turn, contenders[turn.scheduler], args)))
+        _tell(rows[-1:], args)
     together = medians(rows)
-    if asked.repeat > 1:
-        _tell(together, asked)
-    if asked.table:
+    if args.repeat > 1:
+        _tell(together, args)
+    if args.table:
         print(f"\n{overview(together, GANG_SCHEDULERS)}\n\n{details(together)}")
     return int(any(map(failed, rows)))
 
@@ -83,24 +83,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _contenders(asked: argparse.Namespace) -> dict[str, Contender]:
+def _contenders(args: argparse.Namespace) -> dict[str, Contender]:
     """Muster first. Raises Missing."""
-    paths: Mapping[str, Path | None] = {name: getattr(asked, name) for name in BUILT}
+    paths: Mapping[str, Path | None] = {name: getattr(args, name) for name in BUILT}
     for name, path in paths.items():
-        if path is not None and name not in asked.beside:
+        if path is not None and name not in args.beside:
             raise Missing(f"--{name} PATH is of use only with --beside {name}")
-    if asked.no_muster and not asked.beside:
+    if args.no_muster and not args.beside:
         raise Missing("--no-muster needs a --beside: there is nothing to measure")
-    mine = {} if asked.no_muster else {"muster": MUSTER}
-    return mine | {name: contender(name, paths.get(name)) for name in asked.beside}
+    mine = {} if args.no_muster else {"muster": MUSTER}
+    return mine | {name: contender(name, paths.get(name)) for name in args.beside}
 
 
-def _measured(turn: Turn, one: Contender, asked: argparse.Namespace) -> Row:
+def _measured(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
     """As `measure`. What a peer cannot do is a row with an error, so that the others' rows are not lost."""
     if turn.scheduler == "muster":
-        return measure(turn, one, asked)
+        return measure(turn, one, args)
     try:
-        return measure(turn, one, asked)
+        return measure(turn, one, args)
     except Exception as error:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
@@ -109,24 +109,24 @@ def _measured(turn: Turn, one: Contender, asked: argparse.Namespace) -> Row:
         return Row(turn.case, 0, turn.scheduler, notes={"error": said})
 
 
-def measure(turn: Turn, one: Contender, asked: argparse.Namespace) -> Row:
+def measure(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
     """One repetition, in a world of its own."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as temporary:
         folder = Path(temporary)
-        if asked.keep is not None:
-            folder = asked.keep / f"{turn.case}-{turn.scheduler}-{turn.number}"
+        if args.keep is not None:
+            folder = args.keep / f"{turn.case}-{turn.scheduler}-{turn.number}"
         usual = RATES.get(turn.case, Rate())
-        rate = Rate(asked.qps or usual.qps, asked.burst or usual.burst)
-        with world(folder, asked.nodes, rate, one) as ready:
+        rate = Rate(args.qps or usual.qps, args.burst or usual.burst)
+        with world(folder, args.nodes, rate, one) as ready:
             return asyncio.run(CASES[turn.case](ready))  # type: ignore[arg-type]
 
 
-def _tell(rows: Iterable[dict[str, Any]], asked: argparse.Namespace) -> None:
+def _tell(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> None:
     for row in rows:
-        if asked.out is not None:
-            with asked.out.open("a") as file:
+        if args.out is not None:
+            with args.out.open("a") as file:
                 print(json.dumps(row), file=file)
-        if asked.json:
+        if args.json:
             print(json.dumps(row), flush=True)
         else:
             print("  ".join(f"{key}={row[key]}" for key in COLUMNS), flush=True)

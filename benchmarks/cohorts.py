@@ -111,8 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cohorts", type=int, default=COHORTS, help="fewer cost less; they do not meet")
-    asked = parser.parse_args()
-    write(asked.folder, asked.cohorts)
+    args = parser.parse_args()
+    write(args.folder, args.cohorts)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def reclaim(nodes: int) -> Iterator[Reclaim]:
     """A twentieth of the nodes, half of them, and one that cannot be had."""
     for pods in (nodes // 20, nodes // 2):
         yield _timed(f"{pods} nodes of {nodes}", lent(nodes, pods), pods)
-    yield _timed(f"one node of {nodes}, in vain", lent(nodes, 1, free=GPUS_A_NODE // 2), 1)
+    yield _timed(f"one node of {nodes}, without effect", lent(nodes, 1, free=GPUS_A_NODE // 2), 1)
 
 
 def lent(nodes: int, guaranteed: int, free: int = 0) -> Snapshot:
@@ -77,6 +77,6 @@ def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
     made = plan(world, memo)
     took = time.process_time() - began
     victims = sum(isinstance(decision, Evict) for decision in made.decisions)
-    in_vain = not any(isinstance(decision, Nominate) for decision in made.decisions)
-    assert in_vain == (victims == 0) == case.endswith("in vain"), f"{case}: {victims} victims"
+    ineffective = not any(isinstance(decision, Nominate) for decision in made.decisions)
+    assert ineffective == (victims == 0) == case.endswith("without effect"), f"{case}: {victims} victims"
     return Reclaim(case, len(world.nodes), victims, took)

@@ -60,15 +60,15 @@ def main() -> None:
     step.add_argument("--nodes", type=int, default=1000)
     step.add_argument("--running", type=int, default=1000)
     step.add_argument("--rounds", type=int, default=50)
-    asked = parser.parse_args()
-    for line in {"replay": _replays, "two-queues": _two_queues, "step": _steps}[asked.way](asked):
+    args = parser.parse_args()
+    for line in {"replay": _replays, "two-queues": _two_queues, "step": _steps}[args.way](args):
         print(json.dumps(line), flush=True)
 
 
-def _replays(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
-    workload = _cut(read_workload(asked.nodes_csv, asked.jobs_csv), asked.nodes)
-    habits = WorkloadAssumptions(bound_factor=asked.bound, qos_priorities={"LS": 10} if asked.qos else {})
-    for name in asked.policy or POLICIES:
+def _replays(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    workload = _cut(read_workload(args.nodes_csv, args.jobs_csv), args.nodes)
+    habits = WorkloadAssumptions(bound_factor=args.bound, qos_priorities={"LS": 10} if args.qos else {})
+    for name in args.policy or POLICIES:
         started = time.process_time()
         result = run(workload, POLICIES[name], SimulationConfig(habits, progress=_show))
         print("\r\033[K" + "\n".join(result.notes), file=sys.stderr)
@@ -76,13 +76,13 @@ def _replays(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
         yield {**nodes, **result.to_json(), "process_s": round(time.process_time() - started, 1)}
 
 
-def _two_queues(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
+def _two_queues(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     """200 jobs of 1 to 4 pods with 1, 2 or 4 GPUs each, of two queues and two priorities, none with a declared bound.
 
     One comes every 150 s on average and runs for half an hour on average: more than 16 GPUs can serve, so that they
     are never idle for want of work until the last job has come.
     """
-    draw = random.Random(asked.seed)
+    draw = random.Random(args.seed)
     nodes = tuple(TraceNode(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
     jobs, at = [], 0.0
     for i in range(200):
@@ -90,9 +90,9 @@ def _two_queues(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
         pods, gpus = draw.randint(1, 4), draw.choice((1, 2, 4))
         row = TraceJob(f"job{i}", round(at), round(60 + draw.expovariate(1 / 1740)), pods, gpus, pods)
         jobs.append(replace(row, queue=draw.choice("ab"), priority=draw.choice((0, 5))))
-    for name in asked.policy or POLICIES:
+    for name in args.policy or POLICIES:
         result = run(RecordedWorkload(nodes, tuple(jobs)), POLICIES[name])
-        yield {"seed": asked.seed, **result.to_json()}
+        yield {"seed": args.seed, **result.to_json()}
 
 
 def _cut(workload: RecordedWorkload, nodes: int | None) -> RecordedWorkload:
@@ -106,16 +106,16 @@ def _show(progress: SimulationProgress) -> None:
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _steps(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
+def _steps(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     """A full cluster, but for a few nodes: a job arrives there, is admitted, gets ready, ends: three steps.
 
     Times are of the process, the simulated cluster's own work included.
     """
     amounts = Resources.of({GPU: 8, "cpu": 64_000, "memory": 1 << 38, "pods": 110})
-    nodes = [NodeView(f"n{i}", amounts) for i in range(asked.nodes)]
+    nodes = [NodeView(f"n{i}", amounts) for i in range(args.nodes)]
     flavor = spec.Flavor.model_validate({"metadata": {"name": "any"}})
-    cluster = SimCluster(nodes, [flavor], [_queue(8 * asked.nodes)])
-    for number in range(asked.running):
+    cluster = SimCluster(nodes, [flavor], [_queue(8 * args.nodes)])
+    for number in range(args.running):
         cluster.submit(_job(f"running-{number}"), JobBehavior(1e9))
     engine = Engine(cluster)
     started = time.process_time()
@@ -123,11 +123,11 @@ def _steps(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
     first_s = time.process_time() - started
     _settle(cluster, engine)
     steps, started = 0, time.process_time()
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         cluster.submit(_job(f"short-{number}"), JobBehavior(0.5))
         steps += _settle(cluster, engine)
     step_s = (time.process_time() - started) / steps
-    sizes = {"nodes": asked.nodes, "running": asked.running, "steps": steps}
+    sizes = {"nodes": args.nodes, "running": args.running, "steps": steps}
     yield {**sizes, "first_step_ms": round(first_s * 1e3, 2), "step_ms": round(step_s * 1e3, 2)}
 
 

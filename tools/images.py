@@ -105,7 +105,7 @@ class Builder:
             self.run("save", "--output", str(archive), image)
 
     def select_base(self, requested: str) -> str:
-        """The base: what was asked for, else the usual one, else one that is made here."""
+        """The base image: `--base` if given, else the default, else one built from the package mirror."""
         if requested:
             if not self.has(requested):
                 self.run("pull", "--quiet", requested)
@@ -167,8 +167,8 @@ def build_debian_base() -> Path:
 def _pip_secrets() -> Iterator[list[str]]:
     """Flags that show a build how pip reaches packages on this machine."""
     with tempfile.TemporaryDirectory(prefix="muster-images-") as folder:
-        asked = [sys.executable, "-m", "pip", "config", "list"]
-        lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+        command = [sys.executable, "-m", "pip", "config", "list"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
         # `global.timeout='180'`, and `:env:.timeout='180'` for a variable, which counts more.
         known = dict(line.partition("=")[::2] for line in lines)
         settings = {key: known.get(f":env:.{key}", known.get(f"global.{key}", "")).strip("'") for key in _PIP_SETTINGS}
@@ -220,17 +220,17 @@ def main() -> int:
         "--torch", default="2.13", help="of constraints/images/torch-*.txt, for the trainer; none: without"
     )
     parser.add_argument("--archives", type=Path, help="a folder to write muster-NAME.tar to")
-    asked = parser.parse_args()
-    unknown = [name for name in asked.names if name not in FILES]
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in FILES]
     if unknown:
         parser.error(f"no image {unknown[0]!r}; there are: {', '.join(FILES)}")
     known = sorted(path.stem.removeprefix("torch-") for path in (ROOT / "constraints" / "images").glob("torch-*.txt"))
-    if asked.torch not in ("none", *known):
-        parser.error(f"--torch {asked.torch}: must be none or one of {', '.join(known)}")
+    if args.torch not in ("none", *known):
+        parser.error(f"--torch {args.torch}: must be none or one of {', '.join(known)}")
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or 0)
-    wish = BuildOptions(asked.tag, asked.base, asked.torch, git("rev-parse", "HEAD") or "unknown", epoch_s)
+    options = BuildOptions(args.tag, args.base, args.torch, git("rev-parse", "HEAD") or "unknown", epoch_s)
     try:
-        for image in build_images(asked.names or list(FILES), wish, asked.archives):
+        for image in build_images(args.names or list(FILES), options, args.archives):
             print(image)
     except Unavailable as error:
         log(str(error))

@@ -1,6 +1,6 @@
-"""A contract for import-linter that says all that a room may import, where its own can only say what it may not.
+"""An import-linter contract that lists all modules that a package may import.
 
-A pure room stays pure only when every new import is a decision; a list of forbidden modules forgets the next one.
+The contracts of import-linter list forbidden modules, which does not cover modules that are added later.
 """
 
 from grimp import ImportGraph
@@ -9,10 +9,9 @@ from importlinter.domain.helpers import module_expressions_to_modules
 
 
 class AllowlistContract(Contract):
-    """`modules` and what lies in them import each other, and beyond that only what `may_import` names.
+    """`modules` and their submodules may import each other and the modules in `may_import`, nothing else.
 
-    A name in `may_import` stands for the module and all that lies in it. Only direct imports count: what an allowed
-    module imports is that module's own affair.
+    A name in `may_import` includes its submodules. Only direct imports are checked.
     """
 
     type_name = "allowlist"
@@ -21,12 +20,12 @@ class AllowlistContract(Contract):
     may_import = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Collect every import that is neither inside the room nor allowed."""
-        room = sorted(m.name for m in module_expressions_to_modules(graph, self.modules, as_packages=True))  # type: ignore[arg-type]
-        allowed = [*room, *self.may_import]  # type: ignore[misc]
+        """Collect every import that is neither inside the package nor allowed."""
+        importers = sorted(m.name for m in module_expressions_to_modules(graph, self.modules, as_packages=True))  # type: ignore[arg-type]
+        allowed = [*importers, *self.may_import]  # type: ignore[misc]
         broken = [
             (importer, imported, detail["line_number"])
-            for importer in room
+            for importer in importers
             for imported in sorted(graph.find_modules_directly_imported_by(importer))
             if not any(imported == name or imported.startswith(f"{name}.") for name in allowed)
             for detail in graph.get_import_details(importer=importer, imported=imported)

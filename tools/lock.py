@@ -85,12 +85,12 @@ class Compiler:
         """Resolve the project with these extras and the requirements `stdin`, one a line; `below` and the requirement
         `only` hold, `known` is preferred."""
         kept = [block.split(" \\\n")[0] for blocks in (below or {}).values() for block in blocks]
-        asked = [argument for extra in extras for argument in ("--extra", extra)]
+        extra_options = [argument for extra in extras for argument in ("--extra", extra)]
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
             constraints.write("\n".join([*kept, only]))
             constraints.flush()
             sources = ("pyproject.toml", *(["-"] if stdin else []))
-            return self.compile(*sources, "--constraints", constraints.name, *asked, known=known, stdin=stdin)
+            return self.compile(*sources, "--constraints", constraints.name, *extra_options, known=known, stdin=stdin)
 
     def compile(self, *arguments: str, known: Pins, stdin: str = "") -> Pins:
         """Run `uv pip compile`, which prefers the versions it finds in the file it is to write: the known ones."""
@@ -108,10 +108,10 @@ def requirements(names: tuple[str, ...]) -> str:
     """What pyproject.toml asks for of these packages, one a line. Raises ValueError where it does not name one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *project["optional-dependencies"]["operator"]]
-    asked = {re.split(r"[^a-z0-9-]", text)[0]: text for text in texts}
-    if unknown := set(names) - asked.keys():
+    requirements = {re.split(r"[^a-z0-9-]", text)[0]: text for text in texts}
+    if unknown := set(names) - requirements.keys():
         raise ValueError(f"pyproject.toml does not name {', '.join(sorted(unknown))}")
-    return "\n".join(asked[name] for name in names)
+    return "\n".join(requirements[name] for name in names)
 
 
 def read(name: str) -> Pins:

@@ -21,7 +21,7 @@ _DETAILS = (
 def medians(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One row for each case and scheduler, in the order of their first rows.
 
-    Of each number the median; of what is no number, what the last row says. Failed rows are only counted.
+    Of each number the median; of what is not a number, what the last row says. Failed rows are only counted.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:

@@ -1,6 +1,6 @@
 """What a cluster has to offer so that the scenarios of this folder can be played on it.
 
-A harness runs an engine on a cluster of two nodes with two GPUs each (pretended or not), one flavor, and the queues of
+A harness runs an engine on a cluster of two nodes with two GPUs each (virtual or not), one flavor, and the queues of
 `QUEUES`. Time may be virtual or real: scenarios only ever wait for something to become true. To plug a cluster in,
 write a class with these methods and a test like `test_simulated.py`:
 

@@ -230,7 +230,7 @@ def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
     tree = [queue("top", maxPriority=5), queue("a", "top", maxPriority=10), queue("b", "top", maxPriority=3)]
     told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=6), tree)
     assert told == "spec.priority: must be at most maxPriority (5) of queue 'top', above queue 'a'; got 6"
-    assert "maxPriority 3 of queue 'b'" in refused("PriorityTooHigh", check_submit, job(queue="b", priority=4), tree)
+    assert "maxPriority (3) of queue 'b'" in refused("PriorityTooHigh", check_submit, job(queue="b", priority=4), tree)
     check_submit(job(queue="a", priority=5), tree)
 
 
@@ -447,8 +447,8 @@ def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
     (notice,) = told.pop("small")
     assert told == {}
     assert notice == (
-        "spec.resources[0].limit: nvidia.com/gpu of h200: neither this queue nor one above it guarantees any, so that"
-        " it can use 0; give it a guaranteed, or queue 'default' a guaranteed or a limit"
+        "spec.resources[0].limit: nvidia.com/gpu of h200: neither this queue nor one above it guarantees any, so it"
+        " can use 0; set guaranteed here, or guaranteed or limit of queue 'default'"
     )
 
 

@@ -98,7 +98,7 @@ def test_malformed_yaml_is_named_by_line_and_column(text: str | bytes, told: str
 
 
 def test_a_tab_is_named_as_what_it_is() -> None:
-    assert "indented with a tab, YAML requires spaces" in str(refusal("a:\n\t- b\n"))
+    assert "indented with a tab: YAML requires spaces" in str(refusal("a:\n\t- b\n"))
 
 
 def test_an_alias_bomb_is_refused_without_being_built() -> None:

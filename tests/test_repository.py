@@ -27,13 +27,13 @@ def pins(path: Path) -> dict[str, set[str]]:
     return found
 
 
-def asked() -> list[Requirement]:
+def dependencies() -> list[Requirement]:
     """Every dependency of the project, extras included."""
     extras = PROJECT["optional-dependencies"]
-    asked = [
+    found = [
         Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in extras.values() for text in extra)]
     ]
-    return [requirement for requirement in asked if requirement.name != "muster"]
+    return [requirement for requirement in found if requirement.name != "muster"]
 
 
 def test_the_standard_librarys_platform_module_is_not_shadowed() -> None:
@@ -41,7 +41,7 @@ def test_the_standard_librarys_platform_module_is_not_shadowed() -> None:
     assert "muster" not in str(sys.modules.get("platform", importlib.import_module("platform")).__file__)
 
 
-@pytest.mark.parametrize("requirement", asked(), ids=str)
+@pytest.mark.parametrize("requirement", dependencies(), ids=str)
 def test_every_dependency_is_pinned_to_a_version_that_the_project_allows(requirement: Requirement) -> None:
     name = requirement.name.lower()
     versions = {version for layer in (*LAYERS, *IMAGES) for version in pins(layer).get(name, ())}
