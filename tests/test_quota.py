@@ -171,7 +171,7 @@ def trees(draw: st.DrawFn) -> tuple[list[QueueInfo], dict[str, int]]:
 
 
 @given(trees())
-def test_the_quota_formulas_hold_at_every_node_of_the_tree(case: tuple[list[QueueInfo], dict[str, int]]) -> None:
+def test_the_quota_formulas_nomination_at_every_node_of_the_tree(case: tuple[list[QueueInfo], dict[str, int]]) -> None:
     queues, used = case
     words = Words(queues, used)
     assert avail(queues, used) == {q.name: words.avail(q.name) for q in queues}

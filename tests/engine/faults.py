@@ -1,4 +1,4 @@
-"""What goes wrong while jobs run, and what users and administrators do: at random, and set right after a while."""
+"""Random faults while jobs run, and actions of users and administrators; faults end after a while."""
 
 from __future__ import annotations
 

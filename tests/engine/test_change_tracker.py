@@ -21,7 +21,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_exactly_what_is_another_object_than_last_time_has_changed(steps: list[dict[str, tuple[int, int]]]) -> None:
+def test_exactly_the_objects_with_another_identity_have_changed(steps: list[dict[str, tuple[int, int]]]) -> None:
     jobs = {(uid, version): job(uid) for uid in "abcd" for version in range(3)}
     pods = {(uid, version): (object(),) for uid in "abcd" for version in (1, 2)}  # version 0: none
     changes, before = ChangeTracker(), dict[str, tuple[int, int]]()
@@ -36,7 +36,7 @@ def test_exactly_what_is_another_object_than_last_time_has_changed(steps: list[d
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 20)), max_size=20), st.integers(0, 20))
-def test_alarms_ring_once_at_the_time_that_was_set_last(settings: list[tuple[str, int | None]], now: int) -> None:
+def test_a_timer_is_due_once_at_the_time_that_was_set_last(settings: list[tuple[str, int | None]], now: int) -> None:
     alarms, last = TimerQueue(), dict[str, int | None]()
     for uid, at in settings:
         alarms.schedule(uid, at)

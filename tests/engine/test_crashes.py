@@ -1,4 +1,4 @@
-"""An engine may be killed between any two writes, and another takes over from what is written."""
+"""An engine may be killed between any two writes; another continues from what is written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_troubled(arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
 
 
 @given(workloads(), KILLS)
-def test_killed_between_any_two_writes_everything_still_ends_and_nothing_runs_twice(
+def test_killed_between_any_two_writes_every_job_still_ends_and_no_pod_runs_twice(
     arrivals: Arrivals, kills: list[int]
 ) -> None:
     check_killed(arrivals, kills)
@@ -74,7 +74,9 @@ def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
 
 
 @given(workloads(), st.lists(st.tuples(st.integers(3, 60), st.integers(0, 11)), min_size=1, max_size=4))
-def test_roles_edited_while_pods_stop_take_room_from_nobody(arrivals: Arrivals, edits: list[tuple[int, int]]) -> None:
+def test_roles_edited_while_pods_terminate_take_no_capacity_of_others(
+    arrivals: Arrivals, edits: list[tuple[int, int]]
+) -> None:
     crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exit_codes=())) for _, wanted, work in arrivals]
     check_troubled(crowd, [], [(float(at), "roles", number) for at, number in edits])
 
@@ -94,7 +96,7 @@ def test_a_user_who_edits_between_two_writes_is_never_overruled(
         assert wanted.spec.cancel or wanted.status.phase != "Cancelled"
 
 
-def test_a_status_that_changed_meanwhile_ends_the_round_and_the_next_one_sees_the_change() -> None:
+def test_a_status_that_changed_meanwhile_ends_the_cycle_and_the_next_one_sees_the_change() -> None:
     cluster = Watched(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
     uid = cluster.submit(job("a", 1), JobBehavior(10))

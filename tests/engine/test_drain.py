@@ -46,7 +46,7 @@ def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_fail
     assert cluster.job(uid).status.phase == "Succeeded", "what it did before it left was kept"
 
 
-def test_a_gang_waits_while_its_only_room_is_drained_and_comes_back_after() -> None:
+def test_a_gang_waits_while_its_only_capacity_is_drained_and_comes_back_after() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     tolerant = job("a")
@@ -68,7 +68,7 @@ def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
     assert check_feasibility(job("a"), cluster.observe()) is None
 
 
-def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_comes_back_to() -> None:
+def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that_it_comes_back_to() -> None:
     cluster = SimCluster(nodes(4), [flavor()], [queue(gpus=32)])
     engine = Engine(cluster)
     uid = cluster.submit(job("a", priority=5), JobBehavior(1000, stop_s=10))
@@ -87,7 +87,7 @@ def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_c
     assert {event.reason for event in cluster.events} == {"Admitted", "Drained"}
 
 
-def test_a_higher_priority_takes_the_room_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
+def test_a_higher_priority_takes_the_capacity_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     uid = cluster.submit(job("a"), JobBehavior(1000, stop_s=10))

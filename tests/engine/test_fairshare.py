@@ -41,7 +41,7 @@ def test_usage_grows_by_what_is_taken_and_halves_every_half_life() -> None:
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e3), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(60, 1e7))
-def test_it_does_not_matter_how_often_one_looks(
+def test_usage_does_not_depend_on_how_often_it_is_updated(
     value: float, rate: float, first_s: float, second_s: float, half_life_s: float
 ) -> None:
     at_once = decay(value, rate, first_s + second_s, half_life_s)
@@ -105,7 +105,7 @@ def test_usage_is_written_at_most_once_a_minute() -> None:
     assert min(later - earlier for earlier, later in itertools.pairwise(fresh)) >= 60
 
 
-def test_whoever_used_less_lately_goes_first() -> None:
+def test_the_queue_with_less_recent_usage_goes_first() -> None:
     tree = [queue("all", 16), queue("red", 0, "all"), queue("blue", 0, "all")]
     cluster = SimCluster(nodes(2), [flavor()], tree)
     engine = Engine(cluster)

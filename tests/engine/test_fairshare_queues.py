@@ -83,7 +83,7 @@ def test_what_a_queue_used_before_its_half_life_was_edited_faded_by_the_old_one(
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
-def test_a_status_that_somebody_else_wrote_later_changes_nothing() -> None:
+def test_a_status_that_another_writer_changed_later_changes_nothing() -> None:
     engine, cluster = running(130)
     world = cluster.observe()
     later = with_uid(world.queues[0], "", usage=77.0, at=125.0)
@@ -139,7 +139,7 @@ def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
         assert gpu_seconds(engine, 140) == pytest.approx(500 + 16 * (more_s + 10), rel=1e-4)
 
 
-def test_usage_that_somebody_wrote_below_nothing_is_none() -> None:
+def test_negative_usage_in_a_status_counts_as_zero() -> None:
     world = running(130)[1].observe()
     engine = Engine(None)
     engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=-1e6, at=130.0),)))

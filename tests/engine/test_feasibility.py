@@ -32,12 +32,12 @@ def world_of(*queues_: Any) -> Any:
     ],
     ids=str,
 )
-def test_only_what_cannot_heal_is_told(fields: dict[str, Any], code: str | None) -> None:
+def test_only_permanent_obstacles_are_reported(fields: dict[str, Any], code: str | None) -> None:
     verdict = check_feasibility(job("a", **fields), world_of())
     assert (None if verdict is None else verdict.reason) == code
 
 
-def test_a_job_larger_than_its_quota_is_told() -> None:
+def test_a_job_larger_than_its_quota_is_reported() -> None:
     verdict = check_feasibility(job("a"), world_of(queue(gpus=8)))
     assert verdict is not None
     assert verdict.reason == "LargerThanQuota"
@@ -56,6 +56,6 @@ def test_a_recorded_snapshot_plans_the_same() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"now": "soon"}', b"\xff", b'{"now": 1}'])
-def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
+def test_an_invalid_snapshot_file_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidSpec, match="not a snapshot"):
         decode_snapshot(data)

@@ -70,7 +70,7 @@ def test_a_gang_that_still_fits_gets_its_pods_after_a_crash() -> None:
     assert statuses(round_) == {}
 
 
-def test_a_gang_whose_room_somebody_took_meanwhile_gets_another_place_and_no_pod_before() -> None:
+def test_a_gang_whose_capacity_was_taken_meanwhile_gets_another_placement_before_any_pod() -> None:
     one = admitted(submitted(job("a", pods=1)), nodes(2))
     (place,) = one.status.placement
     taken = place.nodes[0].node
@@ -270,7 +270,7 @@ def test_a_role_is_held_together_by_its_own_topology_or_else_by_that_of_its_gang
 
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
-def test_whoever_stays_fits_unless_those_with_pods_alone_take_too_much(
+def test_remaining_gangs_fit_unless_bound_pods_alone_exceed_the_node(
     sizes: list[int], foreign: int, data: st.DataObject
 ) -> None:
     gangs = tuple(running(f"g{number}", gpus, float(number)) for number, gpus in enumerate(sizes))

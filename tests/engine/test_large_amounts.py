@@ -1,4 +1,4 @@
-"""Amounts that no 64 bits hold, wherever they come from: the round ends, and everybody else is decided about."""
+"""Amounts beyond 64 bits, wherever they come from: the cycle ends, and all other gangs are decided about."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_node_of_which_others_take_more_than_can_be_counted_is_passed_over() -
     assert "n0" not in str(admitted)
 
 
-def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_nobody_from_starting() -> None:
+def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_no_gang_from_starting() -> None:
     leaving = {
         f"u-{name}": tuple(
             PodView(
@@ -96,7 +96,7 @@ def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_nobody_from_st
     assert "u-small" not in without.waits
 
 
-def test_queues_that_are_given_more_than_can_be_counted_stop_nobody() -> None:
+def test_queues_that_are_given_more_than_can_be_counted_stop_no_gang() -> None:
     red = [queue(name, "memory", parent="all", amount="4611686018427387904") for name in ("a", "b", "default")]
     round_ = decide(SMALL, queues=(queue("all", "memory", amount="4611686018427387904"), *red))
     assert "u-small" not in round_.waits
@@ -120,7 +120,7 @@ def test_queues_that_are_given_more_than_can_be_counted_stop_nobody() -> None:
     st.sampled_from((0, 10**18, 2**62, 2**65)),
     st.tuples(*[st.sampled_from(AMOUNTS)] * 3),
 )
-def test_every_round_ends_whatever_anybody_asks_for(
+def test_every_cycle_ends_whatever_anybody_asks_for(
     jobs: list[spec.TrainingJob], foreign: int, given_: tuple[str, str, str]
 ) -> None:
     tree = [

@@ -1,4 +1,4 @@
-"""Holds, those who have to leave for them, and everything that may happen to either in between."""
+"""Nominations, their victims, and everything that may happen to either in between."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def settled(
 
 
 @pytest.mark.parametrize("state", VICTIMS)
-def test_what_becomes_of_a_hold_with_its_victim(state: str) -> None:
+def test_a_nomination_follows_the_state_of_its_victim(state: str) -> None:
     status, beside, outcome = VICTIMS[state]
     for others in ([], ["w"]):
         high = settled(status, beside, ["v", *others]).latest_status("high")
@@ -100,7 +100,7 @@ def test_what_becomes_of_a_hold_with_its_victim(state: str) -> None:
         assert (None if high.nomination is None else high.nomination.victims) == wanted
 
 
-def test_a_victim_that_is_being_deleted_need_not_be_told() -> None:
+def test_a_victim_that_is_being_deleted_need_not_be_evicted() -> None:
     high = settled(RUNNING, pods(RUNNING), ["v"], deleted=True).latest_status("high")
     assert high is not None
     assert high.nomination is not None
@@ -108,7 +108,7 @@ def test_a_victim_that_is_being_deleted_need_not_be_told() -> None:
 
 
 @pytest.mark.parametrize("state", VICTIMS)
-def test_nobody_is_evicted_while_promises_are_settled(state: str) -> None:
+def test_no_gang_is_evicted_while_nominations_are_synced(state: str) -> None:
     status, beside, _ = VICTIMS[state]
     after = settled(status, beside, ["v", "w"]).latest_status("v")
     if status is not None and after is not status:
@@ -184,7 +184,7 @@ def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("told", [0, 1, 2])
-def test_a_hold_of_somebody_who_cannot_use_it_is_given_back_at_once(
+def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
     loss: Callable[[SimCluster, str], None], told: int
 ) -> None:
     cluster, engine, lows, high = preempting()
@@ -233,7 +233,7 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
     assert all(event.preemptor for event in cluster.events if event.reason == "Resized")
 
 
-def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> None:
+def test_a_victim_that_may_no_longer_be_preempted_is_spared_after_a_crash() -> None:
     cluster, engine, lows, high = preempting()
     carry_out(cluster, engine, 2)
     told = next(low for low in lows if cluster.job(low).status.eviction is not None)
@@ -244,7 +244,7 @@ def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> No
     assert cluster.job(high).status.phase == "Pending"
 
 
-def test_a_job_that_was_preempted_is_said_to_have_waited_since_its_stay_ended() -> None:
+def test_the_waiting_time_of_a_preempted_job_counts_from_the_end_of_its_admission() -> None:
     assert transitions.waiting_since(named("v").status, NOW + 50) == 0.0, "since its submit"
     assert transitions.waiting_since(BACK_IN_LINE, NOW + 50) == NOW
     suspended = transitions.suspend(BACK_IN_LINE, NOW + 10)

@@ -122,7 +122,7 @@ def preemption() -> tuple[SimCluster, Engine, list[str], str]:
     return cluster, engine, lows, cluster.submit(job("high", priority=5), JobBehavior(10))
 
 
-def test_hold_victims_and_the_end_of_their_pods_are_three_phases() -> None:
+def test_nomination_victims_and_the_end_of_their_pods_are_three_phases() -> None:
     cluster, engine, lows, high = preemption()
     round_ = engine.reconcile(cluster.observe())
     told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in round_.phases]
@@ -134,7 +134,7 @@ def test_hold_victims_and_the_end_of_their_pods_are_three_phases() -> None:
     assert [write for phase in round_.phases for part in phase for write in part.writes] == list(round_.writes)
 
 
-def test_no_victim_is_told_to_leave_for_a_hold_that_was_refused() -> None:
+def test_no_victim_is_evicted_for_a_nomination_whose_write_was_refused() -> None:
     cluster, engine, lows, high = preemption()
     round_ = engine.reconcile(cluster.observe())
     cluster.edit(high, priority=6)
@@ -143,7 +143,7 @@ def test_no_victim_is_told_to_leave_for_a_hold_that_was_refused() -> None:
     assert all(cluster.job(low).status.eviction is None for low in lows)
 
 
-def test_a_refused_victim_spares_the_pods_of_all_victims_until_it_is_told() -> None:
+def test_a_refused_eviction_keeps_the_pods_of_all_victims_until_it_is_written() -> None:
     cluster, engine, lows, high = preemption()
     round_ = engine.reconcile(cluster.observe())
     cluster.edit(lows[0], priority=1)
@@ -168,7 +168,7 @@ def test_one_refused_admission_does_not_void_another() -> None:
     assert [write.job_uid for write in again.writes if isinstance(write, CreatePod)] == [first]
 
 
-def test_nobody_is_admitted_to_room_whose_release_was_refused() -> None:
+def test_no_gang_is_admitted_to_capacity_whose_release_was_refused() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     first = cluster.submit(job("a"), JobBehavior(10))
@@ -194,7 +194,7 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
     assert max(phases[low] for low in lows) < phases[high]
 
 
-def test_who_leaves_its_room_to_another_starts_elsewhere_one_round_later() -> None:
+def test_a_gang_whose_capacity_goes_to_another_starts_elsewhere_one_cycle_later() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     ending = cluster.submit(job("ending", 1, priority=5), JobBehavior(105))

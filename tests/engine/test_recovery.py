@@ -1,4 +1,4 @@
-"""What an engine forgets, because it cannot tell what was written or because a round failed, is never lost."""
+"""State that an engine drops, since a write is uncertain or a cycle failed, is rebuilt completely."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
     assert not engine._fair_share.has_charges
 
 
-def test_usage_ends_with_a_job_that_goes_in_the_very_round_whose_writes_do_not_all_happen() -> None:
+def test_usage_ends_with_a_job_that_goes_in_the_very_cycle_whose_writes_do_not_all_happen() -> None:
     cluster = Contended(nodes(4), [flavor()], [queue(gpus=32)])
     uid = cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine(cluster)
@@ -61,7 +61,7 @@ def test_usage_ends_with_a_job_that_goes_in_the_very_round_whose_writes_do_not_a
     assert not engine._fair_share.has_charges
 
 
-def test_news_of_a_job_that_goes_while_the_engine_forgot_what_it_knew_are_forgotten() -> None:
+def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     for name in ("a", "b"):
         cluster.submit(job(name), JobBehavior(100_000.0))
@@ -76,7 +76,7 @@ def test_news_of_a_job_that_goes_while_the_engine_forgot_what_it_knew_are_forgot
 
 
 @pytest.mark.parametrize("part", ["heartbeats", "pod_rejections"])
-def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
+def test_what_changed_before_a_cycle_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
     """Lives are looked at with beats, the planner's world is made with rejections."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)

@@ -52,7 +52,7 @@ def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
     assert [event.reason for event in cluster.events] == ["Admitted"]
 
 
-def test_a_round_after_which_nothing_changed_writes_nothing() -> None:
+def test_a_cycle_after_which_nothing_changed_writes_nothing() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     cluster.submit(job("a"), JobBehavior(100))
@@ -61,7 +61,7 @@ def test_a_round_after_which_nothing_changed_writes_nothing() -> None:
     assert engine.run_cycle().writes == ()
 
 
-def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after_the_first() -> None:
+def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     uid = cluster.submit(job("a"), JobBehavior(100))
@@ -80,7 +80,7 @@ def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after
     assert told("image: required")[0] == "image: required"
 
 
-def test_room_of_a_finished_gang_is_given_away_in_the_same_round() -> None:
+def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     cluster.submit(job("a", ttlSecondsAfterFinished=0), JobBehavior(10))
@@ -109,7 +109,7 @@ def preemption() -> tuple[SimCluster, Engine, str, str]:
     return cluster, engine, low, high
 
 
-def test_the_hold_is_written_before_the_victim_is_told_and_both_before_a_pod_is_stopped() -> None:
+def test_the_nomination_is_written_before_the_eviction_and_both_before_a_pod_is_stopped() -> None:
     cluster, engine, low, high = preemption()
     round_ = engine.run_cycle()
     writes = [w for w in round_.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
@@ -129,7 +129,7 @@ def test_the_hold_is_written_before_the_victim_is_told_and_both_before_a_pod_is_
     assert (cluster.job(low).status.attempt, cluster.job(low).status.restarts) == (1, 0)
 
 
-def test_a_hold_whose_victims_were_never_told_is_void() -> None:
+def test_a_nomination_whose_victims_were_never_evicted_is_dropped() -> None:
     cluster, engine, low, high = preemption()
     first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)  # and then the engine is killed
@@ -139,7 +139,7 @@ def test_a_hold_whose_victims_were_never_told_is_void() -> None:
     assert cluster.job(low).status.attempt == 0
 
 
-def test_after_a_crash_the_remaining_victims_are_told() -> None:
+def test_after_a_crash_the_remaining_victims_are_evicted() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
@@ -154,7 +154,7 @@ def test_after_a_crash_the_remaining_victims_are_told() -> None:
     assert cluster.job(high).status.phase == "Running"
 
 
-def test_an_edit_of_the_beneficiary_does_not_hide_its_promise() -> None:
+def test_an_edit_of_the_preemptor_does_not_hide_its_nomination() -> None:
     cluster, engine, low, high = preemption()
     first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)
@@ -167,7 +167,7 @@ def test_an_edit_of_the_beneficiary_does_not_hide_its_promise() -> None:
     assert len(cluster.pods(low)) == 2
 
 
-def test_deleting_the_beneficiary_does_not_stop_the_victim_from_coming_back() -> None:
+def test_deleting_the_preemptor_does_not_stop_the_victim_from_restarting() -> None:
     cluster, engine, low, high = preemption()
     engine.run_cycle()
     cluster.delete(high)
@@ -176,7 +176,7 @@ def test_deleting_the_beneficiary_does_not_stop_the_victim_from_coming_back() ->
     assert cluster.job(low).status.phase == "Running"
 
 
-def test_a_conflict_ends_the_round_and_nothing_is_forgotten() -> None:
+def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
@@ -204,7 +204,7 @@ class FixedWorld:
         self.cluster.apply(writes)
 
 
-def test_a_first_verdict_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
+def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     cluster.submit(job("a", priority=9), JobBehavior(1000))
@@ -278,7 +278,7 @@ def test_a_node_that_comes_back_changes_what_can_start() -> None:
     assert cluster.job(uid).status.phase == "Running"
 
 
-def test_a_lost_node_is_replaced_while_the_others_stay_held() -> None:
+def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine(cluster)
     uid = cluster.submit(job("a"), JobBehavior(100, stop_s=1))
@@ -387,7 +387,7 @@ def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> No
     assert cluster.events[-1].reason == "QueueDeleted"
 
 
-def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away() -> None:
+def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_capacity_away() -> None:
     for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
         cluster = SimCluster(nodes(2), [flavor()], [queue()])
         engine = Engine(cluster)

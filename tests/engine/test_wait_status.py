@@ -54,7 +54,7 @@ def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
     assert (again.queue_position, due) == (2, None)
 
 
-def test_a_new_reason_is_told_at_once_however_many_wait() -> None:
+def test_a_new_reason_is_written_at_once_however_many_gangs_wait() -> None:
     news = WaitStatusThrottle(60.0)
     waits = line(90) * 40
     news.begin_cycle(waits)
@@ -64,7 +64,7 @@ def test_a_new_reason_is_told_at_once_however_many_wait() -> None:
 
 
 @pytest.mark.parametrize("every_s", [60.0, inf])
-def test_a_simulation_is_told_once(every_s: float) -> None:
+def test_a_simulation_gets_each_wait_status_once(every_s: float) -> None:
     news = WaitStatusThrottle(every_s)
     news.begin_cycle(line(3))
     told, _ = news.update(line(3)[0], TrainingJobStatus(), 0.0, force=False)

@@ -1,4 +1,4 @@
-"""The judge shouts when an admission is beyond quota or beyond what its nodes have, and only then."""
+"""A violation is reported when an admission exceeds quota or its nodes, and only then."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_queue_that_is_missing_admits_nothing() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_held_room_is_charged_to_whom_it_is_held_for() -> None:
+def test_held_capacity_is_charged_to_whom_it_is_held_for() -> None:
     history = teams()
     history.job("first", queue="red", gpus=4)
     history.hold("first", "n0", "n1")
@@ -56,7 +56,7 @@ def test_held_room_is_charged_to_whom_it_is_held_for() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_a_hold_that_has_expired_is_not_charged() -> None:
+def test_a_nomination_that_has_expired_is_not_charged() -> None:
     history = teams()
     history.job("first", queue="red", gpus=4)
     history.hold("first", "n0", "n1", seconds=5)
@@ -65,7 +65,7 @@ def test_a_hold_that_has_expired_is_not_charged() -> None:
     assert history.rules == []
 
 
-def test_room_for_which_somebody_still_leaves_is_charged_once() -> None:
+def test_capacity_for_which_somebody_still_leaves_is_charged_once() -> None:
     history = teams()
     history.running("low", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
@@ -75,7 +75,7 @@ def test_room_for_which_somebody_still_leaves_is_charged_once() -> None:
     assert history.rules == []
 
 
-def test_room_that_somebody_leaves_for_reasons_of_its_own_is_charged_once() -> None:
+def test_capacity_that_somebody_leaves_for_reasons_of_its_own_is_charged_once() -> None:
     history = teams()
     history.running("restarts", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
@@ -85,7 +85,7 @@ def test_room_that_somebody_leaves_for_reasons_of_its_own_is_charged_once() -> N
     assert history.rules == []
 
 
-def test_nobody_is_admitted_to_what_is_promised_beyond_what_others_leave() -> None:
+def test_no_gang_is_admitted_to_what_is_promised_beyond_what_others_leave() -> None:
     history = teams()
     history.running("restarts", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
@@ -95,7 +95,7 @@ def test_nobody_is_admitted_to_what_is_promised_beyond_what_others_leave() -> No
     assert history.rules == [QUOTA]
 
 
-def test_nobody_is_admitted_to_what_others_only_leave() -> None:
+def test_no_gang_is_admitted_to_what_others_only_leave() -> None:
     history = teams()
     history.running("restarts", "n0", "n1", queue="blue", gpus=4)
     history.status("restarts", "Admitted", "Evicted", places=["n0", "n1"])
@@ -104,7 +104,7 @@ def test_nobody_is_admitted_to_what_others_only_leave() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_nobody_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> None:
+def test_no_gang_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> None:
     history = teams()
     history.running("low", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
@@ -114,7 +114,7 @@ def test_nobody_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> N
     assert history.rules == [QUOTA]
 
 
-def test_its_own_hold_is_not_charged_to_the_gang_that_starts() -> None:
+def test_its_own_nomination_is_not_charged_to_the_gang_that_starts() -> None:
     history = teams()
     history.job("a", queue="red", gpus=4)
     history.hold("a", "n0", "n1")
@@ -163,7 +163,7 @@ def test_a_quota_that_was_lowered_long_ago_was_known() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_a_quota_that_is_lowered_evicts_nobody() -> None:
+def test_a_quota_that_is_lowered_evicts_no_gang() -> None:
     history = History()
     history.running("a", "n0", "n0")
     history.queue("root", guaranteed=1)
@@ -181,7 +181,7 @@ def test_a_gang_may_shrink_in_a_quota_that_is_too_small_for_it() -> None:
     assert history.rules == []
 
 
-def test_two_gangs_on_the_same_room_before_any_pod() -> None:
+def test_two_gangs_on_the_same_capacity_before_any_pod() -> None:
     history = History()
     history.job("a", gpus=3)
     history.job("b", gpus=2)
@@ -190,7 +190,7 @@ def test_two_gangs_on_the_same_room_before_any_pod() -> None:
     assert history.rules == [TWICE]
 
 
-def test_a_gang_on_room_whose_last_tenant_still_stops() -> None:
+def test_a_gang_on_capacity_whose_last_tenant_still_stops() -> None:
     history = History()
     (key,) = history.running("a", "n0", gpus=4)
     history.status("a", attempt=1)
@@ -232,7 +232,7 @@ def test_a_foreign_pod_that_just_came_may_have_been_unknown() -> None:
     assert history.rules == []
 
 
-def test_more_bound_pods_than_a_node_has_room_for() -> None:
+def test_more_bound_pods_than_a_node_has_capacity_for() -> None:
     history = History()
     history.bind(history.foreign("one", 3), "n0")
     history.bind(history.foreign("two", 2), "n0")

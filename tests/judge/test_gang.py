@@ -1,4 +1,4 @@
-"""The judge shouts when pods are not those of a written admission, and only then."""
+"""A violation is reported when pods are not those of a written admission, and only then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WITHIN = "live pods are within the placement"
 ATTEMPTS = "two attempts never live at once"
 
 
-def test_a_gang_that_lives_as_it_should_is_no_news() -> None:
+def test_a_correct_lifecycle_of_a_gang_is_no_violation() -> None:
     history = History()
     pods = history.running("a", "n0", "n1")
     for key in pods:

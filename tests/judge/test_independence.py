@@ -1,4 +1,4 @@
-"""Whoever judges shares no code with whom it judges."""
+"""The judge shares no code with what it judges."""
 
 from __future__ import annotations
 

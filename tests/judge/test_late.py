@@ -1,4 +1,4 @@
-"""The judge shouts when something should have happened by now: nothing is judged while nobody leads."""
+"""A violation is reported when something is overdue; nothing is judged while no operator leads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_while_others_have_news_a_gang_has_more_time() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_nobody_is_late_while_nobody_leads() -> None:
+def test_no_gang_is_late_while_no_operator_leads() -> None:
     history = half_bound()
     history.wait(60, led=False)
     assert history.rules == []
@@ -99,7 +99,7 @@ def test_a_gang_that_is_said_to_be_ready_and_is_not() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_a_failed_pod_that_nobody_minds() -> None:
+def test_a_failed_pod_that_does_not_fail_its_gang() -> None:
     history = History()
     keys = history.running("a", "n0", "n1")
     history.phase(keys[0], "Failed")

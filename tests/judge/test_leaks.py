@@ -1,4 +1,4 @@
-"""The judge shouts when something is left at the end."""
+"""A violation is reported when objects are left at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_live_pod_of_a_job_that_is_over() -> None:
     assert history.rules == [LEAK]
 
 
-def test_a_hold_of_a_job_that_is_over() -> None:
+def test_a_nomination_of_a_job_that_is_over() -> None:
     history = History()
     history.job("a")
     nodes = [{"role": "w", "flavor": "any", "nodes": [{"node": "n0", "indexes": "0"}]}]

@@ -1,4 +1,4 @@
-"""The judge shouts when somebody is stopped, or told to leave, before the reason is written."""
+"""A violation is reported when a gang is stopped or evicted before the reason is written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_gang_that_leaves_a_new_attempt_and_a_gone_job_are_reasons() -> None:
     assert history.rules == []
 
 
-def test_a_victim_is_told_after_the_hold_that_names_it_is_written() -> None:
+def test_a_victim_is_evicted_after_the_nomination_that_names_it_is_written() -> None:
     history = History()
     history.running("low", "n0")
     history.job("high")
@@ -77,7 +77,7 @@ def test_a_victim_is_told_after_the_hold_that_names_it_is_written() -> None:
     assert history.rules == []
 
 
-def test_a_victim_is_told_without_a_hold() -> None:
+def test_a_victim_is_evicted_without_a_nomination() -> None:
     history = History()
     history.running("low", "n0")
     history.job("high")
@@ -85,7 +85,7 @@ def test_a_victim_is_told_without_a_hold() -> None:
     assert history.rules == [TOLD]
 
 
-def test_a_victim_is_told_that_the_hold_does_not_name() -> None:
+def test_a_victim_is_evicted_that_the_nomination_does_not_name() -> None:
     history = History()
     history.running("low", "n0")
     history.job("high")
@@ -94,7 +94,7 @@ def test_a_victim_is_told_that_the_hold_does_not_name() -> None:
     assert history.rules == [TOLD]
 
 
-def test_the_beneficiary_may_have_been_deleted_a_moment_ago() -> None:
+def test_the_preemptor_may_have_been_deleted_a_moment_ago() -> None:
     history = History()
     history.running("low", "n0")
     history.job("high")
@@ -104,7 +104,7 @@ def test_the_beneficiary_may_have_been_deleted_a_moment_ago() -> None:
     assert history.rules == []
 
 
-def test_the_beneficiary_was_deleted_long_ago() -> None:
+def test_the_preemptor_was_deleted_long_ago() -> None:
     history = History()
     history.running("low", "n0")
     history.job("high")

@@ -1,4 +1,4 @@
-"""What the users of a chaos run ask for can be had."""
+"""The jobs of users in a chaos run fit the cluster."""
 
 from __future__ import annotations
 

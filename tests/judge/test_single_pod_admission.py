@@ -113,7 +113,7 @@ def test_an_elastic_gang_may_begin_with_one_pod() -> None:
     assert history.rules == [BORN]
 
 
-def test_a_job_that_room_is_held_for_is_not_admitted_so() -> None:
+def test_a_job_that_capacity_is_held_for_is_not_admitted_so() -> None:
     history = History()
     history.job("a")
     history.hold("a", "n0")
@@ -130,7 +130,7 @@ def test_a_job_that_is_over_or_suspended_or_at_another_attempt_is_not() -> None:
         assert history.rules == [BORN]
 
 
-def test_what_is_said_later_admits_nobody() -> None:
+def test_what_is_said_later_admits_no_gang() -> None:
     history = History()
     history.job("a")
     key = history.pod("a", 0, "n0")
@@ -142,14 +142,14 @@ def test_what_is_said_later_admits_nobody() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"at": 1}', '{"flavor": "", "generation": 1}'])
-def test_what_makes_no_sense_admits_nobody(text: str) -> None:
+def test_what_makes_no_sense_admits_no_gang(text: str) -> None:
     history = History()
     history.job("a")
     history.pod("a", 0, "n0", told=text)
     assert history.rules == [BORN]
 
 
-def test_a_pod_without_a_pin_admits_nobody() -> None:
+def test_a_pod_without_a_pin_admits_no_gang() -> None:
     history, _ = told("")
     assert history.rules == [BORN]
 
@@ -218,7 +218,7 @@ def test_its_pod_is_gone_before_the_status_and_the_next_one_says_nothing() -> No
     assert history.rules == [BORN]
 
 
-def test_its_pod_is_gone_and_leaves_the_room_to_others() -> None:
+def test_its_pod_is_gone_and_leaves_the_capacity_to_others() -> None:
     history, key = told(gpus=4)
     history.stop(key, disrupted=True)
     history.drop("Pod", key)

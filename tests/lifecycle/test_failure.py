@@ -107,7 +107,7 @@ def test_the_first_rule_that_matches_decides(code: int, reason: str, end: tuple[
     assert condition(verdict.status, end[0])[1] == end[1]
 
 
-def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_hold() -> None:
+def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_nomination() -> None:
     one = running(job(failurePolicy={"rules": RULES}))
     verdict = look(one, (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:]))
     assert [entry.node for entry in verdict.status.blamed_nodes] == ["n0"]
@@ -118,7 +118,7 @@ def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_hold() -
     assert gone.requeue_after == NOW + 11
 
 
-def test_room_kept_over_a_backoff_is_held_until_the_gang_had_its_time_to_start() -> None:
+def test_capacity_retained_over_a_backoff_is_nominated_until_the_start_timeout() -> None:
     patient = Timeouts(backoff_s=300)  # longer than grace and start timeout together
     one = running(job(grace=5, startTimeoutSeconds=60, failurePolicy={"rules": RULES}))
     pods = (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:])
@@ -132,7 +132,7 @@ def test_room_kept_over_a_backoff_is_held_until_the_gang_had_its_time_to_start()
     assert (waiting.status.nomination, events(waiting)) == (gone.nomination, [])
 
 
-def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> None:
+def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_excludes_no_node() -> None:
     one = running()
     drained = {**NODES, "n1": replace(NODES["n1"], cordoned=True)}
     verdict = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained)
@@ -210,7 +210,7 @@ def test_a_deleted_node_is_lost_at_once_and_the_others_are_kept() -> None:
     assert gone.nomination.expires_at == NOW + 30 + 600
 
 
-def test_a_silent_node_is_given_up_after_300_seconds_and_not_before() -> None:
+def test_an_unknown_node_is_lost_after_300_seconds_and_not_before() -> None:
     one = running()
     silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
     verdict = look(one, pods_of(one), now=NOW + 299, nodes=silent)
@@ -218,7 +218,7 @@ def test_a_silent_node_is_given_up_after_300_seconds_and_not_before() -> None:
     assert condition(look(one, pods_of(one), now=NOW + 300, nodes=silent).status, "Evicted")[1] == "NodeLost"
 
 
-def test_pods_on_a_silent_node_are_forced_only_when_it_is_given_up() -> None:
+def test_pods_on_an_unknown_node_are_force_deleted_only_when_it_is_lost() -> None:
     one = running()
     silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
     pods = pods_of(one)
@@ -231,7 +231,7 @@ def test_pods_on_a_silent_node_are_forced_only_when_it_is_given_up() -> None:
     assert [action.force for action in later.writes if isinstance(action, DeletePod)] == [True]
 
 
-def test_an_out_of_service_node_is_given_up_at_once() -> None:
+def test_an_out_of_service_node_is_lost_at_once() -> None:
     one = running()
     out = {
         **NODES,
@@ -248,7 +248,7 @@ def test_node_losses_have_their_own_bound() -> None:
 
 
 @pytest.mark.parametrize("reason", ["OutOfcpu", "Preempting", "UnexpectedAdmissionError", "NodeShutdown"])
-def test_a_race_with_foreign_pods_is_a_loss_and_blames_nobody(reason: str) -> None:
+def test_a_race_with_foreign_pods_is_a_loss_and_excludes_no_node(reason: str) -> None:
     one = admitted()
     pods = pods_of(one, "Pending")
     verdict = look(one, (failed(pods[0], None, reason=reason), *pods[1:]))
@@ -267,7 +267,9 @@ def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:
 @pytest.mark.parametrize(
     ("apart_s", "shared"), [(0, {"n0": NOW + 3600}), (600, {"n0": NOW + 3600}), (601, {})], ids=str
 )
-def test_a_node_is_shunned_by_all_after_two_jobs_failed_there_within_ten_minutes(apart_s: float, shared: Any) -> None:
+def test_a_node_is_excluded_for_all_jobs_after_two_jobs_failed_there_within_ten_minutes(
+    apart_s: float, shared: Any
+) -> None:
     blamed = {
         "u1": [BlamedNode(node="n0", until=NOW + 3600)],
         "u2": [BlamedNode(node="n0", until=NOW + 3600 + apart_s), BlamedNode(node="n1", until=NOW + 3600)],

@@ -63,7 +63,7 @@ def test_a_failing_pod_that_is_not_essential_fails_the_gang_but_not_once_the_wor
     assert look(one, (*done, failed(pods[2]))).status.phase == "Succeeded"
 
 
-def test_early_finishers_keep_their_room_until_the_gang_ends() -> None:
+def test_completed_pods_keep_their_capacity_until_the_gang_ends() -> None:
     one = running()
     pods = pods_of(one)
     verdict = look(one, with_phases(pods, DONE, "Running", "Running"))
@@ -71,7 +71,7 @@ def test_early_finishers_keep_their_room_until_the_gang_ends() -> None:
     assert verdict.status.placement == one.status.placement
 
 
-def test_max_runtime_bounds_the_stay_restarts_included() -> None:
+def test_max_runtime_bounds_the_admission_restarts_included() -> None:
     one = running(job(maxRuntimeSeconds=100))
     assert look(one, pods_of(one)).wake_at == NOW + 100
     restarted = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 90, 60.0))
@@ -133,7 +133,7 @@ def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission
     assert (gone.nomination, gone.requeue_after) == (None, None)
 
 
-def test_pods_that_exit_0_because_they_were_told_to_leave_complete_nothing() -> None:
+def test_pods_that_exit_0_because_they_were_evicted_do_not_complete_the_job() -> None:
     one = running()
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
     told = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
@@ -194,7 +194,7 @@ def test_the_time_that_earlier_attempts_ran_is_kept_through_restarts_suspension_
     assert (over.ran_seconds, over.started_at) == (45, NOW + 300)
 
 
-def test_a_suspended_job_gives_its_hold_back() -> None:
+def test_a_suspended_job_gives_its_nomination_back() -> None:
     one = job()
     waiting = look(one).status
     hold = spec.NominationStatus(placement=[], victims=["v"], expires_at=NOW + 100)
@@ -202,7 +202,7 @@ def test_a_suspended_job_gives_its_hold_back() -> None:
     assert look(paused).status.nomination is None
 
 
-def test_a_hold_expires() -> None:
+def test_a_nomination_expires() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW + 100)
     one = with_status(job(), look(job()).status.model_copy(update={"nomination": hold}))
     assert look(one).wake_at == NOW + 100
@@ -225,7 +225,7 @@ ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers
         (job(roles=ELSEWHERE), False),
     ],
 )  # fmt: skip
-def test_a_hold_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
+def test_a_nomination_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
     hold = spec.NominationStatus(placement=admitted().status.placement, expires_at=NOW + 100)
     one = with_status(edited, look(job()).status.model_copy(update={"nomination": hold}))
     verdict = look(one)
@@ -255,7 +255,7 @@ def test_cancel_of_a_finished_job_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("asked", [job(cancel=True), job(suspend=True)], ids=["cancel", "suspend"])
-def test_a_job_that_is_through_has_succeeded_whatever_is_asked_of_it_at_that_moment(asked: spec.TrainingJob) -> None:
+def test_a_completed_job_has_succeeded_whatever_its_spec_requests_at_that_moment(asked: spec.TrainingJob) -> None:
     one = running()
     through = with_phases(pods_of(one), DONE, DONE, DONE)
     verdict = look(with_status(asked, one.status), through, now=NOW + 5)
@@ -309,7 +309,7 @@ def test_a_finished_job_without_ttl_stays() -> None:
     assert (verdict.writes, verdict.wake_at) == ((), None)
 
 
-def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
+def test_checkpoints_are_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
     first = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=first).status
@@ -323,7 +323,7 @@ def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
     assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
 
 
-def test_a_checkpoint_dated_ahead_counts_as_of_now_is_told_once_and_keeps_no_later_one_from_being_told() -> None:
+def test_a_checkpoint_dated_in_the_future_counts_as_of_now_and_suppresses_no_later_one() -> None:
     one = running()
     ahead = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
     told = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
@@ -336,7 +336,7 @@ def test_a_checkpoint_dated_ahead_counts_as_of_now_is_told_once_and_keeps_no_lat
     )
 
 
-def test_a_checkpoint_that_a_status_dates_ahead_keeps_no_true_one_from_being_told() -> None:
+def test_a_status_with_a_future_checkpoint_suppresses_no_later_one() -> None:
     wrong = with_status_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
     one = with_status(running(), wrong)
     true = Heartbeat(at=NOW + 1, step=20, step_changed_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
@@ -344,7 +344,7 @@ def test_a_checkpoint_that_a_status_dates_ahead_keeps_no_true_one_from_being_tol
     assert told.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
 
 
-def test_the_checkpoint_that_a_job_writes_as_it_is_told_to_stop_is_told_at_once() -> None:
+def test_the_last_checkpoint_of_an_evicted_job_is_recorded_at_once() -> None:
     one = running()
     last = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=last).status

@@ -1,4 +1,4 @@
-"""A pod that has done its work is no loss when the cluster deletes it."""
+"""A completed pod does not count as lost when the cluster deletes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_gang_completes_with_pods_that_are_gone() -> None:
     assert end.node_losses == 0
 
 
-def test_it_goes_along_with_other_news() -> None:
+def test_it_is_written_with_other_changes() -> None:
     one = running()
     first, *others = pods_of(one)
     edited = one.model_copy(update={"metadata": one.metadata.model_copy(update={"generation": 2})})
@@ -62,7 +62,7 @@ def test_a_pod_that_did_not_finish_is_still_a_loss() -> None:
     assert status.node_losses == 1
 
 
-def test_a_pod_that_was_told_to_end_has_not_finished() -> None:
+def test_a_pod_that_was_stopped_has_not_finished() -> None:
     one = running(job(grace=600))
     first, *others = pods_of(one)
     status = look(one, (replace(done(first), deleting=True), *others), now=NOW + 100).status

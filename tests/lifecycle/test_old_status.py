@@ -15,7 +15,7 @@ def job(**status: object) -> TrainingJob:
     return TrainingJob.model_validate({"metadata": {"name": "a"}, "spec": SPEC, "status": status})
 
 
-def test_a_hold_that_an_earlier_version_wrote_is_read_as_a_nomination() -> None:
+def test_a_nomination_that_an_earlier_version_wrote_is_read_as_a_nomination() -> None:
     status = job(hold=HOLD).status
     assert status.hold is None
     assert status.nomination is not None
@@ -23,7 +23,7 @@ def test_a_hold_that_an_earlier_version_wrote_is_read_as_a_nomination() -> None:
     assert "hold" not in status.model_dump(by_alias=True)
 
 
-def test_a_nomination_counts_beside_an_old_hold() -> None:
+def test_a_nomination_counts_beside_an_old_nomination() -> None:
     status = job(hold=HOLD, nomination={**HOLD, "victims": ["u-other"]}).status
     assert status.nomination is not None
     assert status.nomination.victims == ["u-other"]

@@ -26,7 +26,7 @@ def seen(
     return reconcile_job(one, Observation(now, pods_of(one) if pods is None else pods, beat, NODES), bounds)
 
 
-def test_it_goes_along_with_other_news_and_alone_once_a_minute() -> None:
+def test_it_is_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
     told = seen(one, BEAT, now=NOW + 1).status
     assert told.progress == TOLD
@@ -45,7 +45,7 @@ def test_it_goes_along_with_other_news_and_alone_once_a_minute() -> None:
     assert (restarted.progress.step, restarted.progress.attempt) == (20, 0)
 
 
-def test_the_same_step_is_no_news() -> None:
+def test_the_same_step_is_not_written_again() -> None:
     one = with_status(running(), seen(running(), BEAT, now=NOW + 1).status)
     verdict = seen(one, replace(BEAT, at=NOW + 500), now=NOW + 500)
     assert (verdict.status, verdict.wake_at) == (one.status, None)

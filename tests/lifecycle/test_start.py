@@ -210,7 +210,7 @@ def test_an_event_tells_of_a_late_start() -> None:
     assert set(NODES) == {"n0", "n1", "n2"}
 
 
-def test_a_gang_of_one_pod_is_told_in_the_singular() -> None:
+def test_messages_of_a_gang_of_one_pod_are_in_the_singular() -> None:
     alone = (RolePlacement("trainer", "h200", (("n0", 1),)),)
     one = admitted(job(1, startTimeoutSeconds=60), placement=alone)
     ready = find_condition(look(one, pods_of(one)).status, PODS_READY)

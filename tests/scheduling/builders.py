@@ -22,7 +22,7 @@ def two_teams(first: int = 8, second: int = 8) -> list[QueueInfo]:
 
 
 def message_of(snapshot: Snapshot, uid: str) -> str:
-    """What a gang that waits is told."""
+    """The message of a waiting gang."""
     return wait_of(snapshot, uid).message
 
 
@@ -32,7 +32,7 @@ def wait_of(snapshot: Snapshot, uid: str) -> Wait:
 
 
 def in_order(result: PlanResult) -> list[str]:
-    """Who starts, in the order in which they were decided."""
+    """Uids of admitted gangs, in the order of the decisions."""
     return [d.gang_uid for d in result.decisions if isinstance(d, Admit)]
 
 
@@ -40,8 +40,8 @@ def in_order(result: PlanResult) -> list[str]:
 class Life:
     """A cluster that lives from plan to plan as the engine makes it: pure, with its own clock.
 
-    A gang runs for `runtime[uid]` seconds once it is admitted, from the start again after an eviction; one that was
-    told to leave has left `stop_s` later. `arrivals` are gangs that come at their `submitted_at`.
+    A gang runs for `runtime[uid]` seconds once it is admitted, from the start again after an eviction; an evicted one
+    is gone `stop_s` later. `arrivals` are gangs that come at their `submitted_at`.
     """
 
     snapshot: Snapshot

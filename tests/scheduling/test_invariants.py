@@ -1,4 +1,4 @@
-"""What must hold of every plan, on random worlds in the middle of things: as many of them as the profile says."""
+"""Invariants of every plan, on random snapshots of busy clusters; the Hypothesis profile says how many."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
 
 
 @given(worlds)
-def test_whatever_is_placed_is_valid_when_it_is_looked_at_again(snapshot: Snapshot) -> None:
+def test_every_placement_passes_the_placement_check(snapshot: Snapshot) -> None:
     gangs = gangs_of(snapshot)
     nodes = {node.name: node for node in snapshot.nodes}
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
@@ -53,7 +53,7 @@ def test_whatever_is_placed_is_valid_when_it_is_looked_at_again(snapshot: Snapsh
 
 
 @given(worlds)
-def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -> None:
+def test_nominated_capacity_is_free_once_victims_have_terminated(snapshot: Snapshot) -> None:
     after = left(carried_out(snapshot, plan(snapshot).decisions))
     total = Counter[tuple[str, str]]()
     for running in after.running:
@@ -80,7 +80,7 @@ def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
 
 
 @given(worlds)
-def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
+def test_a_required_domain_nominations_the_whole_gang(snapshot: Snapshot) -> None:
     gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
     for decision in plan(snapshot).decisions:
         if isinstance(decision, Admit | Nominate | Resize):
@@ -92,7 +92,7 @@ def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
 
 
 @given(worlds)
-def test_everyone_who_waits_is_told_why_and_nobody_else(snapshot: Snapshot) -> None:
+def test_exactly_the_waiting_gangs_get_a_wait(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     admitted = {d.gang_uid for d in decisions if isinstance(d, Admit)}
     told = [d.gang_uid for d in decisions if isinstance(d, Wait)]
@@ -111,7 +111,7 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
 
 
 @given(worlds)
-def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(snapshot: Snapshot) -> None:
+def test_no_gang_is_evicted_unless_its_preemptor_is_nominated(snapshot: Snapshot) -> None:
     result = plan(snapshot)
     for_whom = {d.preemptor for d in result.decisions if isinstance(d, Evict)}
     for_whom |= {d.preemptor for d in result.decisions if isinstance(d, Resize) and d.preemptor}
@@ -126,7 +126,7 @@ def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(sna
 
 
 @given(worlds, st.lists(st.integers(0, 8), min_size=1, max_size=4))
-def test_who_is_larger_than_the_cluster_does_not_depend_on_pods_of_others(snapshot: Snapshot, gpus: list[int]) -> None:
+def test_larger_than_cluster_does_not_depend_on_unmanaged_pods(snapshot: Snapshot, gpus: list[int]) -> None:
     def too_large(taken: list[int]) -> set[str]:
         """What gangs are told if nobody of ours is there, and pods of others take so many GPUs of each node in turn."""
         others = [
@@ -144,7 +144,7 @@ def test_who_is_larger_than_the_cluster_does_not_depend_on_pods_of_others(snapsh
 
 
 @given(worlds)
-def test_holds_come_first_then_who_leaves_then_who_starts(snapshot: Snapshot) -> None:
+def test_nominations_come_first_then_evictions_then_admissions(snapshot: Snapshot) -> None:
     def turn(decision: object) -> int:
         if isinstance(decision, Resize):
             return 3 if decision.reason == "Grown" else 1
@@ -160,7 +160,7 @@ def test_the_same_snapshot_gives_the_same_plan(snapshot: Snapshot) -> None:
 
 
 @given(histories)
-def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(history: tuple[Snapshot, ...]) -> None:
+def test_a_plan_with_the_cache_of_any_earlier_plan_equals_the_plan_without(history: tuple[Snapshot, ...]) -> None:
     memo = None
     memos = []
     for snapshot in history:
@@ -173,7 +173,7 @@ def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(histor
 
 
 @given(worlds)
-def test_a_plan_leaves_its_memo_as_it_found_it(snapshot: Snapshot) -> None:
+def test_a_plan_does_not_change_the_previous_cache(snapshot: Snapshot) -> None:
     first = plan(snapshot)
     memo = first.cache
     before = (

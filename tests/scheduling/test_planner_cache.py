@@ -1,4 +1,4 @@
-"""What a memo carries over is never out of date, however those who wait have changed since."""
+"""A planner cache is never stale, however pending gangs have changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:
 
 
 @given(worlds, st.integers(0, 1 << 32))
-def test_gangs_that_wait_may_go_be_edited_and_change_places(snapshot: Snapshot, seed: int) -> None:
+def test_pending_gangs_may_leave_be_edited_and_change_positions(snapshot: Snapshot, seed: int) -> None:
     draw = Random(seed)
     queues = [queue.name for queue in snapshot.queues] + ["nowhere"]
     waiting = [now for one in snapshot.pending if (now := edited(draw, one, queues)) is not None]
@@ -60,7 +60,7 @@ def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_
     assert not refused(plan(small, plan(large).cache))
 
 
-def test_a_memo_forgets_gangs_that_are_gone_so_that_plans_do_not_take_longer_and_longer() -> None:
+def test_a_cache_drops_removed_gangs_so_that_plans_do_not_slow_down() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
     there = world(rack("r1", 1), two_teams(), [], [busy])
     memo, remembered = None, []

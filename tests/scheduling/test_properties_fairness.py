@@ -1,4 +1,4 @@
-"""What must hold of a cluster that lives from plan to plan: everyone starts in the end, nobody is overtaken too far."""
+"""Properties of a cluster over many plans: every gang starts in the end, and backfill delays no reservation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fits_empty(snapshot: Snapshot, gang: Gang) -> bool:
 
 
 @given(st.integers(0, 1 << 32), st.integers(4, 14))
-def test_nobody_is_evicted_at_the_instant_at_which_it_started(seed: int, size: int) -> None:
+def test_no_gang_is_evicted_at_the_instant_at_which_it_started(seed: int, size: int) -> None:
     life = crowd(seed, size, bounded=False)
     life.live()
     starts = {(at, d.gang_uid) for at, result in life.plans for d in result.decisions if isinstance(d, Admit)}
@@ -81,7 +81,7 @@ def _stay(gang: Gang) -> float:
 
 
 @given(st.data())
-def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.DataObject) -> None:
+def test_a_gang_with_a_reservation_is_never_delayed_by_backfilled_gangs(data: st.DataObject) -> None:
     snapshot, runtime = blocked(data)
     promised = refused(plan(snapshot))["wide"].estimated_start
     alone = Life(replace(snapshot, pending=snapshot.pending[:1]), runtime)
@@ -95,7 +95,7 @@ def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.
 
 
 @given(st.data())
-def test_the_promise_does_not_depend_on_who_waits_behind(data: st.DataObject) -> None:
+def test_the_reservation_does_not_depend_on_gangs_behind(data: st.DataObject) -> None:
     snapshot, _ = blocked(data)
     without = replace(snapshot, pending=snapshot.pending[:1])
     assert refused(plan(snapshot))["wide"].estimated_start == refused(plan(without))["wide"].estimated_start

@@ -111,7 +111,7 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
 
 
 @given(worlds)
-def test_whoever_is_told_that_its_quota_is_exceeded_is_told_so_rightly(snapshot: Snapshot) -> None:
+def test_quota_exceeded_is_reported_only_when_it_is_true(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     after = carried_out(snapshot, decisions)
     used, by_uid = charged(after), {g.uid: g for g in snapshot.pending}

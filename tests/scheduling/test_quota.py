@@ -33,7 +33,7 @@ def test_pods_that_still_terminate_are_charged() -> None:
     assert refused(plan(snapshot))["new"].reason == "QuotaExceeded"
 
 
-def test_a_gang_whose_queue_was_deleted_takes_room_but_charges_nobody() -> None:
+def test_a_gang_whose_queue_was_deleted_takes_capacity_but_charges_no_queue() -> None:
     orphan = run(gang("old", "gone"), ["r1-0"])
     queues = [queue("q", guaranteed=16)]
     assert list(started(plan(world(rack("r1", 2), queues, [gang("one")], [orphan])))) == ["one"]

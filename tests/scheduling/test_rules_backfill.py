@@ -1,4 +1,4 @@
-"""What is promised to the first gang that lacks room, and who may start behind it. The clock stands at 1000."""
+"""Reservations of blocked gangs, and which gangs may start behind them. The time is 1000."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def behind_wide(runtime: float | None, **more: object) -> Snapshot:
     return world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=runtime)], [LONG], **more)  # type: ignore[arg-type]
 
 
-def test_the_first_gang_without_room_is_promised_the_time_at_which_enough_have_left() -> None:
+def test_the_first_gang_without_capacity_reserves_the_time_at_which_enough_is_free() -> None:
     assert wait_of(behind_wide(None), "wide").estimated_start == 2060.0
 
 
@@ -35,16 +35,16 @@ def test_grace_and_cleaning_up_count_towards_being_gone() -> None:
     assert refused(plan(behind_wide(1001.0)))["small"].reason == "BlockedByReservation"
 
 
-def test_a_gang_without_max_runtime_never_backfills_into_reserved_room() -> None:
+def test_a_gang_without_max_runtime_never_backfills_into_reserved_capacity() -> None:
     assert refused(plan(behind_wide(None)))["small"].reason == "BlockedByReservation"
 
 
-def test_a_gang_without_max_runtime_starts_beside_reserved_room() -> None:
+def test_a_gang_without_max_runtime_starts_beside_reserved_capacity() -> None:
     half = world(TWO_NODES + rack("r2", 1, size=4), QUEUE, [WIDE, gang("small", size=4, at=2)], [LONG])
     assert nodes_of(started(plan(half))["small"]) == {"r2-0": 1}
 
 
-def test_where_nobody_says_when_it_leaves_there_is_no_estimate_but_the_room_is_kept_from_the_unbounded() -> None:
+def test_without_max_runtimes_there_is_no_estimate_but_unbounded_gangs_do_not_take_the_reservation() -> None:
     endless = run(gang("endless"), ["r1-0"])
     snapshot = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2)], [endless])
     waits = refused(plan(snapshot))
@@ -54,7 +54,7 @@ def test_where_nobody_says_when_it_leaves_there_is_no_estimate_but_the_room_is_k
     assert in_order(plan(bounded)) == ["small"]
 
 
-def test_only_the_first_gang_without_room_is_promised_anything() -> None:
+def test_only_the_first_gang_without_capacity_gets_a_reservation() -> None:
     # `second` wants both nodes too; `late` would delay it, but not the first.
     snapshot = world(
         TWO_NODES,
@@ -65,7 +65,7 @@ def test_only_the_first_gang_without_room_is_promised_anything() -> None:
     assert in_order(plan(snapshot)) == ["late"]
 
 
-def test_each_root_and_each_flavor_has_its_own_promise() -> None:
+def test_each_root_and_each_flavor_has_its_own_reservation() -> None:
     queues = [queue("q", guaranteed=1000), queue("z", guaranteed=1000, flavor="a100")]
     nodes = TWO_NODES + rack("x", 2, flavor="a100")
     small = gang("small-z", "z", at=2)
@@ -83,14 +83,14 @@ def test_each_root_and_each_flavor_has_its_own_promise() -> None:
     }
 
 
-def test_a_promise_binds_gangs_of_other_roots_too() -> None:
+def test_a_reservation_binds_gangs_of_other_roots_too() -> None:
     queues = [queue("q", guaranteed=1000), queue("z", guaranteed=1000)]
     for runtime, starts in ((1000.0, ["small"]), (1001.0, [])):
         waiting = [WIDE, gang("small", "z", at=2, runtime=runtime)]
         assert in_order(plan(world(TWO_NODES, queues, waiting, [LONG]))) == starts
 
 
-def test_a_gang_over_its_quota_is_promised_no_room() -> None:
+def test_a_gang_over_its_quota_gets_no_reservation() -> None:
     greedy = gang("greedy", "a", pods=2, at=1)
     busy = run(gang("busy", "a"), ["r1-0"])
     queues = [queue("co"), queue("a", "co", 16, 16), queue("b", "co", 8)]
@@ -107,12 +107,12 @@ def test_a_gang_over_its_quota_is_not_overtaken_for_ever_by_smaller_ones_of_its_
     assert wait_of(world(rack("r1", 4), queues, [WIDE], running), "wide").estimated_start == 2060.0
 
 
-def test_a_gang_that_does_not_fit_while_nodes_are_down_blocks_nobody() -> None:
+def test_a_gang_that_does_not_fit_while_nodes_are_down_blocks_no_gang() -> None:
     nodes = rack("r1", 1) + rack("r2", 1, schedulable=False)
     assert in_order(plan(world(nodes, QUEUE, [WIDE, gang("small", at=2)]))) == ["small"]
 
 
-def test_a_promise_lies_where_the_gang_may_go() -> None:
+def test_a_reservation_is_on_nodes_that_accept_the_gang() -> None:
     # `wide` has to lie in one rack: r2 alone comes free in time, so an endless gang may have the idle node of r1.
     nodes = rack("r1", 1) + rack("r2", 2)
     busy = run(gang("busy", runtime=2000.0), ["r2-0"], since=0.0)
@@ -120,7 +120,7 @@ def test_a_promise_lies_where_the_gang_may_go() -> None:
     assert nodes_of(started(result)["small"]) == {"r1-0": 1}
 
 
-def test_those_who_are_leaving_already_are_waited_for_with_their_grace() -> None:
+def test_terminating_gangs_count_with_their_grace_period() -> None:
     leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="terminating")
     assert wait_of(world(TWO_NODES, QUEUE, [WIDE], [leaving]), "wide").estimated_start == 1045.0
 
@@ -131,7 +131,7 @@ def test_the_second_in_line_is_estimated_behind_the_first() -> None:
     assert [waits[uid].estimated_start for uid in ("one", "two")] == [2060.0, 4060.0]
 
 
-def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
+def test_capacity_of_nodes_that_are_down_does_not_count_for_estimates() -> None:
     line = [gang("one", at=1), gang("two", at=2)]
     running = [LONG, run(gang("longer", runtime=4000.0), ["r1-1"], since=0.0)]
     idle = world([*TWO_NODES, *rack("r2", 3, schedulable=False)], QUEUE, line, running)
@@ -145,7 +145,7 @@ def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
     assert refused(plan(blamed))["two"].estimated_start == 4060.0
 
 
-def test_fifo_starts_nobody_behind_a_gang_that_waits() -> None:
+def test_fifo_starts_no_gang_behind_a_waiting_one() -> None:
     result = plan(behind_wide(1.0), policy=FIFO)
     wait = refused(result)["small"]
     assert (in_order(result), wait.reason) == ([], "BlockedByQueueHead")

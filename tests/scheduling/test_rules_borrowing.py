@@ -1,4 +1,4 @@
-"""What a queue may use of others', who may take it back, and what that never does."""
+"""What a queue may borrow, which queue may reclaim it, and what reclaiming never does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_priority_plays_no_part_across_queues() -> None:
     assert evicted(plan(world(TWO_NODES, two_teams(), [urgent_borrower], running))) == {}
 
 
-def test_nobody_is_evicted_out_of_a_guarantee() -> None:
+def test_no_gang_within_a_guarantee_is_evicted() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "b"), ["r1-1"])]
     queues = [*two_teams(), queue("c", "co", 8)]
     assert evicted(plan(world(TWO_NODES, queues, [gang("owner", "c")], running))) == {}
@@ -62,7 +62,7 @@ def test_the_guarantee_of_the_department_entitles_a_leaf_that_has_none() -> None
     assert evicted(plan(world(TWO_NODES, queues, [gang("owner", "x1")], running))) == {"b": "owner"}
 
 
-def test_a_gang_that_must_borrow_evicts_nobody_in_other_queues() -> None:
+def test_a_gang_that_must_borrow_evicts_no_gang_of_other_queues() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "a"), ["r1-1"])]
     wait = wait_of(world(TWO_NODES, two_teams(), [gang("wide", "b", pods=2)], running), "wide")
     assert wait.reason == "QuotaExceeded"
@@ -76,7 +76,7 @@ def test_roots_take_nothing_from_each_other() -> None:
     assert wait.reason == "InsufficientResources"
 
 
-def test_lowering_a_quota_evicts_nobody_but_makes_the_excess_reclaimable() -> None:
+def test_lowering_a_quota_evicts_no_gang_but_makes_the_excess_reclaimable() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "a"), ["r1-1"], since=5)]
     lowered = [queue("co", guaranteed=16), queue("a", "co", 8), queue("b", "co", 8)]
     assert plan(world(TWO_NODES, lowered, [], running)).decisions == ()
@@ -98,7 +98,7 @@ def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
     assert refused(result)["two"].reason == "QuotaExceeded"
 
 
-def test_a_limit_holds_even_if_everything_else_is_idle() -> None:
+def test_a_limit_nominations_even_if_everything_else_is_idle() -> None:
     queues = [queue("co", guaranteed=16), queue("q", "co", 4, 8)]
     wait = wait_of(world(TWO_NODES, queues, [gang("g", pods=2)]), "g")
     assert (wait.reason, wait.message) == (
@@ -114,7 +114,7 @@ def test_each_resource_is_counted_for_itself() -> None:
     assert wait.message == "needs 16 cores of h200; queue q can never use more than 10 cores"
 
 
-def test_a_hold_charges_its_gang_so_that_others_do_not_borrow_it_away() -> None:
+def test_a_nomination_is_charged_so_that_others_do_not_borrow_its_quota() -> None:
     holder = gang("holder", "b", at=9)
     leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", preemptor="holder")
     hold = Nomination("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
@@ -124,7 +124,7 @@ def test_a_hold_charges_its_gang_so_that_others_do_not_borrow_it_away() -> None:
     assert list(started(plan(replace(snapshot, running=(), nominations=(), pending=snapshot.pending[1:])))) == ["two"]
 
 
-def test_room_that_borrowers_leave_is_not_lent_again_while_its_owner_waits() -> None:
+def test_capacity_reclaimed_from_borrowers_is_not_lent_again_while_its_owner_waits() -> None:
     running = [run(gang("own", "a"), ["r1-0"]), run(gang("borrowed", "a"), ["r1-1"], since=5)]
     result = plan(world(TWO_NODES, two_teams(), [gang("owner", "b", at=9), gang("again", "a", at=0)], running))
     assert set(held(result)) == {"owner"}

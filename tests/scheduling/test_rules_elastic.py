@@ -38,13 +38,13 @@ def test_a_gang_starts_at_the_largest_size_that_fits_now(nodes: int, size: int) 
     assert pods(rack("r1", nodes) + down, gang("g", pods=4, least=2)) == size
 
 
-def test_a_gang_starts_at_the_largest_size_that_one_required_domain_holds() -> None:
+def test_a_gang_starts_at_the_largest_size_that_one_required_domain_nominations() -> None:
     nodes = rack("r1", 2) + rack("r2", 3) + rack("r3", 2)
     asked = gang("g", pods=5, least=2, required="rack")
     assert set(nodes_of(started(plan(world(nodes, QUEUE, [asked])))["g"])) == {"r2-0", "r2-1", "r2-2"}
 
 
-def test_the_tightest_domain_is_taken_when_several_hold_the_same_size() -> None:
+def test_the_tightest_domain_is_taken_when_several_nomination_the_same_size() -> None:
     nodes = rack("r1", 4) + rack("r2", 3) + rack("r3", 4)
     asked = gang("g", pods=3, least=2, required="rack")
     assert {name[:2] for name in nodes_of(started(plan(world(nodes, QUEUE, [asked])))["g"])} == {"r2"}
@@ -58,7 +58,7 @@ def test_several_elastic_roles_take_extras_in_list_order() -> None:
         assert tuple(part.replicas for part in placed) == sizes
 
 
-def test_extras_never_keep_out_a_gang_that_comes_later_in_the_line() -> None:
+def test_extra_pods_never_keep_out_a_gang_later_in_the_order() -> None:
     # Beyond its guarantee it takes only what nobody else who waits could use.
     queues = two_teams(8, 8)
     waiting = [gang("elastic", "a", pods=2, least=1, at=0), gang("fixed", "b", at=5)]
@@ -74,7 +74,7 @@ def small_one(**more: object) -> RunningGang:
     return run(gang("elastic", pods=3, least=1), ["r1-0"], **more)  # type: ignore[arg-type]
 
 
-def test_a_gang_grows_into_idle_room_and_keeps_its_nodes() -> None:
+def test_a_gang_grows_into_idle_capacity_and_keeps_its_nodes() -> None:
     grown = resized(plan(world(rack("r1", 3), QUEUE, [], [small_one()])))["elastic"]
     assert (grown.reason, grown.preemptor) == ("Grown", None)
     assert nodes_of(grown.placement) == {"r1-0": 1, "r1-1": 1, "r1-2": 1}
@@ -86,7 +86,7 @@ def test_a_gang_grows_at_most_every_ten_minutes(since: float, resized_at: float 
     assert bool(resized(plan(snapshot))) is grows
 
 
-def test_a_gang_grows_only_with_room_that_no_waiting_gang_can_use() -> None:
+def test_a_gang_grows_only_with_capacity_that_no_waiting_gang_can_use() -> None:
     waiting = gang("waiting", pods=3)  # two nodes are idle, it needs three
     assert resized(plan(world(rack("r1", 3), QUEUE, [waiting], [small_one()]))) == {}
     result = plan(world(rack("r1", 3), QUEUE, [gang("small")], [small_one()]))
@@ -96,7 +96,7 @@ def test_a_gang_grows_only_with_room_that_no_waiting_gang_can_use() -> None:
     )
 
 
-def test_a_gang_that_waits_for_another_flavor_hinders_no_growth() -> None:
+def test_a_gang_waiting_for_another_flavor_does_not_prevent_growth() -> None:
     queues = [queue("q", guaranteed=1000), queue("p", guaranteed=1000, flavor="a100")]
     nodes = rack("r1", 3) + rack("x", 1, flavor="a100") + rack("y", 1, flavor="a100", schedulable=False)
     snapshot = world(nodes, queues, [gang("waiting", "p", pods=2)], [small_one()])
@@ -115,13 +115,13 @@ def test_a_gang_grows_within_its_quota_only() -> None:
     assert len(nodes_of(resized(plan(world(rack("r1", 3), queues, [], [small_one()])))["elastic"].placement)) == 2
 
 
-def test_a_gang_of_full_size_or_without_idle_room_stays_as_it_is() -> None:
+def test_a_gang_of_full_size_or_without_idle_capacity_stays_as_it_is() -> None:
     whole = run(gang("elastic", pods=2, least=1), ["r1-0", "r1-1"])
     assert plan(world(rack("r1", 3), QUEUE, [], [whole])).decisions == ()
     assert plan(world(rack("r1", 1), QUEUE, [], [small_one()])).decisions == ()
 
 
-def test_gangs_shrink_before_anyone_is_evicted_whatever_the_priority_and_the_loss() -> None:
+def test_gangs_shrink_before_any_is_evicted_whatever_the_priority_and_lost_work() -> None:
     running = [
         run(gang("elastic", pods=2, least=1, priority=4), ["r1-0", "r1-1"], since=-9000.0),
         run(gang("fixed", priority=0), ["r1-2"], since=1000.0),
@@ -149,7 +149,7 @@ def test_a_gang_gives_no_more_pods_than_are_needed() -> None:
     assert len(nodes_of(resized(result)["elastic"].placement)) == 3
 
 
-def test_a_gang_leaves_whole_when_shrinking_does_not_free_enough() -> None:
+def test_a_gang_is_evicted_when_shrinking_does_not_free_enough() -> None:
     wide = run(gang("elastic", pods=2, least=1), ["r1-0", "r1-1"])
     result = plan(world(rack("r1", 2), QUEUE, [gang("urgent", pods=2, priority=5)], [wide]))
     assert (evicted(result), resized(result)) == ({"elastic": "urgent"}, {})

@@ -1,4 +1,4 @@
-"""Room that was promised durably to one gang: who starts on it, who may take it, when it ends. The clock: 1000."""
+"""Nominations: which gang starts on one, which may take it, when it ends. The time is 1000."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def hold(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0, uid:
     return Nomination(uid, on(nodes), victims, until)
 
 
-def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
+def test_a_gang_starts_exactly_on_its_nominated_capacity() -> None:
     result = plan(world(rack("r1", 3), QUEUE, [HOLDER, gang("first", at=0)], nominations=(hold("r1-2"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-2": 1}
     assert nodes_of(started(result)["first"]) == {"r1-0": 1}
 
 
-def test_a_gang_does_not_start_where_room_is_held_on_a_node_that_is_tainted_since() -> None:
+def test_a_gang_does_not_start_on_a_nominated_node_that_was_tainted() -> None:
     nodes = rack("r1", 2)
     tainted = [nodes[0], replace(nodes[1], taints=(NodeTaint("example.com/upkeep"),))]
     result = plan(world(tainted, QUEUE, [HOLDER], nominations=(hold("r1-1"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
 
 
-def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() -> None:
+def test_nominated_capacity_is_reserved_while_its_gang_waits_for_victims() -> None:
     leaving = run(gang("old", size=4), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
         rack("r1", 1),
@@ -60,20 +60,20 @@ def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() ->
     assert in_order(plan(left(snapshot))) == ["holder"]
 
 
-def test_a_hold_ends_at_its_expiry() -> None:
+def test_a_nomination_ends_at_its_expiry() -> None:
     snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0)], nominations=(hold("r1-0", until=1000.0),))
     assert in_order(plan(snapshot)) == ["first"]
     assert in_order(plan(replace(snapshot, now=999.9))) == ["holder"]
 
 
-def test_a_hold_of_a_gang_that_is_gone_or_runs_is_over() -> None:
+def test_a_nomination_of_a_gang_that_is_gone_or_runs_is_over() -> None:
     for running in ([], [run(HOLDER, ["r1-0"])]):
         nodes = rack("r1", 2)[0 if running else 1 :]
         result = plan(world(nodes, QUEUE, [gang("other")], running, nominations=(hold("r1-1"),)))
         assert nodes_of(started(result)["other"]) == {"r1-1": 1}
 
 
-def test_room_is_kept_for_a_gang_that_backs_off() -> None:
+def test_capacity_is_retained_for_a_gang_in_backoff() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     assert (
         refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
@@ -81,7 +81,7 @@ def test_room_is_kept_for_a_gang_that_backs_off() -> None:
     )
 
 
-def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
+def test_a_gang_whose_nominated_node_was_lost_is_scheduled_first_elsewhere() -> None:
     snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0, priority=3)], nominations=(hold("gone-0"),))
     assert in_order(plan(snapshot)) == ["holder"]
     cordoned = rack("r1", 1) + rack("r2", 1, schedulable=False)
@@ -90,7 +90,7 @@ def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
     }
 
 
-def test_a_hold_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
+def test_a_nomination_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     wide = gang("holder", pods=2, required="rack")
     assert set(nodes_of(started(plan(world(nodes, QUEUE, [wide], nominations=(hold("r2-1"),))))["holder"])) == {
@@ -99,7 +99,7 @@ def test_a_hold_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
     }
 
 
-def test_a_hold_of_a_part_whose_domain_has_no_more_room_is_given_up() -> None:
+def test_a_nomination_of_a_part_whose_domain_has_no_more_capacity_is_given_up() -> None:
     nodes = rack("r1", 2) + rack("r2", 2)
     wide = gang("holder", pods=2, required="rack")
     full = run(gang("x"), ["r2-0"])
@@ -107,7 +107,7 @@ def test_a_hold_of_a_part_whose_domain_has_no_more_room_is_given_up() -> None:
     assert set(nodes_of(place)) == {"r1-0", "r1-1"}
 
 
-def test_a_higher_priority_of_the_leaf_may_take_a_hold_and_an_equal_one_may_not() -> None:
+def test_a_higher_priority_of_the_leaf_may_take_a_nomination_and_an_equal_one_may_not() -> None:
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     for priority, takes in ((1, {"holder": "rival"}), (0, {})):
         rival = gang("rival", priority=priority, at=0)
@@ -117,7 +117,7 @@ def test_a_higher_priority_of_the_leaf_may_take_a_hold_and_an_equal_one_may_not(
         assert evicted(plan(snapshot)) == takes
 
 
-def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_to() -> None:
+def test_a_gang_that_takes_a_nomination_waits_for_its_victims_and_evicts_no_others() -> None:
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
         rack("r1", 1),
@@ -132,7 +132,7 @@ def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_
     assert list(started(plan(left(carried_out(snapshot, result.decisions))))) == ["rival"]
 
 
-def test_another_queue_takes_a_hold_back_only_from_borrowed_quota() -> None:
+def test_another_queue_takes_a_nomination_back_only_from_borrowed_quota() -> None:
     leaving = run(gang("old", "a"), ["r1-1"], state="evicting", preemptor="holder")
     own = run(gang("own", "a", priority=9), ["r1-0"])
     kept = hold("r1-1", victims=("old",))
@@ -143,7 +143,7 @@ def test_another_queue_takes_a_hold_back_only_from_borrowed_quota() -> None:
     assert evicted(plan(entitled)) == {}
 
 
-def test_a_held_gang_whose_victim_has_left_starts_although_a_higher_priority_came_meanwhile() -> None:
+def test_a_nominated_gang_whose_victim_has_left_starts_although_a_higher_priority_came_meanwhile() -> None:
     before = world(rack("r1", 1), QUEUE, [gang("mid", priority=3)], [run(gang("low"), ["r1-0"])])
     after = left(carried_out(before, plan(before).decisions))
     late = replace(after, pending=(*after.pending, gang("high", priority=9, at=999)))
@@ -151,7 +151,7 @@ def test_a_held_gang_whose_victim_has_left_starts_although_a_higher_priority_cam
     assert (in_order(result), evicted(result)) == (["mid"], {})
 
 
-def test_holds_are_charged_to_the_queue() -> None:
+def test_nominations_are_charged_to_the_queue() -> None:
     snapshot = world(
         rack("r1", 3),
         [queue("q", guaranteed=16)],
@@ -162,13 +162,13 @@ def test_holds_are_charged_to_the_queue() -> None:
     assert wait_of(snapshot, "wide").reason == "QuotaExceeded"
 
 
-def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
+def test_a_gang_whose_old_pods_are_terminating_waits_even_if_it_is_nominated() -> None:
     stopping = run(HOLDER, ["r1-0"], state="terminating")
     wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], nominations=(hold("r1-0"),)), "holder")
     assert (wait.reason, wait.message) == ("WaitingForPreemption", "pods of its previous attempt are still terminating")
 
 
-def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() -> None:
+def test_a_queue_whose_only_nomination_was_used_in_this_plan_has_no_candidates() -> None:
     tree = [queue("co", guaranteed=64), queue("a", "co", 16), queue("b", "co", 0), queue("d", "co", 0)]
     blocked = gang("blocked", pods=2, queue="d", at=0)  # has its turn first: `b` still holds room then
     borrower, entitled = gang("holder", queue="b", at=1), gang("entitled", queue="a", at=2)
@@ -182,7 +182,7 @@ def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() ->
     assert (in_order(result), evicted(result)) == (["holder"], {})
 
 
-def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
+def test_the_nomination_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     waiting = [gang("urgent", priority=5), gang("other")]
     result = plan(world(rack("r1", 1), QUEUE, waiting, nominations=(kept,)))
@@ -190,7 +190,7 @@ def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
     assert refused(result).keys() == {"urgent", "other"}
 
 
-def test_a_gang_that_can_no_longer_start_is_told_why_although_its_hold_is_taken() -> None:
+def test_an_infeasible_gang_keeps_its_reason_although_its_nomination_is_taken() -> None:
     tree = [queue("co", guaranteed=8), queue("a", "co", 8), queue("b", "co", 0)]
     reasons = {
         "UnknownTopologyLevel": gang("holder", queue="b", required="aisle"),
@@ -203,7 +203,7 @@ def test_a_gang_that_can_no_longer_start_is_told_why_although_its_hold_is_taken(
         assert refused(result)["holder"].reason == code
 
 
-def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out() -> None:
+def test_a_nomination_beyond_quota_is_charged_until_it_expires() -> None:
     holder, small = gang("holder", "a", pods=2), gang("small", "b", at=9, runtime=10.0)
     other = run(gang("other", "a", runtime=3600.0), ["r1-3"])
     nodes, teams = rack("r1", 4), [queue("a", "co"), queue("b", "co")]
@@ -214,7 +214,7 @@ def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out(
     assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
 
 
-def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
+def test_a_nomination_that_is_replaced_by_another_one_is_charged_no_more() -> None:
     holder, later = gang("holder", priority=5), gang("later", at=9)
     victim, other = run(gang("victim", priority=-1), ["r1-1"]), run(gang("other", priority=9), ["r1-2"])
     nodes, queues = rack("r1", 3), [queue("q", guaranteed=32)]
@@ -227,7 +227,7 @@ def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
     assert refused(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
 
 
-def test_of_two_holds_that_do_not_go_together_the_entitled_one_takes_the_other() -> None:
+def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> None:
     """Both are written when the engine dies between the two writes that replace one by the other."""
     tree = [queue("co"), queue("a", "co", 8), queue("b", "co", 8)]
     borrower = gang("borrower", "a", pods=2, priority=5)

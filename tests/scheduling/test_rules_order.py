@@ -1,4 +1,4 @@
-"""Who goes next: guarantee, share down the tree, priority in the leaf, first come."""
+"""The queue order: guarantee, share down the tree, priority in the leaf, submit time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_submitted_together_the_uid_decides_and_not_the_place_in_the_snapshot() 
         assert in_order(plan(world(ONE_NODE, [queue("q", guaranteed=8)], waiting))) == ["x"]
 
 
-def test_a_gang_with_a_hold_goes_before_any_priority_of_its_leaf() -> None:
+def test_a_gang_with_a_nomination_goes_before_any_priority_of_its_leaf() -> None:
     holder, urgent = gang("holder"), gang("urgent", priority=9, at=-1.0)
     place = started(plan(world(ONE_NODE, [queue("q", guaranteed=8)], [holder])))["holder"]
     hold = Nomination("holder", place, (), expires_at=2000.0)
@@ -147,7 +147,7 @@ def test_max_priority_of_any_queue_on_the_path_caps_the_priority(own: int | None
     assert started(plan(world(ONE_NODE, queues, [gang("g", priority=5)])))
 
 
-def test_a_gang_that_may_never_start_does_not_stand_in_anyones_way() -> None:
+def test_a_gang_that_can_never_start_blocks_no_gang() -> None:
     queues = [queue("q", guaranteed=8, max_priority=5)]
     waiting = [gang("too-high", priority=6, at=0), gang("fine", at=5)]
     assert in_order(plan(world(ONE_NODE, queues, waiting))) == ["fine"]

@@ -1,5 +1,5 @@
-"""Nobody who runs leaves for what the same plan starts in its queue: which flavor a gang is entitled through, and whom
-a plan takes room from first."""
+"""Admissions of a plan are withdrawn before a running gang of the queue is evicted; and through which flavor a gang is
+within a guarantee."""
 
 from __future__ import annotations
 

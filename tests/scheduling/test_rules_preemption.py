@@ -1,4 +1,4 @@
-"""Whom a gang may make leave, in what order, and never for nothing. The clock stands at 10000."""
+"""Which gangs are preempted, in what order, and only if the preemptor then starts. The time is 10000."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_lost_work_counts_every_pod() -> None:
     assert evicted(plan(full(running, urgent()))) == {"one-pod": "urgent"}
 
 
-def test_lost_work_is_capped_at_30_minutes_a_pod_so_that_never_saving_protects_nobody() -> None:
+def test_lost_work_is_capped_at_30_minutes_a_pod_so_that_missing_checkpoints_protect_no_gang() -> None:
     # 1800 s against 2 x 1700 s, though the first ran for 10000 s without a checkpoint.
     running = [
         run(gang("never-saves"), ["r1-0"], since=0),
@@ -89,28 +89,28 @@ def test_at_last_the_uid_decides() -> None:
     assert evicted(plan(full(running, urgent()))) == {"x": "urgent"}
 
 
-def test_nobody_is_evicted_for_a_gang_that_would_not_start() -> None:
+def test_no_gang_is_evicted_for_a_gang_that_would_not_start() -> None:
     running = [run(gang("low"), ["r1-0"]), run(gang("high", priority=9), ["r1-1"])]
     result = plan(full(running, urgent(pods=2)))
     assert (evicted(result), held(result), refused(result)["urgent"].reason) == ({}, {}, "InsufficientResources")
 
 
-def test_nobody_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
+def test_no_gang_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
     running = [run(gang("low"), ["r1-0"])]
     assert evicted(plan(full(running, urgent(excluded_nodes=frozenset({"r1-0"}))))) == {}
 
 
-def test_nobody_is_evicted_where_there_is_room() -> None:
+def test_no_gang_is_evicted_where_there_is_capacity() -> None:
     result = plan(full([run(gang("low"), ["r1-0"])], urgent(), nodes=rack("r1", 2)))
     assert (evicted(result), list(started(result))) == ({}, ["urgent"])
 
 
-def test_nobody_is_evicted_where_room_comes_free_anyway() -> None:
+def test_no_gang_is_evicted_where_capacity_comes_free_anyway() -> None:
     leaving = run(gang("leaving"), ["r1-1"], state="terminating")
     assert evicted(plan(full([run(gang("low"), ["r1-0"]), leaving], urgent()))) == {}
 
 
-def test_whoever_turns_out_needless_is_let_off() -> None:
+def test_unnecessary_victims_are_not_evicted() -> None:
     # The cheapest, `half`, is asked first; with `whole` gone as well its room is not needed.
     running = [
         run(gang("half", size=4), ["r1-0"], since=NOW),
@@ -131,7 +131,7 @@ def test_the_required_domain_whose_victims_lose_least_is_emptied() -> None:
     assert set(evicted(plan(full(running, urgent(2, required="rack"), nodes=nodes)))) == {"c", "d"}
 
 
-def test_freed_room_is_held_for_the_one_it_was_freed_for_until_grace_and_start_timeout_have_passed() -> None:
+def test_freed_capacity_is_nominated_until_grace_period_and_start_timeout_have_passed() -> None:
     running = [run(gang("low", grace_s=120.0), ["r1-0"]), run(gang("low2", grace_s=40.0), ["r1-1"])]
     room = held(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
     assert (nodes_of(room.placement), sorted(room.victims)) == ({"r1-0": 1, "r1-1": 1}, ["low", "low2"])
@@ -146,13 +146,13 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
     assert refused(result)["u2"].reason == "InsufficientResources"
 
 
-def test_a_gang_that_leaves_already_is_not_asked_again() -> None:
+def test_a_terminating_gang_is_not_preempted_again() -> None:
     leaving = run(gang("leaving"), ["r1-0"], state="evicting", preemptor="somebody")
     result = plan(full([leaving, run(gang("low"), ["r1-1"])], urgent(pods=2)))
     assert evicted(result) == {"low": "urgent"}
 
 
-def test_a_small_gang_of_lower_priority_does_not_start_into_room_that_is_being_freed() -> None:
+def test_a_small_gang_of_lower_priority_does_not_start_on_capacity_that_is_being_freed() -> None:
     running = [run(gang("low"), ["r1-0"])]
     result = plan(full(running, urgent(pods=2), gang("small", at=0), nodes=rack("r1", 2)))
     assert evicted(result) == {"low": "urgent"}
@@ -215,7 +215,7 @@ def test_the_nodes_that_are_emptied_are_those_that_lose_least() -> None:
     assert emptied(snapshot) == {"r1-1": 8, "r1-3": 8}
 
 
-def test_a_node_on_which_somebody_of_a_higher_priority_runs_is_emptied_last() -> None:
+def test_a_node_with_a_gang_of_higher_priority_is_emptied_last() -> None:
     running = spread_thin(4)
     running[0] = replace(running[0], gang=replace(running[0].gang, priority=9))  # on r1-0
     snapshot = world(rack("r1", 4), two_teams(24, 8), [gang("owner", "a", pods=3)], running, now=NOW)
@@ -233,7 +233,7 @@ def test_a_node_that_cannot_be_emptied_is_left_alone() -> None:
     assert "r1-0" not in left
 
 
-def test_where_a_node_holds_several_pods_no_more_leave_it_than_have_to() -> None:
+def test_where_a_node_nominations_several_pods_no_more_leave_it_than_have_to() -> None:
     """Three pods of four GPUs need half of three nodes, or one node and a half."""
     snapshot = world(rack("r1", 4), two_teams(12, 20), [gang("owner", "a", pods=3, size=4)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
@@ -241,7 +241,7 @@ def test_where_a_node_holds_several_pods_no_more_leave_it_than_have_to() -> None
     assert all(count in (4, 8) for count in left.values())
 
 
-def test_gangs_that_run_on_several_nodes_are_asked_once() -> None:
+def test_gangs_that_run_on_several_nodes_are_preempted_once() -> None:
     """Every pair of nodes is filled by eight gangs of two pods."""
     running = [
         run(gang(f"p{i}-{n}", "b", pods=2, size=1), [f"r1-{n}", f"r1-{n + 1}"], since=float(i))
@@ -254,7 +254,7 @@ def test_gangs_that_run_on_several_nodes_are_asked_once() -> None:
     assert len({uid.partition("-")[2] for uid in gone}) == 1
 
 
-def test_whoever_can_shrink_does_so_before_anybody_leaves_also_node_by_node() -> None:
+def test_elastic_gangs_shrink_before_any_is_evicted_also_node_by_node() -> None:
     """Eight gangs with an extra pod on the one node cost more than eight small ones on the other, which would leave."""
     elastic = [
         run(gang(f"e{i}", "b", pods=2, least=1, size=1), [f"r1-{i % 2}", f"r1-{3 + i % 2}"], since=1.0)
@@ -269,7 +269,7 @@ def test_whoever_can_shrink_does_so_before_anybody_leaves_also_node_by_node() ->
     assert len({uid[1:] for uid in (one.gang_uid for one in resized)}) == 8
 
 
-def test_whoever_must_make_room_on_a_node_shrinks_where_that_is_enough() -> None:
+def test_a_victim_on_a_node_shrinks_where_that_is_enough() -> None:
     running = [
         run(gang(f"e{n}-{i}", "b", pods=2, least=1, size=1), [f"r1-{n}", f"r2-{n}"], since=1.0)
         for n in range(4)
@@ -281,7 +281,7 @@ def test_whoever_must_make_room_on_a_node_shrinks_where_that_is_enough() -> None
     assert sum(isinstance(decision, Resize) for decision in result.decisions) == 8
 
 
-def test_room_that_is_promised_to_another_is_not_made_for_nothing() -> None:
+def test_no_victim_is_evicted_for_capacity_that_is_reserved_for_another() -> None:
     """The gangs that lose least would make room on the node that is reserved for another gang, which must run there;
     the borrower may be asked for one node only."""
     nodes = [replace(node, labels={"zone": node.name}) for node in rack("r1", 4)]

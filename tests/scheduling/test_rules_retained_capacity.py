@@ -35,14 +35,14 @@ def lost_a_node(priority: int = 5, **more: object) -> RunningGang:
     return returning(run(gang("back", pods=2, priority=priority, **more), ["gone-0", "r1-0"]), ["r1-0"])  # type: ignore[arg-type]
 
 
-def test_nobody_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> None:
+def test_no_gang_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> None:
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
     result = plan(snapshot)
     assert (evicted(result), held(result), refused(result)["wide"].reason) == ({}, {}, "InsufficientResources")
 
 
-def test_who_may_have_somebody_elses_room_does_not_wait_for_what_another_keeps() -> None:
+def test_a_gang_that_may_preempt_does_not_wait_for_retained_capacity() -> None:
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("mid", priority=3)], [lost_a_node(), low])
     assert evicted(plan(snapshot)) == {"low": "mid"}
@@ -50,7 +50,7 @@ def test_who_may_have_somebody_elses_room_does_not_wait_for_what_another_keeps()
     assert evicted(plan(replace(snapshot, running=(for_good, low)))) == {}, "it fits as soon as the other has left"
 
 
-def test_no_place_is_promised_that_another_keeps_and_so_nobody_is_kept_off_for_it() -> None:
+def test_no_reservation_is_on_retained_capacity() -> None:
     # `wide` gets r1-1 and r1-2 at 2060; were r1-0 to come free at once, `small` would have to leave r1-1 alone.
     long = run(gang("long", runtime=2000.0, priority=9), ["r1-2"], since=0.0)
     small = gang("small", at=2, runtime=900.0)
@@ -59,7 +59,7 @@ def test_no_place_is_promised_that_another_keeps_and_so_nobody_is_kept_off_for_i
     assert nodes_of(started(result)["small"]) == {"r1-1": 1}
 
 
-def test_what_it_keeps_comes_free_when_its_next_stay_is_over() -> None:
+def test_retained_capacity_is_released_after_the_next_run() -> None:
     back = lost_a_node(runtime=100.0)  # by 2000 it has begun, and is gone at 2000 + 100 + 30 (grace) + 30
     assert wait_of(world(rack("r1", 1), QUEUE, [gang("next")], [back]), "next").estimated_start == 2160.0
 
@@ -70,7 +70,7 @@ def test_what_it_keeps_stays_charged_to_its_queue() -> None:
     assert evicted(plan(snapshot)) == {"low": "mid"}, "there is room on r1-2, and no quota beside what is kept"
 
 
-def test_a_higher_priority_takes_what_it_keeps_rather_than_the_room_of_one_who_works() -> None:
+def test_a_higher_priority_takes_retained_capacity_rather_than_that_of_a_running_gang() -> None:
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [lost_a_node(priority=0), low])
     result = plan(snapshot)
@@ -88,7 +88,7 @@ def test_another_queue_takes_it_only_from_borrowed_quota(guaranteed: int, taken:
     assert evicted(plan(snapshot)) == taken
 
 
-def test_it_is_not_asked_to_shrink_since_it_stops_already() -> None:
+def test_it_is_not_shrunk_since_it_is_terminating() -> None:
     back = returning(run(gang("back", pods=2, least=1), ["r1-0", "r1-1"]), ["r1-0", "r1-1"])
     result = plan(world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [back]))
     assert (resized(result), evicted(result)) == ({}, {"back": "high"})
@@ -104,7 +104,7 @@ def _on_one_node() -> RunningGang:
     return returning(run(gang("back", at=9), ["r1-0"]), ["r1-0"])
 
 
-def test_a_memo_follows_a_gang_that_stops_and_comes_back() -> None:
+def test_a_cache_follows_a_gang_that_terminates_and_restarts() -> None:
     runs = world(rack("r1", 2), QUEUE, [gang("wide", pods=2)], [run(gang("back", at=9), ["r1-0"])])
     stops = replace(runs, running=(_on_one_node(),))
     gone: Snapshot = left(stops)

@@ -45,19 +45,19 @@ def racks_of(nodes: dict[str, int]) -> set[str]:
     return {name.split("-")[0] for name in nodes}
 
 
-def test_a_required_domain_is_never_left_even_if_the_cluster_has_room() -> None:
+def test_a_required_domain_is_never_left_even_if_the_cluster_has_capacity() -> None:
     nodes = rack("r1", 2) + rack("r2", 2)
     filled = [run(gang("x"), ["r1-0"]), run(gang("y"), ["r2-0"])]
     assert place(nodes, gang("g", pods=2, required="rack"), running=filled) == {}
     assert place(nodes, gang("g", pods=2), running=filled) == {"r1-1": 1, "r2-1": 1}
 
 
-def test_a_preferred_domain_is_used_when_there_is_room() -> None:
+def test_a_preferred_domain_is_used_when_there_is_capacity() -> None:
     nodes = rack("r1", 1) + rack("r2", 3) + rack("r3", 1)
     assert racks_of(place(nodes, gang("g", pods=2, preferred="rack"))) == {"r2"}
 
 
-def test_a_preferred_domain_without_room_keeps_nobody_waiting() -> None:
+def test_a_preferred_domain_without_capacity_does_not_delay_the_gang() -> None:
     nodes = rack("r1", 1) + rack("r2", 1)
     assert place(nodes, gang("g", pods=2, preferred="rack")) == {"r1-0": 1, "r2-0": 1}
 
@@ -70,17 +70,17 @@ def test_a_preferred_rack_within_a_required_block() -> None:
     assert racks_of(place(nodes, gang("g", pods=2, **wants), running=filled)) == {"r2", "r3"}  # type: ignore[arg-type]
 
 
-def test_the_tightest_domain_that_holds_the_gang_is_taken() -> None:
+def test_the_tightest_domain_that_nominations_the_gang_is_taken() -> None:
     nodes = rack("r1", 4) + rack("r2", 2) + rack("r3", 3)
     assert racks_of(place(nodes, gang("g", pods=2, required="rack"))) == {"r2"}
 
 
-def test_the_tightest_node_that_holds_the_pod_is_taken() -> None:
+def test_the_tightest_node_that_nominations_the_pod_is_taken() -> None:
     filled = [run(gang("x", size=4), ["r1-1"]), run(gang("y", size=2), ["r1-2"])]
     assert place(rack("r1", 3), gang("g", size=4), running=filled) == {"r1-1": 1}
 
 
-def test_a_gang_without_a_wish_is_still_spread_over_as_few_racks_as_can_be() -> None:
+def test_a_gang_without_topology_still_uses_as_few_racks_as_possible() -> None:
     nodes = rack("r1", 1) + rack("r2", 4) + rack("r3", 2)
     assert racks_of(place(nodes, gang("g", pods=4))) == {"r2"}
 
@@ -140,12 +140,12 @@ def test_flavors_are_tried_in_the_order_of_the_gang(wish: tuple[str, ...]) -> No
     assert flavor_of(gang("g", flavors=wish)) == wish[0]
 
 
-def test_the_next_flavor_is_taken_when_the_first_has_no_room() -> None:
+def test_the_next_flavor_is_taken_when_the_first_has_no_capacity() -> None:
     full = run(gang("x", pods=2), ["h-0", "h-1"])
     assert flavor_of(gang("g", flavors=("h200", "a100")), [full]) == "a100"
 
 
-def test_without_a_wish_the_flavors_of_the_queue_are_tried_by_name() -> None:
+def test_without_flavors_of_the_job_those_of_the_queue_are_tried_by_name() -> None:
     assert flavor_of(gang("g")) == "a100"
 
 
@@ -186,17 +186,17 @@ def test_a_taint_keeps_a_pod_off_unless_it_tolerates_it() -> None:
         assert place(tainted, gang("g", roles=[role("trainer", 1, tolerations=(toleration,))])) == {}
 
 
-def test_a_taint_that_only_prefers_keeps_nobody_off() -> None:
+def test_a_prefer_no_schedule_taint_excludes_no_pod() -> None:
     assert place(rack("r1", 1, taints=(NodeTaint("spot", effect="PreferNoSchedule"),)), gang("g")) == {"r1-0": 1}
 
 
-def test_tolerations_of_the_flavor_hold_for_every_pod_in_it() -> None:
+def test_tolerations_of_the_flavor_nomination_for_every_pod_in_it() -> None:
     tolerant = FlavorInfo("h200", ("block", "rack"), (NodeToleration("spot", "Exists"),))
     nodes = rack("r1", 1, taints=(NodeTaint("spot"),))
     assert started(plan(world(nodes, PLENTY, [gang("g")], flavors=(tolerant,))))
 
 
-def test_every_line_of_a_node_selector_has_to_hold() -> None:
+def test_every_line_of_a_node_selector_has_to_nomination() -> None:
     nodes = rack("r1", 1, labels={"disk": "nvme"}) + rack("r2", 1, labels={"disk": "nvme", "zone": "z1"})
     asked = role("trainer", 1, node_selector=(("disk", "nvme"), ("zone", "z1")))
     assert place(nodes, gang("g", roles=[asked])) == {"r2-0": 1}
@@ -239,12 +239,12 @@ def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
     }
 
 
-def test_nodes_that_everyone_avoids_are_used_by_nobody_and_make_no_job_impossible() -> None:
+def test_nodes_excluded_for_all_are_not_used_and_make_no_job_infeasible() -> None:
     wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], excluded_nodes=frozenset({"r1-0"})), "g")
     assert wait.reason == "InsufficientResources"
 
 
-def test_a_cordoned_node_takes_nobody_and_keeps_those_it_has() -> None:
+def test_a_cordoned_node_accepts_no_pod_and_keeps_its_pods() -> None:
     nodes = rack("r1", 1, schedulable=False)
     half = run(gang("there", size=4), ["r1-0"])
     result = plan(world(nodes, PLENTY, [gang("g", size=4)], [half]))
@@ -257,7 +257,7 @@ def test_what_pods_of_others_use_is_not_free() -> None:
     assert place(nodes, gang("g", size=5)) == {}
 
 
-def test_pod_slots_are_room_as_well() -> None:
+def test_pod_slots_are_capacity_as_well() -> None:
     narrow = [NodeInfo("n", Resources.of({GPU: 8, "pods": 2}), flavor="h200", domains=("b", "b/r"))]
     assert place(narrow, gang("g", pods=2, size=1)) == {"n": 2}
     assert place(narrow, gang("g", pods=3, size=1)) == {}

@@ -1,4 +1,4 @@
-"""What a gang without room is told, word by word: how many of its pods fit, and what the nodes lack for the others."""
+"""The exact message of a gang that does not fit: how many of its pods fit, and what the nodes lack for the others."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def busy(node: str, pods: int = 1, **amounts: int) -> RunningGang:
 
 
 def message(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TWO)) -> str:
-    """The whole sentence. The queue names GPUs only, so that there is nothing to say of its quota otherwise."""
+    """The message of `g`. The queue names GPUs only, so requests without GPUs get no quota message."""
     return message_of(world(nodes, QUEUE, [gang], running), "g")
 
 
-def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
+def test_unmanaged_pods_on_the_only_node_that_fits_are_reported_instead_of_a_small_cluster() -> None:
     nodes = rack("r1", 1, unmanaged_usage=Resources.of({GPU: 6, "pods": 1}))
     wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
     assert wait.reason == "InsufficientResources"
@@ -52,7 +52,7 @@ def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_th
     assert "an empty cluster fits at most 1 of 2 pods, 8 GPUs" in wait.message
 
 
-def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_those_behind_it() -> None:
+def test_a_gang_blocked_by_unmanaged_pods_has_no_estimate_but_gangs_behind_it_have() -> None:
     nodes = rack("r1", 2, unmanaged_usage=Resources.of({GPU: 4, "pods": 1}))
     running = run(gang("b", size=4, runtime=1000.0), ["r1-0"], since=500.0)
     kept_out, behind = gang("g", queue="q", size=8), gang("h", queue="q", size=4, pods=2, at=1.0)
@@ -64,7 +64,7 @@ def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_thos
 CORES_TAKEN = (busy("r1-0", cpu=94), busy("r1-1", cpu=90))
 
 
-def test_a_pod_without_gpus_is_told_in_cores_or_else_in_memory() -> None:
+def test_a_pod_without_gpus_is_described_in_cores_or_else_in_memory() -> None:
     assert message(job(1, cpu=8), *CORES_TAKEN) == "needs 8 cores of h200; no node has 8 cores free (at most 6)"
     memory_taken = (busy("r1-0", memory=1000), busy("r1-1", memory=1020))
     assert message(job(1, memory=64), *memory_taken) == (
@@ -72,7 +72,7 @@ def test_a_pod_without_gpus_is_told_in_cores_or_else_in_memory() -> None:
     )
 
 
-def test_of_several_pods_none_or_some_have_room() -> None:
+def test_of_several_pods_none_or_some_fit() -> None:
     assert message(job(3, cpu=8), *CORES_TAKEN) == (
         "needs 24 cores of h200; capacity for 0 of 3 pods: no node has 8 cores free (at most 6)"
     )
@@ -95,7 +95,7 @@ def test_a_pod_that_asks_for_nothing_takes_a_pod_slot() -> None:
     )
 
 
-def test_what_keeps_the_other_pods_out_is_named_where_it_is_not_what_one_thinks_of_first() -> None:
+def test_the_scarce_resource_is_named_where_it_is_not_the_main_one() -> None:
     assert message(job(2, gpu=1, memory=600), busy("r1-0", memory=500)).endswith(
         "capacity for 1 of 2 pods, 1 of 2 GPUs; memory for only 1 of 2 pods"
     )
@@ -117,7 +117,7 @@ def test_nodes_that_are_down_are_counted() -> None:
     assert message(job(1, gpu=8), nodes=down[:1]).endswith("the only node is down, cordoned or excluded")
 
 
-def test_nodes_that_do_not_accept_the_pods_are_told_apart_from_full_ones() -> None:
+def test_nodes_that_do_not_accept_the_pods_are_distinguished_from_full_ones() -> None:
     tainted = rack("r1", 2, taints=(NodeTaint("dedicated", "x"),))
     assert message(job(1, gpu=8), nodes=tainted) == (
         "needs 8 GPUs of h200; no node of h200 accepts its pods: check taints, nodeSelector and affinity"
@@ -154,11 +154,11 @@ def test_a_label_of_a_node_selector_that_no_node_has_is_named_with_the_nearest_o
     )
 
 
-def test_an_amount_of_memory_larger_than_any_is_told_in_digits() -> None:
+def test_a_huge_amount_of_memory_is_printed_in_digits() -> None:
     assert message(job(1, gpu=1, memory=10**9)).startswith("needs 1 GPU of h200; no node has 1000000000 GiB of memory")
 
 
-def test_of_several_roles_the_one_without_room_is_named() -> None:
+def test_of_several_roles_the_one_that_does_not_fit_is_named() -> None:
     roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
     snapshot = world(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
     assert message_of(snapshot, "g") == (
@@ -171,7 +171,7 @@ def test_of_several_roles_the_one_without_room_is_named() -> None:
     )
 
 
-def test_roles_that_have_room_one_by_one_but_not_together() -> None:
+def test_roles_that_fit_one_by_one_but_not_together() -> None:
     both = gang("g", roles=[role(name, 2, request=gpus(4, cpu=60)) for name in "ab"])
     assert message_of(world(TWO, QUEUE, [both]), "g") == (
         "needs 16 GPUs of h200; an empty cluster fits each role alone, but not all roles together"
@@ -182,7 +182,7 @@ def test_roles_that_have_room_one_by_one_but_not_together() -> None:
     )
 
 
-def test_one_is_told_in_the_singular() -> None:
+def test_one_is_printed_in_the_singular() -> None:
     assert [format_amount(name, one) for name, one in ((GPU, 1), ("cpu", 1000), ("pods", 1))] == [
         "1 GPU",
         "1 core",

@@ -1,4 +1,4 @@
-"""What a gang that waits is told, word by word: every code, with its numbers. The clock stands at 1000."""
+"""The exact wait message of every reason, with its numbers. The time is 1000."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_larger_than_cluster_names_the_largest_that_fits_in_one_domain() -> None
     )
 
 
-def test_larger_than_cluster_of_a_pod_that_no_node_holds() -> None:
+def test_larger_than_cluster_of_a_pod_that_no_node_nominations() -> None:
     assert message_of(world(TWO, QUEUE, [gang("g", size=9)]), "g") == (
         "needs 9 GPUs of h200; no node has 9 GPUs (at most 8)"
     )
@@ -123,7 +123,7 @@ def test_larger_than_cluster_of_an_elastic_gang_speaks_of_its_minimum() -> None:
     )
 
 
-def test_quota_exceeded_tells_what_is_left_of_the_guarantee_and_what_may_be_borrowed() -> None:
+def test_quota_exceeded_reports_what_is_left_of_the_guarantee_and_what_may_be_borrowed() -> None:
     queues = [queue("co"), queue("q", "co", 24), queue("sister", "co", 12)]
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y", "sister", size=4), ["r1-2"])]
     snapshot = world(rack("r1", 9), queues, [gang("g", pods=3)], running)
@@ -152,7 +152,7 @@ def test_quota_exceeded_names_the_limit_of_the_queue_where_that_binds(
     assert (code, text.partition("; queue q ")[2]) == ("QuotaExceeded", sentence)
 
 
-def test_the_limit_of_a_queue_above_is_not_told_as_that_of_the_queue() -> None:
+def test_the_limit_of_a_queue_above_is_not_reported_as_that_of_the_queue() -> None:
     queues = [queue("co", guaranteed=16), queue("team", "co", limit=4), queue("q", "team")]
     snapshot = world(TWO, queues, [gang("g", size=2)], [run(gang("x", size=4), ["r1-0"])])
     assert message_of(snapshot, "g") == "needs 2 GPUs of h200; queue q has 0 of 0 left and may borrow 0"
@@ -174,7 +174,7 @@ def test_over_admitted_means_that_nothing_is_left() -> None:
     assert message_of(snapshot, "g") == "needs 8 GPUs of h200; queue q has 0 of 8 left and may borrow 0"
 
 
-def test_no_room_tells_the_quota_first_and_then_how_much_fits() -> None:
+def test_insufficient_resources_reports_the_quota_first_and_then_how_much_fits() -> None:
     running = [run(gang("x", size=5), ["r1-0"]), run(gang("y", size=2), ["r1-1"])]
     snapshot = world(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
     assert reason_and_message(snapshot) == (
@@ -183,7 +183,7 @@ def test_no_room_tells_the_quota_first_and_then_how_much_fits() -> None:
     )
 
 
-def test_no_room_tells_which_resource_is_short() -> None:
+def test_insufficient_resources_reports_which_resource_is_short() -> None:
     lean = Resources.of({GPU: 1, "pods": 1, "memory": 200 * GIB})
     hungry = gang("x", roles=[role("trainer", 1, request=Resources.of({"pods": 1, "memory": 1000 * GIB}))])
     snapshot = world(ONE, QUEUE, [gang("g", roles=[role("trainer", 1, request=lean)])], [run(hungry, ["r1-0"])])
@@ -193,14 +193,14 @@ def test_no_room_tells_which_resource_is_short() -> None:
     )
 
 
-def test_no_room_tells_when_what_is_free_is_scattered() -> None:
+def test_insufficient_resources_reports_when_what_is_free_is_scattered() -> None:
     running = [run(gang("x", roles=[role("trainer", 1, request=gpus(0, cpu=90))]), ["r1-0"])]
     running.append(run(gang("y"), ["r1-1"]))
     snapshot = world(TWO, QUEUE, [gang("g", roles=[role("trainer", 1, request=gpus(8, cpu=8))])], running)
     assert message_of(snapshot, "g").endswith("no node has 8 cores and 8 GPUs free at once")
 
 
-def test_topology_no_room_names_the_best_domain() -> None:
+def test_topology_unsatisfiable_names_the_best_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y"), ["r2-0"])]
     snapshot = world(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
@@ -211,7 +211,7 @@ def test_topology_no_room_names_the_best_domain() -> None:
     )
 
 
-def test_reserved_tells_that_what_is_free_is_promised() -> None:
+def test_blocked_by_reservation_says_that_free_capacity_is_reserved() -> None:
     running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
     snapshot = world(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
     assert wait_of(snapshot, "g").reason == "BlockedByReservation"
@@ -223,7 +223,7 @@ def test_reserved_tells_that_what_is_free_is_promised() -> None:
     assert wait_of(snapshot, "wide").estimated_start == 2060.0
 
 
-def test_hold_waiting_names_whom_it_waits_for() -> None:
+def test_waiting_for_preemption_names_the_victims() -> None:
     running = [run(gang(f"v{i}"), [f"r1-{i}"]) for i in range(4)]
     before = world(rack("r1", 4), QUEUE, [gang("g", pods=4, priority=1)], running)
     code, message = reason_and_message(before)
@@ -244,7 +244,7 @@ def _listed(before: Snapshot) -> str:
     return ", ".join(f"ns/{uid}" for uid in victims[:3])
 
 
-def test_hold_waiting_for_pods_that_are_not_victims() -> None:
+def test_waiting_for_preemption_of_pods_that_are_not_victims() -> None:
     stopping = run(gang("x"), ["r1-0"], state="terminating")
     held = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
     assert message_of(world(ONE, QUEUE, [gang("g")], [stopping], nominations=(held,)), "g") == (
@@ -252,7 +252,7 @@ def test_hold_waiting_for_pods_that_are_not_victims() -> None:
     )
 
 
-def test_behind_head_names_the_head() -> None:
+def test_blocked_by_queue_head_names_the_head() -> None:
     result = plan(world(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
     assert refused(result)["g"] == Wait(
         "g", "BlockedByQueueHead", "waits behind ns/b, which is ahead in the queue order and cannot start", 2, None
@@ -279,7 +279,7 @@ def test_a_flavor_without_any_node() -> None:
     )
 
 
-def test_a_gang_that_no_flavor_can_ever_hold_within_its_quota_is_told_so() -> None:
+def test_a_gang_that_no_flavor_fits_within_its_quota_gets_that_reason() -> None:
     # a100: enough quota, one node only. h200: three nodes, quota for one. It will never start.
     queues = [QueueInfo("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 8)))]
     nodes = rack("h", 3) + rack("x", 1, flavor="a100")

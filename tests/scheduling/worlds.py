@@ -151,22 +151,22 @@ def nodes_of(placement: Placement) -> dict[str, int]:
 
 
 def refused(plan: PlanResult) -> dict[str, Wait]:
-    """Who waits, by uid."""
+    """Waits by uid."""
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Wait)}
 
 
 def evicted(plan: PlanResult) -> dict[str, str]:
-    """Who leaves, and for whom."""
+    """Evicted gangs, with the preemptor of each."""
     return {d.gang_uid: d.preemptor for d in plan.decisions if isinstance(d, Evict)}
 
 
 def resized(plan: PlanResult) -> dict[str, Resize]:
-    """Who restarts at another size."""
+    """Resized gangs, by uid."""
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Resize)}
 
 
 def held(plan: PlanResult) -> dict[str, Nominate]:
-    """For whom room is held."""
+    """Nominations by uid."""
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Nominate)}
 
 
@@ -198,7 +198,7 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
 
 
 def resizing(running: RunningGang, placement: Placement, beneficiary: str | None, now: float) -> RunningGang:
-    """A gang that was told to go on at `placement`: until its old pods are gone it takes the room of both."""
+    """A gang that is resized to `placement`: until its old pods are gone it takes the capacity of both."""
     parts = []
     for old, new in zip(running.placement, placement, strict=True):
         pods = dict(old.nodes)

@@ -137,7 +137,7 @@ def test_finished_and_deleted_jobs_do_not_wait() -> None:
     assert snapshot(done, gone).pending == ()
 
 
-def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhile() -> None:
+def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_nomination_meanwhile() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW + 500)
     one = named("a")
     one = one.model_copy(
@@ -152,7 +152,7 @@ def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhil
     assert [gang.uid for gang in later.snapshot.pending] == ["a"]
 
 
-def test_an_expired_hold_holds_nothing() -> None:
+def test_an_expired_nomination_reserves_nothing() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW)
     one = named("a")
     one = one.model_copy(update={"status": one.status.model_copy(update={"nomination": hold})})
@@ -211,7 +211,7 @@ def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_n
     )  # what a pod asks for is not known: its role's request
 
 
-def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone() -> None:
+def test_an_evicted_gang_has_a_preemptor_and_keeps_its_capacity_until_its_pods_are_gone() -> None:
     one = admitted("a")
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
     status = transitions.evict(one.status, "Preempted", "", NOW, eviction=eviction)
@@ -304,7 +304,7 @@ def test_only_what_changed_is_a_new_object() -> None:
     assert first.snapshot.running is second.snapshot.running
 
 
-def test_news_of_a_pod_that_change_nothing_for_the_planner_keep_the_stay() -> None:
+def test_pod_changes_without_effect_on_the_planner_keep_the_running_gang() -> None:
     one = admitted("a")
     before = world(one, pods={"a": (pod(one, 0, "n0", phase="Pending"),)})
     first, second = rebuilt(before, replace(before, pods={"a": (pod(one, 0, "n0"),)}))
@@ -349,7 +349,7 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
 # ---- what cannot be read
 
 
-def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() -> None:
+def test_jobs_of_a_queue_that_cannot_be_decoded_wait_with_that_reason_until_it_is_fixed() -> None:
     tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
     jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
     cache = SnapshotCache()
@@ -378,7 +378,7 @@ def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_ot
     assert [wait.gang_uid for wait in build_snapshot(both, SnapshotCache()).rejected] == ["a", "b", "c"]
 
 
-def test_who_runs_in_a_queue_that_cannot_be_read_runs_on_and_stays_charged() -> None:
+def test_gangs_of_a_queue_that_cannot_be_decoded_keep_running_and_stay_charged() -> None:
     one = admitted("a")
     seen = snapshot(one, decode_errors=DecodeErrors({"default": "spec: odd"}, {"any": "spec: odd"}))
     assert [(running.gang.uid, running.state) for running in seen.running] == [("a", "admitted")]
