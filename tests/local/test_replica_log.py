@@ -74,7 +74,7 @@ def test_a_replica_that_was_scaled_away_can_be_read_in_the_attempts_that_had_it(
 
 @pytest.mark.parametrize(
     ("newest", "told"),
-    [(0, "job 'a' has attempt 0 alone, no 4"), (3, "job 'a' has attempts 0 to 3, no 4")],
+    [(0, "attempt: must be 0 for job 'a'; got 4"), (3, "attempt: must be 0 to 3 for job 'a'; got 4")],
 )
 def test_an_attempt_that_has_not_begun_is_refused_and_those_that_there_are_named(newest: int, told: str) -> None:
     check_attempt(job(newest, "Running"), newest)
