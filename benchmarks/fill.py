@@ -62,7 +62,7 @@ def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple
     times: list[float] = []
     placed, wall = 0, 0.0
     for number, batch in enumerate(batches, 1):
-        world = replace(world, now=float(number), waiting=(*world.pending, *batch), running=_ready(world))
+        world = replace(world, now=float(number), pending=(*world.pending, *batch), running=_ready(world))
         began, process = time.perf_counter(), time.process_time()
         made = plan(world, memo)
         times.append(time.process_time() - process)
@@ -76,7 +76,7 @@ def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple
 def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50) -> Plans:
     """The cluster is full and a quarter as many gangs wait; before every plan some end."""
     _, world, memo = _timed("", empty(nodes), [gangs])
-    world = replace(world, waiting=gangs_of(len(gangs) // 4 + plans * size, "w"))
+    world = replace(world, pending=gangs_of(len(gangs) // 4 + plans * size, "w"))
     memo = plan(world, memo).cache
     times: list[float] = []
     placed, wall = 0, 0.0
@@ -103,7 +103,7 @@ def _started(world: Snapshot, decisions: tuple[object, ...]) -> Snapshot:
     placement = {decision.gang_uid: decision.placement for decision in decisions if isinstance(decision, Admit)}
     come = [RunningGang(g, placement[g.uid], admitted_at=world.now) for g in world.pending if g.uid in placement]
     waiting = tuple(g for g in world.pending if g.uid not in placement)
-    return replace(world, waiting=waiting, running=(*world.running, *come))
+    return replace(world, pending=waiting, running=(*world.running, *come))
 
 
 def _plans(case: str, placed: int, times: list[float], wall_s: float) -> Plans:

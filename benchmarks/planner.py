@@ -134,7 +134,7 @@ def busy_world(size: Size, seed: int) -> Snapshot:
     mix = gangs_of("m", max(4, gpus // 3 // 255), queues, largest, draw)
     small = gangs_of("s", max(8, gpus // 20), queues, min(64, largest), draw)
     for gangs in (mix, small):
-        snapshot = replace(snapshot, waiting=gangs)
+        snapshot = replace(snapshot, pending=gangs)
         snapshot = applied(snapshot, plan(snapshot))
     running = tuple(
         replace(r, checkpoint_at=10_000.0 + draw.random() * 1000)
@@ -142,7 +142,7 @@ def busy_world(size: Size, seed: int) -> Snapshot:
         if r.state == "admitted" and draw.random() < 7 / 8
     )
     waiting = gangs_of("w", size.gangs, queues, largest, draw)
-    return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
+    return replace(snapshot, now=12_000.0, pending=waiting, running=running, nominations=())
 
 
 def crowded_world(size: Size, seed: int) -> Snapshot:
@@ -156,7 +156,7 @@ def crowded_world(size: Size, seed: int) -> Snapshot:
     snapshot = applied(snapshot, plan(snapshot))
     running = tuple(replace(r, checkpoint_at=10_000.0 + draw.random() * 1000) for r in snapshot.running)
     waiting = gangs_of("w", size.gangs, queues, max(8, min(1024, gpus // 4)), draw)
-    return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
+    return replace(snapshot, now=12_000.0, pending=waiting, running=running, nominations=())
 
 
 def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
@@ -174,15 +174,17 @@ def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
             case Nominate(uid, placement, victims, expires_at):
                 holds[uid] = Nomination(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:
-                running[uid] = replace(running[uid], state="evicting", evicted_for=beneficiary)
+                running[uid] = replace(running[uid], state="evicting", preemptor=beneficiary)
             case Evict(uid):
                 holds.pop(uid, None)
             case Resize(uid, placement, beneficiary):
-                running[uid] = replace(running[uid], keeps=placement, state="evicting", evicted_for=beneficiary)
+                running[uid] = replace(
+                    running[uid], retained_placement=placement, state="evicting", preemptor=beneficiary
+                )
             case Wait():
                 pass
     return replace(
-        snapshot, waiting=tuple(gang_of.values()), running=tuple(running.values()), holds=tuple(holds.values())
+        snapshot, pending=tuple(gang_of.values()), running=tuple(running.values()), nominations=tuple(holds.values())
     )
 
 
@@ -233,7 +235,7 @@ def arrivals_of(settled: Snapshot, size: Size, rounds: int, draw: random.Random)
         role = Role("trainer", pods, pods, POD)
         topology = Topology("block")
         gang = Gang(f"new{i}", f"team/new{i}", draw.choice(teams), 0, settled.now, (role,), topology=topology)
-        worlds.append(replace(settled, now=settled.now + 1 + i, waiting=(*settled.pending, gang)))
+        worlds.append(replace(settled, now=settled.now + 1 + i, pending=(*settled.pending, gang)))
     return worlds
 
 

@@ -72,7 +72,7 @@ def _borrower(turn: int, node: int) -> RunningGang:
 def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
     memo = plan(world).cache
     owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
-    world = replace(world, now=world.now + 1, waiting=(owner,))
+    world = replace(world, now=world.now + 1, pending=(owner,))
     began = time.process_time()
     made = plan(world, memo)
     took = time.process_time() - began
