@@ -168,7 +168,7 @@ def test_reader_processes_end_when_their_parent_is_killed(tmp_path: Path) -> Non
     script.write_text(
         "import pathlib, sys\n"
         "from muster.tracing import analysis\n"
-        "analysis.read = lambda path, limits: path.read_bytes()\n"  # in each process; the real one refuses pipes
+        "analysis.read_trace = lambda path, limits: path.read_bytes()\n"  # in each process; the real one refuses pipes
         "if __name__ == '__main__':\n"
         "    analysis.summarise_files([pathlib.Path(name) for name in sys.argv[1:]], workers=2)\n"
     )

@@ -114,9 +114,9 @@ def test_muster_report_fetches_the_traces_of_both_ranks_from_s3(
         assert collect(pod(tmp_path / f"pod-{rank}", rank), rank) == {"traces": 1, "checkpoint": None}
     traces = [f"rank-{rank}.attempt-0.steps-20-25.json.gz" for rank in (0, 1)]
     assert tuple(store.sizes()) == (
+        "events.jsonl",
         "heartbeats/rank-0.json",
         "heartbeats/rank-1.json",
-        "events.jsonl",
         "metrics/rank-0.jsonl",
         "metrics/rank-1.jsonl",
         "traces/manifest-trainer-0.json",

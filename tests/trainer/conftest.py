@@ -26,13 +26,13 @@ TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_com
 HELD = """
 import os, sys, time
 from muster_components.trainer.__main__ import main
-from muster_components.trainer.train_step import Stepper
-launch = Stepper.launch
+from muster_components.trainer.train_step import TrainStep
+launch = TrainStep.launch
 def held(self, step, **how):
     while step == int(os.environ["HELD_AT"]) and not os.path.exists(os.environ["HELD_UNTIL"]):
         time.sleep(0.01)
     return launch(self, step, **how)
-Stepper.launch = held
+TrainStep.launch = held
 sys.exit(main(sys.argv[1:]))
 """
 """The trainer, whose ranks wait before one step: what a test does to them before that it does in time."""
