@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+CYCLE: ContextVar[int | None] = ContextVar("cycle", default=None)
+"""Number of the scheduling cycle in progress, a field of every log line in its context."""
 
-class _JsonFormatter(logging.Formatter):
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object."""
+
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+        if (cycle := CYCLE.get()) is not None:
+            line["cycle"] = cycle
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -23,5 +31,5 @@ class _JsonFormatter(logging.Formatter):
 def log_to_stderr(level: str) -> None:
     """Set up logging for the whole process."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -19,10 +19,12 @@ from muster.errors import ClusterError
 from muster.lifecycle import Timeouts
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cycle_log import CycleDurations, log_cycle
 from muster_operator.decision_writer import DecisionWriter, WriteResult
 from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_metrics import JobMetrics
+from muster_operator.json_logs import CYCLE
 from muster_operator.kube.client import Fenced
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.trace_status import TraceStatusTracker
@@ -78,12 +80,13 @@ class Leader:
             lambda: cache.jobs.decided_count + cache.pods.bound_count,
         )
         self._deferred_statuses = DeferredStatusQueue()
+        self._cycle_number = 0
         self._is_incomplete = False  # the last cycle left something unwritten
         self._invalid_objects = InvalidObjectReporter(writer.api, cache, writer.events, writer.instance)
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
-        term = self.term = LeaderTerm(Engine(None, timeouts=self.timeouts))
+        term = self.term = LeaderTerm(Engine(None, timeouts=self.timeouts, clock=time.monotonic))
         self._deferred_statuses.clear()
         self._writer.retry_limiter.end_backoffs()  # the timers that ended them belong to the previous term
         self._writer.pending_reasons.reset()
@@ -93,10 +96,12 @@ class Leader:
                 self.wakeup.clear()
                 began = time.monotonic()
                 pause_s = await self._run_cycle(term)
+                CYCLE.set(None)
                 if pause_s > 0:
                     await self._sleep(pause_s)
                 await asyncio.sleep(max(0.0, began + term.min_interval_s - time.monotonic()))
         finally:
+            CYCLE.set(None)
             self.term = None
 
     async def _run_cycle(self, term: LeaderTerm) -> float:
@@ -127,7 +132,10 @@ class Leader:
         seen_at = outages.count
         began = time.monotonic()
         self._job_metrics.cycle_started_at = time.time()
+        self._cycle_number += 1
+        CYCLE.set(self._cycle_number)
         observed = self._cache.observe()
+        observed_at = time.monotonic()
         cycle = await asyncio.to_thread(term.engine.reconcile, observed)
         if outages.count != seen_at:
             term.engine.recheck()
@@ -150,7 +158,11 @@ class Leader:
             self._deferred_statuses.clear()
             term.engine.recheck()
             raise
-        self._metrics.write_s.observe(time.monotonic() - decided)
+        written_at = time.monotonic()
+        self._metrics.write_s.observe(written_at - decided)
+        reconcile_s = decided - observed_at - cycle.plan_s
+        durations = CycleDurations(observed_at - began, reconcile_s, cycle.plan_s, written_at - decided)
+        log_cycle(cycle, durations, self._cache.jobs, len(outcome.unwritten))
         for pause_s, uids in self._by_backoff(outcome.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await finalizers.reconcile_finalizers(

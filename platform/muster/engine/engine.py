@@ -7,7 +7,7 @@ observes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class CycleResult:
     decisions: tuple[Decision, ...]
     waits: Mapping[str, Wait]
     wake_at: float | None
+    plan_s: float = field(default=0.0, compare=False)  # duration of the planning step
 
     @property
     def writes(self) -> tuple[Write, ...]:
@@ -68,7 +69,8 @@ class _IncrementalState:
 class Engine:
     """Decides for one cluster. Without a cluster only `reconcile` may be called: the caller observes and writes.
 
-    `status_refresh_s`: seconds between writes of positions and usage (infinite: only once).
+    `status_refresh_s`: seconds between writes of positions and usage (infinite: only once). `clock`: measures the
+    planning step, in seconds.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class Engine:
         *,
         timeouts: Timeouts | None = None,
         status_refresh_s: float = STATUS_REFRESH_S,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.snapshot: Snapshot | None = None  # the newest one
         self._cluster = cluster
         self._policy = policy
+        self._clock = clock
         self._timeouts = timeouts or Timeouts()
         self._wait_throttle = WaitStatusThrottle(status_refresh_s)
         self._incremental = _IncrementalState()
@@ -141,7 +145,9 @@ class Engine:
         built = build_snapshot(
             observed, self._snapshot_cache, self._fair_share.published_usage(now), desk.updated_jobs()
         )
+        plan_started = self._clock()
         planned = plan(built.snapshot, self._planner_cache, self._policy)
+        plan_s = self._clock() - plan_started
         self.snapshot, self._planner_cache = built.snapshot, planned.cache
         desk.apply_decisions(planned.decisions)
         for uid, why in invalid_placements(built.snapshot, desk.unbound_placements()).items():
@@ -170,7 +176,7 @@ class Engine:
         )
         times = (at for at in (memory.timers.next_time(), built.wake_at, news_at, tick_at) if at is not None)
         wake_at = now if desk.needs_another_cycle else min(times, default=None)
-        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
+        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at, plan_s)
 
     def _jobs_to_reconcile(self, observed: ObservedState) -> list[str]:
         """Jobs that changed, or whose timer is due."""

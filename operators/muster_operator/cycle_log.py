@@ -1,0 +1,86 @@
+"""One structured log line per scheduling cycle; at level debug one more for each decision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.cluster import CreatePod, DeletePod, WritePhase, WriteStatus
+from muster.engine import CycleResult
+from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait
+from muster_operator.cache.jobs import JobCache
+
+_LOG = logging.getLogger("muster.operator.cycle")
+
+
+@dataclass(frozen=True, slots=True)
+class CycleDurations:
+    """Seconds of each step of a cycle; `write_s` includes deferred statuses."""
+
+    observe_s: float
+    reconcile_s: float
+    plan_s: float
+    write_s: float
+
+
+def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unwritten: int) -> None:
+    """Log the cycle, at level info if it decided or wrote anything other than waits, else at level debug.
+
+    `unwritten`: jobs with writes that were not made. The number of the cycle is added by `json_logs`.
+    """
+    if not _LOG.isEnabledFor(logging.INFO):
+        return
+    decisions = [one for one in cycle.decisions if not isinstance(one, Wait)]
+    admitted = sum(isinstance(one, Admit) for one in decisions)
+    writes = _count_writes((*cycle.phases, cycle.deferred))
+    fields: dict[str, float] = {
+        **{name: round(getattr(durations, name), 6) for name in CycleDurations.__slots__},
+        "gangs_considered": len(cycle.waits.keys() | {one.gang_uid for one in decisions if isinstance(one, Admit)}),
+        "gangs_admitted": admitted,
+        "gangs_preempted": sum(_preemptor(one) is not None for one in decisions),
+        "gangs_waiting": len(cycle.waits),
+        **writes,
+        "jobs_unwritten": unwritten,
+    }
+    level = logging.INFO if decisions or any(writes.values()) else logging.DEBUG
+    _LOG.log(level, "scheduling cycle", extra=fields)
+    if _LOG.isEnabledFor(logging.DEBUG):
+        for one in (*decisions, *cycle.waits.values()):
+            _log_decision(one, jobs)
+
+
+def _count_writes(phases: Iterable[WritePhase]) -> dict[str, int]:
+    writes = [write for phase in phases for item in phase for write in item.writes]
+    statuses = sum(isinstance(one, WriteStatus) for one in writes)
+    created, deleted = (sum(isinstance(one, kind) for one in writes) for kind in (CreatePod, DeletePod))
+    return {"writes": len(writes), "status_writes": statuses, "pods_created": created, "pods_deleted": deleted}
+
+
+def _preemptor(decision: Decision) -> str | None:
+    return decision.preemptor if isinstance(decision, Evict | Resize) else None
+
+
+def _log_decision(decision: Decision, jobs: JobCache) -> None:
+    fields = {
+        "job": _job_name(decision.gang_uid, jobs),
+        "decision": type(decision).__name__,
+        "reason": getattr(decision, "reason", ""),
+    }
+    if isinstance(decision, Admit | Nominate | Resize):
+        fields["placement"] = _format_placement(decision.placement)
+    if (preemptor := _preemptor(decision)) is not None:
+        fields["preemptor"] = _job_name(preemptor, jobs)
+    _LOG.debug("decision", extra=fields)
+
+
+def _job_name(uid: str, jobs: JobCache) -> str:
+    known = jobs.get(uid)
+    return uid if known is None else known.key
+
+
+def _format_placement(placement: Placement) -> str:
+    """ROLE@FLAVOR: NODE=PODS, ..."""
+    return "; ".join(
+        f"{part.role}@{part.flavor}: {', '.join(f'{node}={pods}' for node, pods in part.nodes)}" for part in placement
+    )

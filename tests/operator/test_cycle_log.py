@@ -1,0 +1,83 @@
+"""The log of scheduling cycles."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.caches import new_cache
+
+from muster.engine import CycleResult
+from muster.model import Wait
+from muster_operator.cycle_log import CycleDurations, log_cycle
+from muster_operator.json_logs import CYCLE, JsonFormatter
+from muster_operator.kube.client import ApiServerClient
+
+LOGGER = "muster.operator.cycle"
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in vars(logging.makeLogRecord({}))}
+
+
+def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+
+    async def story(api: ApiServerClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("llama", 5)
+        await harness.round()
+        await harness.round()
+
+    serve(Server(), story)
+    lines = [fields(record) for record in caplog.records if record.name == LOGGER]
+    assert (
+        lines[0].items()
+        >= {
+            "gangs_considered": 1,
+            "gangs_admitted": 1,
+            "gangs_preempted": 0,
+            "gangs_waiting": 0,
+            "jobs_unwritten": 0,
+        }.items()
+    )
+    assert lines[0]["status_writes"] >= 1
+    durations = [lines[0][name] for name in ("observe_s", "reconcile_s", "plan_s", "write_s")]
+    assert all(one >= 0.0 for one in durations)
+    assert durations[-1] > 0.0
+
+
+def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, LOGGER)
+
+    async def story(api: ApiServerClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("llama", 5)
+        await harness.round()
+
+    serve(Server(), story)
+    decisions = [fields(record) for record in caplog.records if record.message == "decision"]
+    assert [(one["job"], one["decision"]) for one in decisions] == [("team/llama", "Admit")]
+    assert decisions[0]["placement"].startswith("trainer@f: n")
+
+
+def test_a_cycle_without_decisions_and_writes_is_logged_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, LOGGER)
+    wait = Wait("uid", "QuotaExceeded", "no quota")
+    log_cycle(CycleResult((), (), (), {"uid": wait}, None), CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
+    line, decision = caplog.records
+    assert (line.levelname, fields(line)["gangs_waiting"]) == ("DEBUG", 1)
+    assert fields(decision).items() >= {"job": "uid", "decision": "Wait", "reason": "QuotaExceeded"}.items()
+
+
+def test_every_log_line_of_a_cycle_has_its_number() -> None:
+    record = logging.makeLogRecord({"msg": "pod refused", "levelname": "WARNING"})
+    token = CYCLE.set(7)
+    try:
+        assert json.loads(JsonFormatter().format(record))["cycle"] == 7
+    finally:
+        CYCLE.reset(token)
+    assert "cycle" not in json.loads(JsonFormatter().format(record))
