@@ -19,7 +19,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
+        line: dict[str, object] = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
         if (cycle := CYCLE.get()) is not None:
             line["cycle"] = cycle
