@@ -93,7 +93,7 @@ def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None
     assert (read["name"], depth(read)) == ("llama", MAX_LEVELS)
 
 
-def test_a_job_may_have_64_levels_and_the_65th_is_told_by_the_field_above_it() -> None:
+def test_a_job_may_have_64_levels_and_the_65th_is_reported_by_the_field_above_it() -> None:
     deepest = job(nested(MAX_DEPTH - 6))
     assert depth(deepest) == MAX_DEPTH
     assert TrainingJob.model_validate(deepest).model_dump(mode="json", by_alias=True)
@@ -103,7 +103,7 @@ def test_a_job_may_have_64_levels_and_the_65th_is_told_by_the_field_above_it() -
     assert wrong(job(nested(50_000))) == [(field, told)]
 
 
-def test_the_field_is_told_in_few_characters_however_long_its_names_are() -> None:
+def test_the_field_is_reported_in_few_characters_however_long_its_names_are() -> None:
     ((place, _),) = wrong(job({"y" * 100_000: nested(MAX_DEPTH)}))
     assert place[6] == "y" * 64 + "..."
     assert sum(len(str(part)) for part in place) < 200

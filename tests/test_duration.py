@@ -49,7 +49,9 @@ def test_a_window_is_half_open() -> None:
         (read_step_range, "20:20", "must have END above FIRST"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
+def test_what_cannot_be_read_is_reported_with_what_would_be_right(
+    read: Callable[[str], Any], text: str, told: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         read(text)
 

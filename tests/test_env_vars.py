@@ -28,9 +28,9 @@ def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
 
 def test_all_variables_that_a_job_does_not_get_are_named_with_the_way_to_pass_credentials() -> None:
     names = [f"VARIABLE_{number}" for number in range(30)]
-    told = not_passed_message(names, "--env ")
-    assert all(name in told for name in names)
-    assert told.endswith("--env NAME passes one")
+    message = not_passed_message(names, "--env ")
+    assert all(name in message for name in names)
+    assert message.endswith("--env NAME passes one")
     of_a_cloud = not_passed_message([*names, "AWS_PROFILE", "DB_PASSWORD"], "-cfg env=")
     assert "AWS_PROFILE, DB_PASSWORD" in of_a_cloud
     assert of_a_cloud.endswith("-cfg env=AWS_PROFILE")

@@ -35,9 +35,9 @@ def test_a_checkpoint_dated_ahead_counts_from_when_it_was_seen_and_the_next_true
 def test_what_the_newest_checkpoint_does_not_tell_the_heartbeat_does() -> None:
     said = {"at": NOW, "step": 9, "checkpoint_step": 8, "checkpoint_at": NOW - 5}
     for latest in ({}, {"step": None, "at": None}, {"step": "x", "at": -1}):
-        beat = parse_heartbeat(said, latest, CLOCK)
-        assert beat is not None
-        assert (beat.checkpoint_step, beat.checkpoint_at) == (8, NOW - 5)
+        heartbeat = parse_heartbeat(said, latest, CLOCK)
+        assert heartbeat is not None
+        assert (heartbeat.checkpoint_step, heartbeat.checkpoint_at) == (8, NOW - 5)
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -52,9 +52,10 @@ def test_no_time_is_ahead_of_now_and_the_same_again_is_the_same_object(
     said: dict[str, Any], latest: dict[str, Any], offset_s: float
 ) -> None:
     clock = ClockReading(NOW, offset_s)
-    beat = parse_heartbeat(said, latest, clock)
-    if beat is not None:
+    heartbeat = parse_heartbeat(said, latest, clock)
+    if heartbeat is not None:
         assert all(
-            0 <= at <= NOW + MAX_CLOCK_SKEW_S for at in (beat.at, beat.step_changed_at, beat.checkpoint_at or 0.0)
+            0 <= at <= NOW + MAX_CLOCK_SKEW_S
+            for at in (heartbeat.at, heartbeat.step_changed_at, heartbeat.checkpoint_at or 0.0)
         )
-        assert parse_heartbeat(said, latest, clock, beat) is beat
+        assert parse_heartbeat(said, latest, clock, heartbeat) is heartbeat

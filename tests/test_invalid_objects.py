@@ -21,7 +21,7 @@ def gpus(flavor: str, amount: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (document(weight=-1), "spec.weight: must be greater than 0; got -1"),
         (document(weigth=2), "spec.weigth: unknown field; did you mean 'weight'?"),
@@ -36,8 +36,8 @@ def gpus(flavor: str, amount: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_wrong_is_told_as_at_submit(wrong: dict[str, Any], told: str) -> None:
-    assert invalid_reason(wrong, wrong["kind"]) == told
+def test_what_is_wrong_is_reported_as_at_submit(wrong: dict[str, Any], message: str) -> None:
+    assert invalid_reason(wrong, wrong["kind"]) == message
 
 
 def test_what_can_be_read_has_no_complaint() -> None:

@@ -20,27 +20,27 @@ from muster.progress import (
 )
 
 
-def beat(step: int, **fields: Any) -> dict[str, Any]:
+def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
     return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train", "at": 0.0, **fields}
 
 
 def compiling(**fields: Any) -> dict[str, Any]:
-    return beat(0, loss=None, phase="compile", **fields)
+    return heartbeat(0, loss=None, phase="compile", **fields)
 
 
-def test_another_phase_is_told_at_once_and_another_step_only_so_often() -> None:
+def test_another_phase_is_reported_at_once_and_another_step_only_so_often() -> None:
     lines = ProgressLines(10.0)
     seen = [
-        (0.0, beat(0, loss=None, phase="setup")),
+        (0.0, heartbeat(0, loss=None, phase="setup")),
         (0.5, compiling(at=0.5)),
-        (3.0, beat(1)),
-        (9.0, beat(2)),
-        (10.5, beat(3)),
-        (20.0, beat(3)),
-        (20.5, beat(4)),
+        (3.0, heartbeat(1)),
+        (9.0, heartbeat(2)),
+        (10.5, heartbeat(3)),
+        (20.0, heartbeat(3)),
+        (20.5, heartbeat(4)),
     ]
-    told = [(at, line.partition(";")[0]) for at, now in seen if (line := lines.next_line(now, at)) is not None]
-    assert told == [
+    message = [(at, line.partition(";")[0]) for at, now in seen if (line := lines.next_line(now, at)) is not None]
+    assert message == [
         (0.0, "setting up"),
         (0.5, "compiling"),
         (10.5, "step 3/60  loss 4"),
@@ -50,55 +50,57 @@ def test_another_phase_is_told_at_once_and_another_step_only_so_often() -> None:
 
 def test_the_last_step_of_a_job_that_is_over_need_not_wait() -> None:
     lines = ProgressLines(10.0)
-    assert lines.next_line(beat(59), 0.0) is not None
-    assert lines.next_line(beat(60), 1.0) is None
-    assert lines.next_line(beat(60), 1.0, finished=True) == "step 60/60  loss 4"
+    assert lines.next_line(heartbeat(59), 0.0) is not None
+    assert lines.next_line(heartbeat(60), 1.0) is None
+    assert lines.next_line(heartbeat(60), 1.0, finished=True) == "step 60/60  loss 4"
 
 
-def test_nothing_is_told_of_a_job_that_says_nothing() -> None:
+def test_nothing_is_reported_of_a_job_that_says_nothing() -> None:
     assert ProgressLines(10.0).next_line(None, 0.0) is None
     assert ProgressLines(10.0).next_line({"rank": 0, "attempt": 0}, 0.0) is None
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=60))
-def test_a_compilation_is_told_at_most_every_30_s_however_often_one_looks(waits_s: list[float]) -> None:
-    lines, now, told = ProgressLines(5.0), 0.0, []
+def test_a_compilation_is_reported_at_most_every_30_s_however_often_one_looks(waits_s: list[float]) -> None:
+    lines, now, message = ProgressLines(5.0), 0.0, []
     for wait_s in waits_s:
         now += wait_s
         if lines.next_line(compiling(), now) is not None:
-            told.append(now)
-    assert len(told) >= 1
-    assert all(later - sooner >= STARTUP_REPEAT_S for sooner, later in itertools.pairwise(told))
+            message.append(now)
+    assert len(message) >= 1
+    assert all(later - sooner >= STARTUP_REPEAT_S for sooner, later in itertools.pairwise(message))
 
 
 @pytest.mark.parametrize(
-    ("since_s", "told"),
+    ("since_s", "message"),
     [
         (0.4, "compiling; the first time this can take a minute or more"),
         (75.0, "compiling for 1m15s; the first time this can take a minute or more"),
     ],
 )
-def test_a_compilation_tells_how_long_it_has_taken_once_it_has_taken_any_time(since_s: float, told: str) -> None:
-    assert startup_message(compiling(), since_s) == told
+def test_a_compilation_tells_how_long_it_has_taken_once_it_has_taken_any_time(since_s: float, message: str) -> None:
+    assert startup_message(compiling(), since_s) == message
 
 
 def test_what_is_unknown_is_left_out_of_the_figures() -> None:
-    assert progress_line(beat(30, tokens_per_s=12_300.0, mfu=0.412, eta_s=70.0)) == (
+    assert progress_line(heartbeat(30, tokens_per_s=12_300.0, mfu=0.412, eta_s=70.0)) == (
         "step 30/60  loss 4  12.3k tokens/s  MFU 41.2%  ETA 1m10s"
     )
     assert progress_line({"step": 3}) == "step 3"
 
 
 def test_the_lowest_rank_of_the_newest_attempt_speaks_for_the_job() -> None:
-    beats = [beat(9, rank=1, attempt=1), beat(8, rank=0, attempt=1), beat(50, rank=0, attempt=0)]
-    assert leading_heartbeat(beats) == beats[1]
-    assert current_heartbeat(beats, attempt=1) == beats[1]
-    assert current_heartbeat(beats, attempt=2) is None
+    heartbeats = [heartbeat(9, rank=1, attempt=1), heartbeat(8, rank=0, attempt=1), heartbeat(50, rank=0, attempt=0)]
+    assert leading_heartbeat(heartbeats) == heartbeats[1]
+    assert current_heartbeat(heartbeats, attempt=1) == heartbeats[1]
+    assert current_heartbeat(heartbeats, attempt=2) is None
     assert leading_heartbeat([]) is None
 
 
 @pytest.mark.parametrize("phase", ["setup", "compile", "checkpoint", "train"])
 def test_a_job_that_runs_no_more_has_neither_a_phase_nor_a_time_to_its_end(phase: str) -> None:
-    last = final_heartbeat(beat(22, phase=phase, eta_s=1e5, step_time_s=2.0, loss=None if phase == "compile" else 4.0))
+    last = final_heartbeat(
+        heartbeat(22, phase=phase, eta_s=1e5, step_time_s=2.0, loss=None if phase == "compile" else 4.0)
+    )
     assert progress_line(last) == ("step 22/60" if phase == "compile" else "step 22/60  loss 4")
     assert startup_message(last, 100.0) == ""

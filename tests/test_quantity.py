@@ -36,7 +36,7 @@ def test_quantities_are_read_in_the_unit_of_their_resource(value: str | float, r
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("", "must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi"),
         ("8GB", "must be a quantity"),
@@ -57,11 +57,11 @@ def test_quantities_are_read_in_the_unit_of_their_resource(value: str | float, r
         ("1e30", "must be less than 2^62"),
     ],
 )
-def test_what_is_no_quantity_is_told_with_the_resource_and_the_value(value: str | float, told: str) -> None:
+def test_what_is_no_quantity_is_reported_with_the_resource_and_the_value(value: str | float, message: str) -> None:
     with pytest.raises(ValueError, match=r"^memory: ") as caught:
         parse_quantity(value, "memory")
     assert repr(value) in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["1" * 41, "1" + "0" * 2_000_000, "0." + "0" * 2_000_000 + "1"])

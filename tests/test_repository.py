@@ -103,14 +103,14 @@ def test_the_check_of_what_is_committed_sees_registries_and_paths_of_one_machine
 
 
 def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) -> None:
-    room = tmp_path / "room"
-    room.mkdir()
-    (room / "__init__.py").write_text("import math\n")
-    (room / "sums.py").write_text("import math\nimport room\nimport time\n")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import math\n")
+    (package / "sums.py").write_text("import math\nimport package\nimport time\n")
     rules = [
-        *("[importlinter]", "root_package = room", "include_external_packages = true"),
+        *("[importlinter]", "root_package = package", "include_external_packages = true"),
         *("contract_types =", "    allowlist: tools.import_rules.AllowlistContract"),
-        *("[importlinter:contract:pure]", "name = pure", "type = allowlist", "modules = room", "may_import ="),
+        *("[importlinter:contract:pure]", "name = pure", "type = allowlist", "modules = package", "may_import ="),
     ]
     seen = {}
     for allowed in ("math", "math\n    time"):
@@ -125,7 +125,7 @@ def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) 
             check=False,
         )
     assert seen["math"].returncode == 1
-    assert "room.sums line 3 imports time" in seen["math"].stdout
+    assert "package.sums line 3 imports time" in seen["math"].stdout
     assert seen["math\n    time"].returncode == 0
 
 

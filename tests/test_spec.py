@@ -47,7 +47,7 @@ def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         ({"roles": []}, "spec.roles: List should have at least 1 item"),
         (
@@ -64,12 +64,12 @@ def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
         ({"nonsense": 1}, "spec.nonsense: Extra inputs are not permitted"),
     ],
 )
-def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -> None:
-    assert told in wrong(job, **spec)
+def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], message: str) -> None:
+    assert message in wrong(job, **spec)
 
 
 @pytest.mark.parametrize(
-    ("role", "told"),
+    ("role", "message"),
     [
         ({"replicas": 2, "minReplicas": 3}, "minReplicas: must be at most replicas (2); got 3"),
         ({"essential": False}, "roles: at least one role must be essential"),
@@ -109,8 +109,8 @@ def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -
         ),
     ],
 )
-def test_a_role_that_shows_it_wrong_is_refused(role: dict[str, Any], told: str) -> None:
-    assert told in wrong(job, role)
+def test_a_role_that_shows_it_wrong_is_refused(role: dict[str, Any], message: str) -> None:
+    assert message in wrong(job, role)
 
 
 def test_two_roles_of_one_name_are_refused() -> None:
@@ -126,12 +126,12 @@ def test_a_name_that_cannot_begin_the_names_of_pods_is_refused(name: str) -> Non
 
 def test_a_queue_guaranteed_more_than_its_limit_is_refused() -> None:
     resources = [{"flavor": "h200", "guaranteed": {"memory": "2Gi"}, "limit": {"memory": "1Gi"}}]
-    told = wrong(Queue.model_validate, {"metadata": {"name": "q"}, "spec": {"resources": resources}})
-    assert "guaranteed: memory must be at most its limit (1Gi); got 2Gi" in told
+    message = wrong(Queue.model_validate, {"metadata": {"name": "q"}, "spec": {"resources": resources}})
+    assert "guaranteed: memory must be at most its limit (1Gi); got 2Gi" in message
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ({"operator": "Exists"}, "0.key: Field required"),
         ({"key": "a", "operator": "Inn"}, "0.operator: Input should be 'In', 'NotIn', 'Exists' or 'DoesNotExist'"),
@@ -140,13 +140,13 @@ def test_a_queue_guaranteed_more_than_its_limit_is_refused() -> None:
         ({"key": "a", "operator": "In", "values": [1]}, "0.values.0: Input should be a valid string"),
     ],
 )
-def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any], told: str) -> None:
+def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any], message: str) -> None:
     body = {"metadata": {"name": "q"}, "spec": {"namespaceSelector": {"matchExpressions": [line]}}}
-    assert told in wrong(Queue.model_validate, body)
+    assert message in wrong(Queue.model_validate, body)
 
 
 @pytest.mark.parametrize(
-    ("levels", "told"),
+    ("levels", "message"),
     [
         ([("rack", "a"), ("rack", "b")], "topology: Value error, name must be unique; got 'rack' more than once"),
         (
@@ -156,10 +156,10 @@ def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any
         ([("rack", "")], "nodeLabel"),
     ],
 )
-def test_a_flavor_whose_levels_are_not_told_apart_is_refused(levels: list[tuple[str, str]], told: str) -> None:
+def test_a_flavor_whose_levels_are_not_distinct_is_refused(levels: list[tuple[str, str]], message: str) -> None:
     topology = [{"name": name, "nodeLabel": label} for name, label in levels]
     body = {"metadata": {"name": "f"}, "spec": {"topology": topology}}
-    assert told in wrong(Flavor.model_validate, body)
+    assert message in wrong(Flavor.model_validate, body)
 
 
 @pytest.mark.parametrize(("replicas", "longest"), [(1, 47), (10, 47), (11, 46), (100_000, 43)])

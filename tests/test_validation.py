@@ -316,7 +316,7 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     assert told.endswith("the largest node, n6, has 4 cpu; the largest node, n5, has 8 nvidia.com/gpu")
 
 
-def test_a_job_larger_than_its_quota_is_told_in_the_same_refusal_that_the_cluster_has_room_for_even_fewer() -> None:
+def test_a_job_larger_than_its_quota_is_reported_in_the_same_refusal_that_the_cluster_has_room_for_even_fewer() -> None:
     few = [node("n1"), node("n2")]
     told = refused("LargerThanQuota", check_size, gang(5), COMPANY, (), few)
     assert "the largest that fits is 4 pods" in told

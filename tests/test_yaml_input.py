@@ -76,7 +76,7 @@ def test_what_kubernetes_knows_and_we_do_not_is_kept_in_a_pod_template() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a: [1, 2\nb: 3\n", "jobs.yaml:2:2: malformed YAML: did not find expected ',' or ']' while parsing a flow"),
         ("a:\n  b: 1\n c: 2\n", "jobs.yaml:3:2: malformed YAML: did not find expected key"),
@@ -91,10 +91,10 @@ def test_what_kubernetes_knows_and_we_do_not_is_kept_in_a_pod_template() -> None
         ("a: *nobody\n", "jobs.yaml:1:4: malformed YAML: found undefined alias"),
     ],
 )
-def test_malformed_yaml_is_named_by_line_and_column(text: str | bytes, told: str) -> None:
+def test_malformed_yaml_is_named_by_line_and_column(text: str | bytes, message: str) -> None:
     error = refusal(text)
     assert error.reason == "MalformedYaml"
-    assert str(error).startswith(told)
+    assert str(error).startswith(message)
 
 
 def test_a_tab_is_named_as_what_it_is() -> None:
@@ -172,7 +172,7 @@ def test_what_is_too_large_or_too_deep_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (changed("roles:", "rolls:"), "jobs.yaml:6: spec.rolls: unknown field; did you mean 'roles'?"),
         (
@@ -190,12 +190,12 @@ def test_what_is_too_large_or_too_deep_is_refused(text: str) -> None:
         (QUEUE + "spec: {xyzzy: 1}\n", "jobs.yaml:4: spec.xyzzy: unknown field; known here: parent, weight"),
     ],
 )
-def test_an_unknown_field_is_told_with_the_nearest_known_one(text: str, told: str) -> None:
-    assert told in str(refusal(text)).splitlines()[0]
+def test_an_unknown_field_is_reported_with_the_nearest_known_one(text: str, message: str) -> None:
+    assert message in str(refusal(text)).splitlines()[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("3\n", "jobs.yaml:1: must be an object with apiVersion, kind, metadata and spec; got 3"),
         (
@@ -210,12 +210,12 @@ def test_an_unknown_field_is_told_with_the_nearest_known_one(text: str, told: st
         (changed("kind: TrainingJob\n", ""), "jobs.yaml:1: kind: must be one of TrainingJob, Queue, Flavor; got null"),
     ],
 )
-def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
-    assert str(refusal(text)) == told
+def test_a_wrong_kind_or_version_is_told(text: str, message: str) -> None:
+    assert str(refusal(text)) == message
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("replicas: 4", "replicas: -1", "8: spec.roles[0].replicas: must be at least 1; got -1"),
         ("replicas: 4", "replicas: 0", "8: spec.roles[0].replicas: must be at least 1; got 0"),
@@ -289,18 +289,18 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
-    old: str, new: str, told: str | None
+def test_a_wrong_value_is_reported_with_line_field_value_and_what_would_be_right(
+    old: str, new: str, message: str | None
 ) -> None:
     text = changed(old, new)
-    if told is None:
+    if message is None:
         assert len(load_objects(text)) == 1
     else:
-        assert told in str(refusal(text))
+        assert message in str(refusal(text))
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         ("{weight: -1}", "4: spec.weight: must be greater than 0; got -1"),
         ("{weight: .nan}", "spec.weight: must be a finite number; got nan"),
@@ -318,18 +318,18 @@ def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
         ),
     ],
 )
-def test_a_wrong_queue_is_told_so(spec: str, told: str) -> None:
-    assert told in str(refusal(f"{QUEUE}spec: {spec}\n"))
+def test_a_wrong_queue_is_reported_so(spec: str, message: str) -> None:
+    assert message in str(refusal(f"{QUEUE}spec: {spec}\n"))
 
 
-def test_all_wrong_amounts_of_a_mapping_are_told_at_once_each_at_its_line() -> None:
+def test_all_wrong_amounts_of_a_mapping_are_reported_at_once_each_at_its_line() -> None:
     limits = "{limits: {nvidia.com/gpu: 8}}"
     written = (
         "\n            limits:\n              cpu: two\n              memory: 4GiB\n              nvidia.com/gpu: -1"
     )
     assert str(refusal(changed(limits, written))).splitlines() == [
-        f"jobs.yaml:{line}: spec.roles[0].template.spec.containers[0].resources.limits{told}"
-        for line, told in (
+        f"jobs.yaml:{line}: spec.roles[0].template.spec.containers[0].resources.limits{message}"
+        for line, message in (
             (15, ".cpu: must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got 'two'"),
             (16, ".memory: must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got '4GiB'"),
             (17, '["nvidia.com/gpu"]: must be at least 0; got -1'),
@@ -337,15 +337,15 @@ def test_all_wrong_amounts_of_a_mapping_are_told_at_once_each_at_its_line() -> N
     ]
 
 
-def test_all_guarantees_above_a_limit_are_told_at_once() -> None:
+def test_all_guarantees_above_a_limit_are_reported_at_once() -> None:
     quota = "guaranteed: {cpu: 8, memory: 2Gi, pods: 1}, limit: {cpu: 4, memory: 1Gi, pods: 1}"
     assert str(refusal(f"{QUEUE}spec: {{resources: [{{flavor: x, {quota}}}]}}\n")).splitlines() == [
-        f"jobs.yaml:4: spec.resources[0].guaranteed: {told}"
-        for told in ("cpu must be at most its limit (4); got 8", "memory must be at most its limit (1Gi); got 2Gi")
+        f"jobs.yaml:4: spec.resources[0].guaranteed: {message}"
+        for message in ("cpu must be at most its limit (4); got 8", "memory must be at most its limit (1Gi); got 2Gi")
     ]
 
 
-def test_everything_wrong_in_a_text_is_told_at_once_in_the_order_of_lines() -> None:
+def test_everything_wrong_in_a_text_is_reported_at_once_in_the_order_of_lines() -> None:
     text = changed("replicas: 4", "replicas: 0\n    minReplica: 1") + f"---\n{QUEUE}spec: {{weight: 0}}\n"
     error = refusal(text)
     assert [line.split(": ")[1] for line in str(error).splitlines()] == [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 PRODUCT = ("platform/", "components/", "operators/")
 EXEMPT = ("CHANGELOG.md", "docs/releases.md", "tools/terms.py", "tests/test_terms.py", "constraints/")
-"""Where old names are listed beside the new ones, and files that are not ours to write."""
+"""Where old names are listed beside the new ones, and generated files."""
 RETIRED = {
     "InsufficientResources": r"NoRoom",
     "TopologyUnsatisfiable": r"TopologyNoRoom",
@@ -34,6 +34,17 @@ RETIRED = {
     "must be ...; got ...": r"is no (?:number|name|object|truth value|time|duration)|lasts no time",
     "UncertainWrites, EventRecorder, PendingEvent, StatusUpdater": r"Doubts|Outbox|Letter|Desk|Staffing|Shelf",
     "without effect, without success": r"in vain",
+    "DaemonUnavailable, RequestTracker, ChangeNotifier, Quarantine": r"NobodyThere|News|Aside",
+    "QuickReject, BackfillReservations, QuotaForecast, ExpectedReleases": r"Futile|Promises|Outlook|Departures",
+    "FairShareOrder, StaticOrder, ActiveNomination, Decisions": r"FairLine|FlatLine|Held|Acts",
+    "messages, UnschedulableReason, PreemptionRights": r"Wording|Shortage|Explainer|Rights",
+    "LogOptions, SourceMap, FieldError": r"Excerpt|Located|Complaints?",
+    "WriteThrottle, DeferredStatusQueue, AdmissionSigner": r"Rush|Backlog|Seal",
+    "RetryLimiter, JobMetrics, Backoff, PodTombstones": r"Refusals|Accounts|Pauses|Departed",
+    "PodAdmissions, SignedAdmission, PodRequirements, HeartbeatPoller": r"PodClaims?|Learned|Asking",
+    "InvalidObject, invalid_placements, Observation": r"Faulty|[Mm]isfits|Sight",
+    "TrainStep, StepHandle, StepTimer, TrainerArgs, PeersDone": r"Pace|Launched|Recipe|MayLeave",
+    "all pods of a gang start together": r"marches|alive and well",
 }
 """Regular expressions of retired terms, by the term to use."""
 _PATTERNS = {term: re.compile(rf"\b(?:{pattern})\b") for term, pattern in RETIRED.items()}

@@ -246,7 +246,7 @@ def _parse_stop_request(body: Any) -> tuple[str, bool]:
     if mode not in ("down", "handover"):
         raise InvalidSpec(f"mode: {mode!r} is not known; write down or handover", field="mode")
     if not isinstance(force, bool):
-        raise InvalidSpec(f"force: {force!r} is no truth value; write true or false", field="force")
+        raise InvalidSpec(f"force: must be true or false; got {force!r}", field="force")
     return mode, force
 
 

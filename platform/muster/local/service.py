@@ -101,9 +101,7 @@ class DaemonService:
         """Change how many pods roles have."""
         for role, count in replicas.items():
             if type(count) is not int:
-                raise InvalidSpec(
-                    f"replicas of {role}: {count!r} is no number of pods; write one such as 4", field=role
-                )
+                raise InvalidSpec(f"replicas of {role}: must be an integer; got {count!r}", field=role)
         with self._cluster.lock:
             return self._objects.scale(namespace, name, replicas)
 

@@ -102,7 +102,7 @@ class BackfillReservations:
     def reserve(self, uid: str, request: QueueRequest, root: int) -> None:
         """Reserve capacity for the first gang of its root, in each flavor, that lacks capacity only.
 
-        A gang that an empty cluster would not fit (nodes are down) gets no reservation: it would block others in vain.
+        A gang that an empty cluster would not fit (nodes are down) gets no reservation: it would only block others.
         """
         gang_request, ledger = request.gang_request, self.ledger
         best: tuple[int, int, GangAssignment, FreeCapacity] | None = None
