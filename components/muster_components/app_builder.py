@@ -1,5 +1,7 @@
-"""What a component was asked, as an AppDef: the pods, what each of them runs, and what Muster's schedulers read beside
-that. What is wrong is refused here, before anything is submitted."""
+"""Builds the AppDef of a component: pods, their command, and metadata for Muster's schedulers.
+
+Invalid arguments are rejected here, before anything is submitted.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, Inpu
 from muster_components.trainer.flags import parse_train_config
 
 GRACE_PERIOD = "60s"
-"""Time to save a checkpoint when the job has to leave."""
+"""Time to save a checkpoint when the job is preempted or stopped."""
 TRAINER_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT, EXIT_DIVERGED], "action": "FailJob"}]
-"""A retry ends the same way: bad input, or numbers that are no longer finite (the order of samples is fixed)."""
+"""Exit codes for which a retry would fail again: invalid input, or a loss that is not finite (the sample order is
+fixed)."""
 SCRIPT_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT], "action": "FailJob"}]
-"""What argparse, Python and our launcher end with when they are called wrongly: a retry would be called alike."""
+"""The exit code of argparse, Python and the launcher for a usage error: a retry would fail again."""
 
 
 class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
@@ -30,7 +33,7 @@ class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArgs:
-    """What a component was asked of the trainer, as it was written."""
+    """Arguments of the trainer, as given."""
 
     parallel: str
     model: str
@@ -43,12 +46,12 @@ class TrainerArgs:
     compile: bool
     checkpoint_every: int | None
     extra_args: Sequence[str]
-    """Flags of the trainer that stood behind the `--`."""
+    """Flags of the trainer after the `--`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptArgs:
-    """Which script a component was asked to run, as it was written: one of a path and a module."""
+    """The script to run, as given: either a path or a module."""
 
     path: str | None
     module: str | None
@@ -57,7 +60,7 @@ class ScriptArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodArgs:
-    """What a component was asked of its pods, as it was written."""
+    """Arguments of the pods, as given."""
 
     j: str
     cpu: int | None
@@ -70,7 +73,7 @@ class PodArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingArgs:
-    """What a component was asked of the cluster, as it was written."""
+    """Arguments of scheduling and tracing, as given."""
 
     name: str | None
     queue: str | None
@@ -81,7 +84,7 @@ class SchedulingArgs:
 
 
 def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
-    """The app of `fsdp` and `ddp`. Raises BadArgument."""
+    """The app of `fsdp` and `ddp`. Raises InvalidArgument."""
     return specs.AppDef(
         name=scheduling.name or f"{trainer.parallel}-{trainer.model}",
         roles=[_role(_trainer_command(trainer), pods)],
@@ -90,14 +93,14 @@ def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs
 
 
 def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
-    """The app of `script`. Raises BadArgument."""
+    """The app of `script`. Raises InvalidArgument."""
     path, module = program_args.path, program_args.module
     if path is not None and module is None:
         target, stem = [path], Path(path).stem
     elif module is not None and path is None:
         target, stem = ["-m", module], module.rpartition(".")[2]
     else:
-        raise InvalidArgument("write one of --script PATH and -m MODULE")
+        raise InvalidArgument("must give either --script PATH or -m MODULE")
     program = ["-m", "muster_components.trainer.instrument", *target, *program_args.args]
     return specs.AppDef(
         name=scheduling.name or stem, roles=[_role(program, pods)], metadata=_metadata(scheduling, SCRIPT_RULES)
@@ -106,7 +109,7 @@ def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingAr
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """What `-j` says."""
+    """The value of `-j`."""
 
     min_nodes: int
     nodes: int
@@ -114,29 +117,29 @@ class NodeLayout:
 
 
 def _parse_layout(j: str) -> NodeLayout:
-    """`2x8`, `1:4x8` (1 to 4 nodes), or `8` for one node. Raises BadArgument."""
+    """`2x8`, `1:4x8` (1 to 4 nodes), or `8` for one node. Raises InvalidArgument."""
     match = re.fullmatch(r"(?:(?:(\d+):)?(\d+)x)?(\d+)", j)
     if not match:
-        raise InvalidArgument(f"-j {j!r} is no NODESxPROCESSES; write one such as 1x2, or 1:4x8 for 1 to 4 nodes")
+        raise InvalidArgument(f"-j must be NODESxPROCESSES, such as 1x2, or 1:4x8 for 1 to 4 nodes; got {j!r}")
     nodes = int(match[2] or 1)
-    shape = NodeLayout(min_nodes=int(match[1] or nodes), nodes=nodes, nproc=int(match[3]))
-    if min(shape.min_nodes, shape.nodes, shape.nproc) < 1:
-        raise InvalidArgument(f"-j {j!r} asks for none; write at least one node and one process, as 1x1")
-    if shape.min_nodes > shape.nodes:
-        raise InvalidArgument(f"-j {j!r}: {shape.min_nodes} nodes at least, {nodes} at most; write MIN:MAXxPROCESSES")
-    return shape
+    layout = NodeLayout(min_nodes=int(match[1] or nodes), nodes=nodes, nproc=int(match[3]))
+    if min(layout.min_nodes, layout.nodes, layout.nproc) < 1:
+        raise InvalidArgument(f"-j must have at least one node and one process, such as 1x1; got {j!r}")
+    if layout.min_nodes > layout.nodes:
+        raise InvalidArgument(f"-j must be MIN:MAXxPROCESSES with MIN not above MAX; got {j!r}")
+    return layout
 
 
 def _role(program: list[str], pods: PodArgs) -> specs.Role:
-    """Pods that start `program` once a process. What the user leaves open is for the scheduler to fill in; what stands
-    in the resource meanwhile suits a cluster without GPUs."""
-    shape = _parse_layout(pods.j)
+    """Pods that start `program` once per process. The scheduler fills in resources that are not given; the values set
+    here for them suit a cluster without GPUs."""
+    layout = _parse_layout(pods.j)
     cpu, gpu, memory = (
         _check_integer("cpu", pods.cpu, 1),
         _check_integer("gpu", pods.gpu, 0),
         _check_integer("memMB", pods.memMB, 1),
     )
-    metadata = {"muster.dev/nproc": str(shape.nproc)}
+    metadata = {"muster.dev/nproc": str(layout.nproc)}
     if gpu is None:
         metadata["muster.dev/accelerator"] = "auto"
     if cpu is None:
@@ -145,38 +148,36 @@ def _role(program: list[str], pods: PodArgs) -> specs.Role:
         name="trainer",
         image=pods.image,
         entrypoint="python",
-        args=["-m", "muster_components.launch", "--nproc", str(shape.nproc), "--", *program],
+        args=["-m", "muster_components.launch", "--nproc", str(layout.nproc), "--", *program],
         env=dict(pods.env or {}),
-        num_replicas=shape.nodes,
-        min_replicas=shape.min_nodes,
+        num_replicas=layout.nodes,
+        min_replicas=layout.min_nodes,
         max_retries=_check_integer("max_restarts", pods.max_restarts, 0) or 0,
-        resource=specs.Resource(cpu=cpu or shape.nproc, gpu=gpu or 0, memMB=memory or -1),
+        resource=specs.Resource(cpu=cpu or layout.nproc, gpu=gpu or 0, memMB=memory or -1),
         metadata=metadata,
     )
 
 
 def _check_integer(argument: str, value: object | None, minimum: int) -> int | None:
-    """The number; TorchX hands over what is int | None as the text that was written. Raises BadArgument."""
+    """The value as an integer; TorchX passes arguments of type `int | None` as text. Raises InvalidArgument."""
     if value is None:
         return None
     if not re.fullmatch(r"[+-]?\d+", str(value)):
-        raise InvalidArgument(f"--{argument} {value!r} is no whole number; write one from {minimum} up")
+        raise InvalidArgument(f"--{argument} must be an integer of at least {minimum}; got {value!r}")
     if int(str(value)) < minimum:
-        raise InvalidArgument(f"--{argument} {value} is too small; write at least {minimum}")
+        raise InvalidArgument(f"--{argument} must be at least {minimum}; got {value}")
     return int(str(value))
 
 
 def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dict[str, str]:
-    """What Muster's schedulers read beside the roles; `-cfg` wins over it. Raises BadArgument."""
+    """Metadata for Muster's schedulers; `-cfg` takes precedence. Raises InvalidArgument."""
     try:
         parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "")
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     if scheduling.trace_ranks and not scheduling.trace_steps:
-        raise InvalidArgument(
-            f"--trace_ranks {scheduling.trace_ranks} without --trace_steps traces nothing; write both"
-        )
-    said = {
+        raise InvalidArgument(f"--trace_ranks {scheduling.trace_ranks} requires --trace_steps")
+    values = {
         "queue": scheduling.queue,
         "priority": None if scheduling.priority is None else str(scheduling.priority),
         "max-runtime": scheduling.max_runtime,
@@ -185,12 +186,12 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
         "grace": GRACE_PERIOD,
         "failure-rules": json.dumps(rules),
     }
-    return {f"muster.dev/{key}": value for key, value in said.items() if value is not None}
+    return {f"muster.dev/{key}": value for key, value in values.items() if value is not None}
 
 
 def _trainer_command(trainer: TrainerArgs) -> list[str]:
-    """The trainer with these flags, if it would take them; what the user leaves open is left to it. Raises
-    BadArgument."""
+    """The trainer's command; flags that are not given have the trainer's defaults. Raises InvalidArgument for flags
+    that the trainer would reject."""
     given = {
         "model": trainer.model,
         "data": trainer.data,
@@ -218,15 +219,15 @@ def _trainer_command(trainer: TrainerArgs) -> list[str]:
 
 _COMPONENT_FLAGS = ("queue", "priority", "max_runtime", "name", "max_restarts", "cpu", "gpu", "memMB", "env", "image")
 _LAUNCHER_FLAGS = ("nproc", "nprocs", "nproc_per_node", "nnodes", "nodes", "num_nodes", "j")
-"""As torchrun, our launcher and others call the number of processes and of nodes."""
+"""Names for the number of processes and nodes in torchrun, Muster's launcher and others."""
 
 
 def _reject_misplaced_flag(flag: str) -> None:
-    """What the component is told, not the trainer behind the `--`. Raises BadArgument."""
+    """Raises InvalidArgument for a flag after the `--` that is an argument of the component."""
     name = flag.lstrip("-").partition("=")[0].replace("-", "_")
     if not flag.startswith("-"):
         return
     if name in _LAUNCHER_FLAGS:
-        raise InvalidArgument(f"{flag!r} is no flag of the trainer; write -j NODESxPROCESSES before the `--`")
+        raise InvalidArgument(f"{flag!r} is not a flag of the trainer; use -j NODESxPROCESSES before the `--`")
     if name in _COMPONENT_FLAGS:
-        raise InvalidArgument(f"{flag!r} is no flag of the trainer; write --{name} before the `--`")
+        raise InvalidArgument(f"{flag!r} is not a flag of the trainer; use --{name} before the `--`")

@@ -1,10 +1,10 @@
 """TorchX components: training jobs as typed functions.
 
-`torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR` and the like. A component only
-describes the job; what a scheduler other than Muster's does not know (queue, traces) is metadata and ignored there.
+Example: `torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR`. Arguments that only Muster's
+schedulers know (queue, traces) are metadata, which other schedulers ignore.
 
-TorchX reads this file's text: every argument needs an annotation that it knows (Optional[...], no `from __future__`),
-and a line in the docstring.
+TorchX parses this file: every argument needs an annotation that it supports (Optional[...], no `from __future__`) and a
+line in the docstring.
 """
 
 from typing import Dict, Optional
@@ -12,7 +12,7 @@ from typing import Dict, Optional
 import torchx
 from torchx import specs
 
-# As a module: TorchX takes every function that it finds here by name for a component.
+# Imported as a module: TorchX treats every function in this namespace as a component.
 from muster_components import app_builder
 
 
@@ -41,7 +41,7 @@ def fsdp(
     env: Optional[Dict[str, str]] = None,
     image: str = torchx.IMAGE,
 ) -> specs.AppDef:
-    """Trains a language model on text with FSDP2: each rank keeps a part of the weights.
+    """Trains a language model on text with FSDP2: the weights are sharded over the ranks.
 
     Usage: torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR --steps 60
 
@@ -121,7 +121,7 @@ def ddp(
     env: Optional[Dict[str, str]] = None,
     image: str = torchx.IMAGE,
 ) -> specs.AppDef:
-    """Trains a language model on text with DDP: each rank keeps all of the weights.
+    """Trains a language model on text with DDP: each rank has all weights.
 
     Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
     """
@@ -151,7 +151,7 @@ def ddp(
     )
 
 
-# Same arguments, same words: TorchX reads them from the function when it is asked for help.
+# ddp has the arguments of fsdp; TorchX reads their help from the docstring.
 ddp.__doc__ = f"{ddp.__doc__}\n    Args:{(fsdp.__doc__ or '').partition('Args:')[2]}"
 
 
@@ -173,7 +173,7 @@ def script(
     env: Optional[Dict[str, str]] = None,
     image: str = torchx.IMAGE,
 ) -> specs.AppDef:
-    """Runs your own script as torchrun would; tracing and a heartbeat are added without a change to it.
+    """Runs your own script as torchrun does, with heartbeat and traces added; the script needs no change.
 
     Usage: torchx run -s muster_local muster.train.script -j 1x2 --script train.py -- --lr 0.1
 

@@ -204,12 +204,15 @@ def test_a_script_that_does_not_exist_is_named() -> None:
 
 def test_options_that_mean_nothing_are_refused_by_name() -> None:
     for options, complaint in (
-        (("--nproc", "0", "--", "x.py"), "'0' is no whole number from 1 up"),
-        (("--nproc", "2"), "what each rank runs is missing"),
-        (("--nproc", "2", "--", "-m"), "what each rank runs is missing"),
-        (("--ranks", "2", "--", "x.py"), "'--ranks' is no argument of the launcher"),
-        (("--nprocs", "2", "--", "x.py"), "'--nprocs' is no argument of the launcher; did you mean --nproc?"),
-        (("--nproc", "2", "x.py"), "'x.py' is no argument of the launcher; what each rank runs is written after `--`"),
+        (("--nproc", "0", "--", "x.py"), "must be an integer of at least 1; got '0'"),
+        (("--nproc", "2"), "the command of the ranks is missing"),
+        (("--nproc", "2", "--", "-m"), "the command of the ranks is missing"),
+        (("--ranks", "2", "--", "x.py"), "'--ranks' is not an argument of the launcher"),
+        (("--nprocs", "2", "--", "x.py"), "'--nprocs' is not an argument of the launcher; did you mean --nproc?"),
+        (
+            ("--nproc", "2", "x.py"),
+            "'x.py' is not an argument of the launcher; give the command",
+        ),
     ):
         ran = _launch(*options)
         assert ran.returncode == 2
@@ -218,11 +221,11 @@ def test_options_that_mean_nothing_are_refused_by_name() -> None:
 
 def test_a_place_that_contradicts_itself_is_refused_by_name() -> None:
     for environ, complaint in (
-        ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA=2, but the role has 2 pods"),
-        ({"MUSTER_REPLICAS": "2"}, "need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT"),
-        ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS='two' is no whole number from 1 up"),
-        ({"MUSTER_RANK0_PORT": "70000"}, "MUSTER_RANK0_PORT=70000 is no port"),
-        ({"MUSTER_GRACE_SECONDS": "soon"}, "MUSTER_GRACE_SECONDS='soon' is no number"),
+        ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA must be 0 to 1, for 2 pods; got 2"),
+        ({"MUSTER_REPLICAS": "2"}, "MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for 2 pods"),
+        ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS must be an integer of at least 1; got 'two'"),
+        ({"MUSTER_RANK0_PORT": "70000"}, "MUSTER_RANK0_PORT must be 1 to 65535; got 70000"),
+        ({"MUSTER_GRACE_SECONDS": "soon"}, "MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got 'soon'"),
     ):
         ran = _launch("--", "-m", "this", **environ)
         assert ran.returncode == 2

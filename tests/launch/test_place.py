@@ -52,7 +52,7 @@ def test_the_restart_count_of_torchelastic_is_the_attempt() -> None:
 
 
 def test_an_attempt_that_is_not_a_whole_number_is_refused() -> None:
-    with pytest.raises(InvalidLayout, match="MUSTER_ATTEMPT='first'"):
+    with pytest.raises(InvalidLayout, match="MUSTER_ATTEMPT must be an integer of at least 0; got 'first'"):
         read_rank_layout({"MUSTER_ATTEMPT": "first"}, 1)
 
 

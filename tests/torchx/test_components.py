@@ -115,20 +115,20 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"steps": -1}, "--steps -1"),
-        ({"model": "gpt:11m"}, "--model 'gpt:11m'"),
-        ({"trace_steps": "25:20"}, "--trace_steps '25:20'"),
-        ({"trace_ranks": "0"}, "--trace_ranks 0 without --trace_steps traces nothing"),
-        ({"trace_steps": "1:2", "trace_ranks": "x"}, "--trace_ranks 'x'"),
-        ({"j": "0x2"}, "-j '0x2' asks for none; write at least one node and one process"),
-        ({"j": "2x"}, "-j '2x' is no NODESxPROCESSES; write one such as 1x2"),
-        ({"j": "4:2x8"}, "-j '4:2x8': 4 nodes at least, 2 at most"),
-        ({"cpu": "many"}, "--cpu 'many' is no whole number"),
-        ({"gpu": -1}, "--gpu -1 is too small; write at least 0"),
-        ({"max_restarts": -1}, "--max_restarts -1 is too small"),
-        ({"seq_len": "x"}, "--seq_len: 'x'"),
+        ({"steps": -1}, "--steps must be at least 1; got -1"),
+        ({"model": "gpt:11m"}, "--model must be a recipe; got 'gpt:11m'"),
+        ({"trace_steps": "25:20"}, "--trace_steps must be FIRST:END"),
+        ({"trace_ranks": "0"}, "--trace_ranks 0 requires --trace_steps"),
+        ({"trace_steps": "1:2", "trace_ranks": "x"}, "--trace_ranks must be a list of ranks"),
+        ({"j": "0x2"}, "-j must have at least one node and one process"),
+        ({"j": "2x"}, "-j must be NODESxPROCESSES"),
+        ({"j": "4:2x8"}, "-j must be MIN:MAXxPROCESSES with MIN not above MAX; got '4:2x8'"),
+        ({"cpu": "many"}, "--cpu must be an integer of at least 1; got 'many'"),
+        ({"gpu": -1}, "--gpu must be at least 0; got -1"),
+        ({"max_restarts": -1}, "--max_restarts must be at least 0; got -1"),
+        ({"seq_len": "x"}, "--seq_len: must be an integer; got 'x'"),
         ({"precision": "fp64"}, "'fp64'"),
-        ({"lr": float("nan")}, "--lr nan"),
+        ({"lr": float("nan")}, "--lr must be finite and above 0; got nan"),
     ],
 )
 @pytest.mark.parametrize("component", [fsdp, ddp])
@@ -147,9 +147,9 @@ def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("--nprocs", "'--nprocs' is no flag of the trainer; write -j NODESxPROCESSES before the `--`"),
-        ("--nproc-per-node=2", "'--nproc-per-node=2' is no flag of the trainer; write -j NODESxPROCESSES before"),
-        ("--queue", "'--queue' is no flag of the trainer; write --queue before the `--`"),
+        ("--nprocs", "'--nprocs' is not a flag of the trainer; use -j NODESxPROCESSES before the `--`"),
+        ("--nproc-per-node=2", "'--nproc-per-node=2' is not a flag of the trainer; use -j NODESxPROCESSES before"),
+        ("--queue", "'--queue' is not a flag of the trainer; use --queue before the `--`"),
     ],
 )
 def test_a_flag_of_the_component_or_of_a_launcher_behind_the_dashes_is_told_where_to_go(flag: str, told: str) -> None:
@@ -165,7 +165,7 @@ def test_a_script_that_is_called_wrongly_is_not_called_again() -> None:
 
 def test_a_script_component_wants_exactly_one_thing_to_run() -> None:
     for path, module in ((None, None), ("a.py", "b")):
-        with pytest.raises(InvalidArgument, match="write one of --script PATH and -m MODULE"):
+        with pytest.raises(InvalidArgument, match="must give either --script PATH or -m MODULE"):
             script(script=path, m=module)
 
 

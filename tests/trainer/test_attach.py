@@ -37,7 +37,7 @@ def test_a_missing_script_or_module_is_named_and_ends_with_2(start: Starter) -> 
         ("-m", "gone.away"): "module 'gone.away' does not exist",
         (".",): "script '.' is a folder",
         (): "nothing to run: give a Python script, or -m MODULE",
-        ("--trace_steps", "9", "x.py"): "--trace_steps '9' is no range",
+        ("--trace_steps", "9", "x.py"): "--trace_steps must be FIRST:END",
         ("--tracing", "x.py"): "unrecognized arguments: --tracing",
     }.items():
         ranks = start(1, *arguments, module=ATTACH)

@@ -87,13 +87,13 @@ def test_a_disk_that_refuses_is_said_once_and_raises_nothing(
         reporter.write_metrics(StepMetrics(step=step, step_time_s=1.0))
     said = capsys.readouterr().err
     assert said.count("cannot write") == 1
-    assert "training goes on" in said
+    assert "training continues" in said
 
 
 def test_the_context_names_a_variable_that_is_no_count() -> None:
-    with pytest.raises(InputError, match="MUSTER_ATTEMPT='first' is no count"):
+    with pytest.raises(InputError, match="MUSTER_ATTEMPT must be an integer of at least 0; got 'first'"):
         run_context({"MUSTER_ATTEMPT": "first"})
-    with pytest.raises(InputError, match="RANK=2 does not fit WORLD_SIZE=2"):
+    with pytest.raises(InputError, match="RANK must be less than WORLD_SIZE=2; got 2"):
         run_context({"RANK": "2", "WORLD_SIZE": "2"})
 
 

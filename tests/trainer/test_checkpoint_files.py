@@ -80,8 +80,8 @@ def test_a_flipped_byte_and_a_file_of_another_checkpoint_are_named_and_the_check
     again = start(2, *finished.flags, attempt=1)
     assert again.end() == [EXIT_OK] * 2, again.said()
     named = unreadable(finished.run_dir)
-    assert ["step-00000009" in named[0], "__1_0.distcp has sha256" in named[0]] == [True, True]
-    assert ["step-00000006" in named[1], f"{SHARD} has sha256" in named[1]] == [True, True]
+    assert ["step-00000009" in named[0], "__1_0.distcp must have sha256" in named[0]] == [True, True]
+    assert ["step-00000006" in named[1], f"{SHARD} must have sha256" in named[1]] == [True, True]
     assert [event["step"] for event in events(finished.run_dir, "resumed")] == [3]
     assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
 
@@ -272,10 +272,10 @@ def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> Non
     files = (digest(tmp_path / "a"), digest(tmp_path / "b"))
     verify_files(tmp_path, files)
     flip_byte(tmp_path / "b", 4999)
-    with pytest.raises(ValueError, match="b has sha256"):
+    with pytest.raises(ValueError, match="b must have sha256"):
         verify_files(tmp_path, files)
     (tmp_path / "b").write_bytes(b"y" * 4999)
-    with pytest.raises(ValueError, match="b has 4,999 bytes; its manifest says 5,000"):
+    with pytest.raises(ValueError, match="b must have 5,000 bytes; got 4,999"):
         verify_files(tmp_path, files)
     (tmp_path / "b").unlink()
     with pytest.raises(FileNotFoundError):

@@ -97,8 +97,8 @@ def test_a_link_to_a_folder_is_not_followed_into_a_circle(tmp_path: Path) -> Non
     ("files", "path", "said"),
     [
         ({}, "nowhere", "does not exist: give a folder, a file, or a glob"),
-        ({"x": b"1"}, "*.md", "holds no file"),
-        ({"x": b"\0", "y": b"\xff"}, "", "holds no text in its 2 files"),
+        ({"x": b"1"}, "*.md", "has no files"),
+        ({"x": b"\0", "y": b"\xff"}, "", "has no text in its 2 files"),
         ({"x": b""}, "", "all are empty"),
     ],
 )
@@ -155,7 +155,7 @@ def test_the_cache_keeps_the_newest_corpora_only(tmp_path: Path) -> None:
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"a": b"one"})
     (tmp_path / "cache").write_text("a file, no folder")
-    with pytest.raises(InputError, match=f"in {tmp_path / 'cache'}"):
+    with pytest.raises(InputError, match=f"to {tmp_path / 'cache'}"):
         build_corpus(str(folder), tmp_path / "cache")
 
 
@@ -171,7 +171,7 @@ def test_a_padded_place_reads_as_padding_throughout() -> None:
 
 
 def test_too_little_text_for_one_window_is_refused_with_both_numbers() -> None:
-    with pytest.raises(InputError, match="5 bytes of text; --seq_len 5 needs at least 6"):
+    with pytest.raises(InputError, match="must have at least 6 bytes of text for --seq_len 5; got 5"):
         Samples(np.arange(5, dtype=np.uint8), seq_len=5)
 
 

@@ -31,7 +31,7 @@ def test_what_is_left_open_fits_the_device() -> None:
 def test_without_a_compiler_nothing_is_compiled_unless_asked_for() -> None:
     bare = HostCapabilities(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
     assert not plan(machine=bare).compile
-    with pytest.raises(InputError, match="--compile needs a C"):
+    with pytest.raises(InputError, match="--compile requires a C"):
         plan("--compile", machine=bare)
 
 
@@ -61,26 +61,29 @@ def test_the_traced_steps_come_from_the_environment_unless_flags_say_otherwise()
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--steps", "0"), "--steps 0 is too small: give at least 1"),
-        (("--steps", "many"), "--steps: 'many' is no whole number"),
-        (("--seq_len", "4"), "--seq_len 4 is too small"),
-        (("--global_batch", "-3"), "--global_batch -3 is too small"),
-        (("--global_batch", "1"), "--global_batch 1 is less than the 2 ranks"),
-        (("--lr", "0"), "--lr 0.0 is out of range: give a number above 0"),
-        (("--lr", "nan"), "--lr nan is out of range"),
-        (("--clip", "inf"), "--clip inf is out of range"),
-        (("--weight_decay", "-1"), "--weight_decay -1.0 is out of range: give a number of at least 0"),
-        (("--warmup", "100", "--steps", "100"), "--warmup 100 leaves no step to train"),
-        (("--keep", "0"), "--keep 0 is too small"),
-        (("--checkpoint_every", "-1"), "--checkpoint_every -1 is too small: give at least 0"),
-        (("--compiled_autograd",), "--compiled_autograd works with --parallel ddp only"),
-        (("--trace_steps", "25:20"), "--trace_steps '25:20' is no range"),
-        (("--trace_steps", "5"), "give first:end, as 20:25"),
-        (("--trace_steps", "0:5"), "steps count from 1"),
-        (("--trace_steps", "1:2", "--trace_ranks", "a"), "--trace_ranks 'a' is no list of ranks"),
-        (("--stepz", "3"), "'--stepz' is no flag of this command; did you mean --steps"),
-        (("--vocab_size", "100"), "--vocab_size 100 is too small: tokens are bytes, so it is at least 256"),
-        (("--model", "gpt:10n"), "--model 'gpt:10n' is no recipe; did you mean gpt:10m"),
+        (("--steps", "0"), "--steps must be at least 1; got 0"),
+        (("--steps", "many"), "--steps: must be an integer; got 'many'"),
+        (("--seq_len", "4"), "--seq_len must be at least 8; got 4"),
+        (("--global_batch", "-3"), "--global_batch must be at least 1; got -3"),
+        (("--global_batch", "1"), "--global_batch must be at least the number of ranks, 2; got 1"),
+        (("--lr", "0"), "--lr must be finite and above 0; got 0.0"),
+        (("--lr", "nan"), "--lr must be finite and above 0; got nan"),
+        (("--clip", "inf"), "--clip must be finite and above 0; got inf"),
+        (("--weight_decay", "-1"), "--weight_decay must be finite and at least 0; got -1.0"),
+        (("--warmup", "100", "--steps", "100"), "--warmup must be less than --steps 100; got 100"),
+        (("--keep", "0"), "--keep must be at least 1; got 0"),
+        (("--checkpoint_every", "-1"), "--checkpoint_every must be at least 0; got -1"),
+        (("--compiled_autograd",), "--compiled_autograd requires --parallel ddp"),
+        (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),
+        (("--trace_steps", "5"), "must be FIRST:END, such as 20:25"),
+        (("--trace_steps", "0:5"), "must start at 1 or later"),
+        (
+            ("--trace_steps", "1:2", "--trace_ranks", "a"),
+            "--trace_ranks must be a list of ranks such as 0,3, or empty for all; got 'a'",
+        ),
+        (("--stepz", "3"), "'--stepz' is not a flag of this command; did you mean --steps"),
+        (("--vocab_size", "100"), "--vocab_size must be at least 256 (tokens are bytes); got 100"),
+        (("--model", "gpt:10n"), "--model must be a recipe; got 'gpt:10n'; did you mean gpt:10m"),
         (("--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
     ],
 )
@@ -107,7 +110,7 @@ def test_flags_are_checked_without_torch_and_with_exit_code_2() -> None:
     command = [sys.executable, "-c", code, "--model", "gpt:99", "--data", "x"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("trainer: --model 'gpt:99' is no recipe")
+    assert ended.stderr.startswith("trainer: --model must be a recipe; got 'gpt:99'")
 
 
 def test_help_is_printed_without_a_traceback() -> None:

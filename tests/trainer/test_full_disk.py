@@ -1,4 +1,4 @@
-"""A disk that fills up, or refuses large files: training goes on, says so, and the last good checkpoint stays."""
+"""On a full disk, training continues, reports the failure and keeps the previous checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_disk_that_fills_up_costs_one_checkpoint_and_with_room_again_the_next_
         ranks.wait_until(lambda: events(run_dir, "checkpoint_failed"))
         failed = events(run_dir, "checkpoint_failed")[0]
         assert failed["step"] == 80
-        assert "training goes on, the last good one stays" in failed["message"]
+        assert "training continues, the previous checkpoint is kept" in failed["message"]
         saved = latest(run_dir)
         assert saved is not None
         assert saved["step"] == 40

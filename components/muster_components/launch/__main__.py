@@ -16,18 +16,18 @@ EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Start the ranks of this pod; the exit code of the one that failed first, or 0."""
+    """Start the ranks of this pod. Returns the exit code of the rank that failed first, or 0."""
     try:
         options, program = _parse(argv)
-        place = read_rank_layout(os.environ, options.nproc, options.nnodes)
+        layout = read_rank_layout(os.environ, options.nproc, options.nnodes)
     except (InvalidLayout, FileNotFoundError) as error:
         log(str(error))
         return EXIT_USAGE
-    return launch(place, [sys.executable, *program], os.environ)
+    return launch(layout, [sys.executable, *program], os.environ)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
-    """Our options, and what each rank runs. Exits with a usage message; raises FileNotFoundError."""
+    """The launcher's options, and the command of each rank. Exits for usage errors; raises FileNotFoundError."""
     parser = argparse.ArgumentParser(
         prog="python -m muster_components.launch",
         usage="%(prog)s [--nproc N] [--nnodes M] -- (SCRIPT | -m MODULE) [ARGS...]",
@@ -39,24 +39,24 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     options, unknown = parser.parse_known_args(argv[:cut])
     if unknown:
         near = difflib.get_close_matches(unknown[0].partition("=")[0], ["--nproc", "--nnodes"], 1)
-        hint = f"did you mean {near[0]}?" if near else "what each rank runs is written after `--`"
-        parser.error(f"{unknown[0]!r} is no argument of the launcher; {hint}")
+        hint = f"did you mean {near[0]}?" if near else "give the command of the ranks after `--`"
+        parser.error(f"{unknown[0]!r} is not an argument of the launcher; {hint}")
     program = argv[cut + 1 :]
     if not program or list(program) == ["-m"]:
-        parser.error("what each rank runs is missing; write it after `--`: a script, or -m and a module")
+        parser.error("the command of the ranks is missing; give a script, or -m and a module, after `--`")
     if program[0] != "-m" and not Path(program[0]).is_file():
-        raise FileNotFoundError(f"script {program[0]} does not exist in {Path.cwd()}; give its path from there")
+        raise FileNotFoundError(f"script {program[0]} does not exist in {Path.cwd()}; give a path relative to it")
     return options, program
 
 
 def _positive_integer(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Not sys.exit: a thread may still be importing torch, and a finalizing interpreter under it may crash.
+    # Not sys.exit: a thread may still import torch, which may crash while the interpreter finalizes.
     os._exit(code)

@@ -1,6 +1,6 @@
-"""Where this pod stands in its gang, and what each of its ranks finds in its environment.
+"""The position of this pod in its gang, and the environment of its ranks.
 
-The variables of a rank are those of torchrun, so that any script made for torchrun runs unchanged.
+Ranks get the variables of torchrun, so that scripts for torchrun run unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DEFAULT_GRACE_S = 30.0
 
 
 class InvalidLayout(ValueError):
-    """The environment or an option contradicts itself; the text names it, its value and what would be right."""
+    """An environment variable or an option is invalid; the message names it, its value and valid values."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Pod `replica` of `replicas`, `nproc` ranks each. `port` 0: any free one."""
+    """Pod `replica` of `replicas`, with `nproc` ranks each. `port` 0: any free port."""
 
     nproc: int
     replica: int = 0
@@ -36,38 +36,36 @@ class RankLayout:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole gang."""
+        """The number of ranks of the gang."""
         return self.nproc * self.replicas
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long ranks may take to stop: the pod's grace less 10 s, at least half of it."""
+        """Time for ranks to stop: the pod's grace period minus 10 s, at least half of it."""
         return max(self.grace_s - GRACE_RESERVE_S, self.grace_s * MIN_GRACE_SHARE)
 
     def rank(self, local_rank: int) -> int:
-        """The global rank of a local one."""
+        """The global rank of a local rank."""
         return self.replica * self.nproc + local_rank
 
 
 def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | None = None) -> RankLayout:
-    """The place that the environment tells (docs/run-folder.md). Raises BadPlace."""
+    """The layout from the environment (docs/run-folder.md). Raises InvalidLayout."""
     replicas = replicas if replicas is not None else _read_integer(environ, "MUSTER_REPLICAS", 1, minimum=1)
     replica = _read_integer(environ, "MUSTER_REPLICA", 0)
     if replica >= replicas:
-        raise InvalidLayout(f"MUSTER_REPLICA={replica}, but the role has {replicas} pods; write 0 to {replicas - 1}")
+        raise InvalidLayout(f"MUSTER_REPLICA must be 0 to {replicas - 1}, for {replicas} pods; got {replica}")
     host = environ.get("MUSTER_RANK0_HOST", "")
     port = _read_integer(environ, "MUSTER_RANK0_PORT", 0)
     if port > 65535:
-        raise InvalidLayout(f"MUSTER_RANK0_PORT={port} is no port; write 1 to 65535")
+        raise InvalidLayout(f"MUSTER_RANK0_PORT must be 1 to 65535; got {port}")
     if replicas > 1 and not (host and port):
-        raise InvalidLayout(
-            f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both"
-        )
+        raise InvalidLayout(f"MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for {replicas} pods")
     grace = environ.get("MUSTER_GRACE_SECONDS", "") or str(DEFAULT_GRACE_S)
     try:
         grace_s = max(0.0, float(grace))
     except ValueError:
-        raise InvalidLayout(f"MUSTER_GRACE_SECONDS={grace!r} is no number of seconds; write one such as 30") from None
+        raise InvalidLayout(f"MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got {grace!r}") from None
     attempt = _read_integer(environ, "MUSTER_ATTEMPT", 0)
     job = environ.get("MUSTER_JOB_UID") or environ.get("MUSTER_JOB") or "local"
     return RankLayout(
@@ -139,5 +137,5 @@ def _read_integer(environ: Mapping[str, str], name: str, default: int, minimum: 
     if not text:
         return default
     if not text.isdecimal() or int(text) < minimum:
-        raise InvalidLayout(f"{name}={text!r} is no whole number from {minimum} up")
+        raise InvalidLayout(f"{name} must be an integer of at least {minimum}; got {text!r}")
     return int(text)

@@ -1,9 +1,8 @@
-"""The store at which ranks meet, kept by the launcher of pod 0 so that it outlives rank 0.
+"""The rendezvous store (TCPStore), served by the launcher of pod 0 so that it outlives rank 0.
 
-A rank that leaves early must not take the store away from the others, and pod 0 must not end before the other pods
-have: torchrun's agent does the same. The port is taken before any rank starts, so that a port in use is said at
-once and nobody else can take it meanwhile; torch is imported beside the running ranks, which need seconds for
-their own import.
+A rank that ends early must not end the store of the others, and pod 0 must not end before the other pods, as with
+torchrun's agent. The port is bound before any rank starts, so that a port in use is reported at once. torch is imported
+in the background while the ranks start.
 """
 
 from __future__ import annotations
@@ -23,20 +22,17 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported by assignment only
 
 EXIT_STORE = 75  # EX_TEMPFAIL: another port may work
-EXIT_IMPORT = 1  # what a rank ends with whose own import of torch fails
+EXIT_IMPORT = 1  # the exit code of a rank that cannot import torch
 PEERS_TIMEOUT = timedelta(seconds=300)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
 class PortInUse(OSError):
-    """Nobody can listen at rank 0's port; the text says which and what to do."""
+    """Rank 0's port cannot be bound; the message names the port and what to do."""
 
 
 def listen(layout: RankLayout) -> socket.socket:
-    """A listening socket at the place's port (0: any free one), on loopback when ranks look for it there.
-
-    Raises PortInUse.
-    """
+    """A listening socket on the layout's port (0: any free one), on loopback if rank 0's host is. Raises PortInUse."""
     loopback = _is_loopback(layout.host)
     try:
         if loopback or not socket.has_dualstack_ipv6():
@@ -45,7 +41,7 @@ def listen(layout: RankLayout) -> socket.socket:
     except OSError as error:
         raise PortInUse(
             f"port {layout.port} of {socket.gethostname()} cannot be used for rendezvous ({error.strerror or error}); "
-            "end what listens there or set MUSTER_RANK0_PORT to another"
+            "stop the program that uses it or set MUSTER_RANK0_PORT to another port"
         ) from error
 
 
@@ -57,7 +53,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class RendezvousStore:
-    """The store as the launcher of one pod sees it. Calls go to threads: blocked in C++ they would hold off signals."""
+    """The store in the launcher of one pod. Calls run in threads, since blocking C++ calls would delay signals."""
 
     def __init__(self, layout: RankLayout, listener: socket.socket | None) -> None:
         self._layout = layout
@@ -66,7 +62,7 @@ class RendezvousStore:
         self._ready = threading.Event()
 
     def open(self, on_failure: Callable[[int, str], None]) -> None:
-        """Serve in pod 0, import in the others, both in the background; `failed` gets an exit code and the reason."""
+        """Serve in pod 0, import torch in the others, in the background; `on_failure` gets exit code and reason."""
         threading.Thread(target=self._open, args=(on_failure,), name="store", daemon=True).start()
 
     def _open(self, on_failure: Callable[[int, str], None]) -> None:
@@ -86,17 +82,18 @@ class RendezvousStore:
                     timeout=PEERS_TIMEOUT,
                     master_listen_fd=self._listener.detach(),
                 )
-        except Exception as error:  # whatever torch raises: the ranks could only wait in vain
+        except Exception as error:  # any error of torch: without the store the ranks would wait until their timeout
             on_failure(EXIT_STORE, f"the rendezvous store at port {self._layout.port} cannot be served: {error}")
         finally:
             self._ready.set()
 
     def wait_for_peers(self, on_done: Callable[[], None]) -> None:
-        """Call `then` once pod 0 may end: the other pods have said that their ranks are done, or 300 s are over."""
+        """Call `on_done` once this pod may end: in pod 0 when all other pods have reported that they are done, or after
+        300 s; in the others once they have reported."""
         threading.Thread(target=self._wait_for_peers, args=(on_done,), name="leave", daemon=True).start()
 
     def _wait_for_peers(self, on_done: Callable[[], None]) -> None:
-        # A store that is gone means that pod 0 is: nothing is left to agree on.
+        # If the store cannot be reached, pod 0 has ended already.
         with contextlib.suppress(Exception):
             self._ready.wait()
             if self._layout.replica == 0 and self._store is not None:
@@ -111,7 +108,7 @@ class RendezvousStore:
 
 
 def _last_line(error: Exception) -> str:
-    """The last line of the error, as a traceback ends with it."""
+    """The last line of the error's traceback."""
     return "".join(traceback.format_exception_only(error)).rstrip().splitlines()[-1].strip()
 
 

@@ -1,7 +1,7 @@
-"""From the first rank to the last: who failed first, who has to stop, and which exit code tells it.
+"""Supervises the ranks of a pod: determines the first failure, stops the other ranks, computes the exit code.
 
-All that happens (a rank ends, a signal arrives, the store breaks) comes through one inbox, so the order of events
-is the order of the story. The gang restarts whole, by the engine; nothing is restarted here.
+All events (a rank ends, a signal arrives, the store fails) come through one queue, which defines their order. The
+engine restarts the gang as a unit; nothing is restarted here.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from muster_components.launch.rank_process import RankExited, RankProcess, start
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
 
 FAILURE_GRACE_S = 5.0
-"""Ranks that outlive a failed one cannot save a checkpoint without it; they may flush what they hold."""
-EXIT_CANNOT_START = 126  # as a shell says it
+"""Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
+EXIT_CANNOT_START = 126  # as in a shell
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """The pod was told to stop by this signal."""
+    """The launcher received this signal."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """Ranks cannot meet; the text says why, `code` is what the pod ends with."""
+    """The rendezvous store cannot be served; `code` is the pod's exit code."""
 
     code: int
     why: str
@@ -51,17 +51,17 @@ class StoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeersDone:
-    """The other pods are done too."""
+    """The other pods are done."""
 
 
 LauncherEvent: TypeAlias = RankExited | SignalReceived | StoreFailed | PeersDone
 
 
 def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run `command` once per rank of this pod; the exit code of the pod."""
-    inbox: queue.SimpleQueue[LauncherEvent] = queue.SimpleQueue()
+    """Run `command` once per rank of this pod. Returns the exit code of the pod."""
+    events: queue.SimpleQueue[LauncherEvent] = queue.SimpleQueue()
     for signum in SIGNALS:
-        signal.signal(signum, lambda number, frame: inbox.put(SignalReceived(number)))
+        signal.signal(signum, lambda number, frame: events.put(SignalReceived(number)))
     try:
         listener = listen(layout) if layout.replica == 0 else None
     except PortInUse as error:
@@ -75,26 +75,26 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         listener.close()  # rank 0 listens itself
     with _error_folder() as folder:
         try:
-            ranks = start_ranks(layout, command, environ, folder, inbox)
+            ranks = start_ranks(layout, command, environ, folder, events)
         except OSError as error:
             log(f"{command[0]} cannot be started: {error.strerror or error}")
             return EXIT_CANNOT_START
         if store is not None:
-            store.open(on_failure=lambda code, why: inbox.put(StoreFailed(code, why)))
-        code = supervise(ranks, layout.stop_timeout_s, inbox, environ.get("MUSTER_FAILURE_FILE", ""))
+            store.open(on_failure=lambda code, why: events.put(StoreFailed(code, why)))
+        code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""))
         if code == 0 and store is not None and layout.replicas > 1:
-            wait_for_peers(store, inbox)
+            wait_for_peers(store, events)
     return code
 
 
 @contextmanager
 def _error_folder() -> Iterator[Path | None]:
-    """Where `@record` leaves what failed; None when the disk has no room for it, which is no reason not to train."""
+    """The folder for the error files of `@record`; None if it cannot be created (full disk)."""
     with ExitStack() as stack:
         folder = None
         with suppress(OSError):
-            made = tempfile.TemporaryDirectory(prefix="muster-launch-", ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(made))
+            temporary = tempfile.TemporaryDirectory(prefix="muster-launch-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
         yield folder
 
 
@@ -105,15 +105,16 @@ def start_ranks(
     folder: Path | None,
     events: queue.SimpleQueue[LauncherEvent],
 ) -> dict[int, RankProcess]:
-    """Start every rank of this pod, by global rank. Raises OSError when one cannot be started; then none runs."""
+    """Start every rank of this pod; returns them by global rank. Raises OSError if one cannot be started; then the
+    others are killed."""
     threads = threads_per_rank(usable_cores(), layout.nproc)
     ranks: dict[int, RankProcess] = {}
     for local_rank in range(layout.nproc):
         rank = layout.rank(local_rank)
         error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
-        its = rank_environment(layout, local_rank, environ, threads=threads, error_file=error_file)
+        rank_environ = rank_environment(layout, local_rank, environ, threads=threads, error_file=error_file)
         try:
-            ranks[rank] = start_rank(rank, command, its, events.put)
+            ranks[rank] = start_rank(rank, command, rank_environ, events.put)
         except OSError:
             for started in ranks.values():
                 started.kill()
@@ -127,86 +128,88 @@ def supervise(
     events: queue.SimpleQueue[LauncherEvent],
     failure_file: str = "",
 ) -> int:
-    """Wait for every rank to end; the first failure, or a signal, stops the others. Returns the pod's exit code:
-    the first failed rank's own, 128 + signal when the pod was told to stop before that, else 0. A failure is noted in
-    `failure_file` at once: the pod itself ends only after its other ranks, perhaps later than pods it took along."""
-    alive = set(ranks)
-    began = time.monotonic()
+    """Wait for every rank to end; the first failure, or a signal, stops the others.
+
+    Returns the pod's exit code: that of the first failed rank, 128 + signal if a signal came first, else 0. A failure
+    is written to `failure_file` at once, since this pod may end later than pods that failed because of it.
+    """
+    running = set(ranks)
+    started_at = time.monotonic()
     code = 0
     deadline: float | None = None
-    told = False
-    while alive:
+    stopping = False
+    while running:
         event = _next_event(events, deadline)
         match event:
             case RankExited(rank, rank_code, at):
-                alive.discard(rank)
+                running.discard(rank)
                 if rank_code and code == 0:
                     code = rank_code
                     write_failure_file(failure_file, code, at)
                     log(
-                        f"rank {rank} failed first, after {at - began:.1f} s: "
+                        f"rank {rank} failed first, after {at - started_at:.1f} s: "
                         f"{describe_failure(ranks[rank], rank_code)}"
                     )
-                    deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
+                    deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code
                 write_failure_file(failure_file, code, time.monotonic())
                 log(reason)
-                deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
-            case SignalReceived(signum) if not told:
-                told = True
+                deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
+            case SignalReceived(signum) if not stopping:
+                stopping = True
                 name = signal.Signals(signum).name
                 if code == 0:
                     code = 128 + signum
-                log(f"got {name}: {_rank_list(alive)} may take {stop_timeout_s:g} s to stop")
-                deadline = min(_terminate_ranks(ranks, alive, stop_timeout_s), deadline or float("inf"))
+                log(f"got {name}: {_rank_list(running)} may take {stop_timeout_s:g} s to stop")
+                deadline = min(_terminate_ranks(ranks, running, stop_timeout_s), deadline or float("inf"))
             case SignalReceived() | None:
-                log(f"killing {_rank_list(alive)} that did not stop")
+                log(f"killing {_rank_list(running)} that did not stop")
                 deadline = None
-                for rank in alive:
+                for rank in running:
                     ranks[rank].kill()
             case _:
                 pass
-    for running in ranks.values():
-        running.drain(timeout_s=1.0)
+    for process in ranks.values():
+        process.drain(timeout_s=1.0)
     return code
 
 
 def write_failure_file(path: str, code: int, at: float, reason: str = "") -> None:
-    """Tell whoever runs the pod when its first rank failed (`at`: monotonic) and how (docs/run-folder.md)."""
+    """Write the exit code and time (`at`: monotonic) of the first failure (docs/run-folder.md). Errors are ignored."""
     if not path:
         return
-    note: dict[str, object] = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}
+    failure: dict[str, object] = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}
     if reason:
-        note["reason"] = reason
-    with suppress(OSError):  # a full disk: the end of the pod has to do
-        Path(path + ".tmp").write_text(json.dumps(note))
+        failure["reason"] = reason
+    with suppress(OSError):
+        Path(path + ".tmp").write_text(json.dumps(failure))
         os.replace(path + ".tmp", path)
 
 
 def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None) -> LauncherEvent | None:
-    """The next event; None when the deadline passes first."""
+    """The next event; None if the deadline passes first."""
     try:
         return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
     except queue.Empty:
         return None
 
 
-def _terminate_ranks(ranks: Mapping[int, RankProcess], alive: set[int], timeout_s: float) -> float:
-    for rank in alive:
+def _terminate_ranks(ranks: Mapping[int, RankProcess], running: set[int], timeout_s: float) -> float:
+    for rank in running:
         ranks[rank].terminate()
     return time.monotonic() + timeout_s
 
 
 def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:
-    """Wait until the whole gang is done, or until told to stop: this pod has succeeded either way."""
+    """Wait until the gang is done, or for a signal; this pod has succeeded either way."""
     store.wait_for_peers(on_done=lambda: events.put(PeersDone()))
     while not isinstance(events.get(), PeersDone | SignalReceived):
         pass
 
 
 def describe_failure(rank: RankProcess, code: int) -> str:
-    """What is known of a failure: the signal or exit code, the error that `@record` kept, else the last line."""
+    """A failure's signal or exit code, and the error recorded by `@record`, else the last line of output."""
     end = f"exit code {code}"
     if code > 128 and code - 128 in set(signal.Signals):
         name = signal.Signals(code - 128).name
@@ -218,7 +221,7 @@ def describe_failure(rank: RankProcess, code: int) -> str:
 
 
 def _recorded_error(error_file: str) -> str:
-    """The message that `torch.distributed.elastic.multiprocessing.errors.record` left, or nothing."""
+    """The message that `torch.distributed.elastic.multiprocessing.errors.record` wrote, or an empty string."""
     try:
         message = json.loads(Path(error_file).read_text())["message"]
         return str(message["message"] if isinstance(message, dict) else message)
@@ -226,11 +229,11 @@ def _recorded_error(error_file: str) -> str:
         return ""
 
 
-def _rank_list(alive: set[int]) -> str:
-    names = ", ".join(str(rank) for rank in sorted(alive))
-    return f"rank {names}" if len(alive) == 1 else f"ranks {names}"
+def _rank_list(ranks: set[int]) -> str:
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
 def log(text: str) -> None:
-    """One line of the launcher's own in the pod's log."""
+    """Write a line of the launcher to the pod's log."""
     write_output(f"muster: {text}\n".encode())

@@ -1,4 +1,4 @@
-"""`python -m muster_components.trainer`: parse, train, and end with an exit code that tells why (see errors.py)."""
+"""`python -m muster_components.trainer`: parse flags, train, exit with a code of errors.py."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def _train(config: TrainConfig) -> int:
     try:
         context = run_context(os.environ, config.output)
         prepare_environment(os.environ)
-        # Only now: torch takes seconds to import, and a mistyped flag should be told at once.
+        # Imported late: torch takes seconds to import, and invalid flags should be reported at once.
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from muster_components.trainer.session import train
 
-        # `record` leaves the error where torchrun and Muster's launcher look for it.
+        # `record` writes the error file that torchrun and Muster's launcher read.
         return int(record(train)(config, context, os.environ) or EXIT_OK)
     except TrainerError:
         raise
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()
-        # Not by returning: at its end Python waits for all threads, and one that writes a checkpoint with ranks that
-        # are gone would wait for long. Who started the ranks sees to the others once this one has ended.
+        # Not by returning: Python would wait for all threads at exit, and a checkpoint thread waits long for ranks that
+        # have ended. The launcher stops the other ranks.
         os._exit(EXIT_FAILED)
 
 
 def prepare_environment(environ: MutableMapping[str, str]) -> None:
-    """What torch reads when it is imported, where the user has not chosen."""
-    # Compiled kernels outlive the run; the default folder is in /tmp.
+    """Set defaults of environment variables that torch reads on import."""
+    # Keep compiled kernels between runs; torch's default folder is in /tmp.
     if "TORCHINDUCTOR_CACHE_DIR" not in environ:
         environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_root(environ) / "inductor")
-    # Segments that grow instead of many of fixed size: less memory lost to fragmentation.
+    # Less fragmentation of GPU memory.
     environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     silence_kineto(environ)
 

@@ -1,12 +1,11 @@
-"""Checkpoints that training does not wait for, and going on from the newest good one.
+"""Asynchronous checkpoints, and resuming from the newest good one.
 
-Saving: weights and optimizer state are copied to host memory at once (torch.distributed.checkpoint's stager), then a
-thread writes them while training goes on. That thread talks to the other ranks over a process group of its own:
-sharing the training's would mix up the order of collectives. A disk that fills up costs this checkpoint: it is removed,
-said, and the one before stays.
+Saving: weights and optimizer state are copied to host memory (torch.distributed.checkpoint's stager), then a thread
+writes them while training continues. The thread uses its own process group, since sharing the training's would mix up
+the order of collectives. On a full disk the checkpoint is removed, the failure reported, and the previous one kept.
 
-Loading: first every file is compared with the digest that was taken while it was written, by all ranks together. Then
-tensors are read by name and cut to this run's shards, so the world size, and FSDP or DDP, may change.
+Loading: all ranks together compare every file with its digest. Then tensors are read by name and resharded, so world
+size and FSDP or DDP may change.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Checkpointer:
         reporter: Reporter,
         fingerprint: dict[str, object],
     ) -> None:
-        """`must_agree`: what a later run has to have in common with this one to go on from its checkpoints."""
+        """`fingerprint`: the values that a later run must match to resume from these checkpoints."""
         self._store = store
         self._model = model
         self._optimizer = optimizer
@@ -63,7 +62,7 @@ class Checkpointer:
         self._fingerprint = fingerprint
         self._group = dist.new_group(backend="gloo")
         self._is_rank0 = dist.get_rank() == 0
-        # Publishing (rename, fsync, removal of old ones) takes its time, too: a thread of rank 0 does it.
+        # Publishing (rename, fsync, removal of old ones) is slow: a thread of rank 0 does it.
         self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[Any] | None = None
         self.started_step: int | None = None
@@ -71,7 +70,7 @@ class Checkpointer:
         self.saved_at: float | None = None
 
     def save(self, step: int) -> None:
-        """Begin to save the state after `step`; waits for a save that is still being written."""
+        """Start to save the state after `step`, after waiting for an unfinished save."""
         self.wait()
         self.started_step = step
         if not self._broadcast_success(self._begin(step)):
@@ -88,19 +87,19 @@ class Checkpointer:
         self._saving = self._publisher.submit(self._complete, step, written, writer) if self._is_rank0 else written
 
     def wait(self) -> None:
-        """Wait until what was begun is published, or given up."""
+        """Wait until the current save is published or has failed."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
         failure = saving.exception()
         if self._is_rank0 and failure is not None:
-            raise failure  # not of the storage: `_complete` takes care of those
+            raise failure  # not a storage error: `_complete` handles those
 
     def restore(self) -> int:
-        """Load the newest good checkpoint; the step after which it was taken, or 0 where there is none.
+        """Load the newest readable checkpoint; returns its step, or 0 without checkpoints.
 
-        One that cannot be read is named and passed over. Raises InputError if the newest readable one belongs to
-        another run, TrainerError if there are checkpoints and none can be read.
+        Unreadable checkpoints are reported and skipped. Raises InputError if the newest readable one does not match
+        this run, TrainerError if there are checkpoints and none can be read.
         """
         candidates = self._candidates()
         if not candidates:
@@ -109,7 +108,7 @@ class Checkpointer:
             mismatch, files, failure = self._read_description(candidate)
             if mismatch:
                 raise InputError(
-                    f"checkpoint {candidate.path} does not fit this run: {'; '.join(mismatch)}. "
+                    f"checkpoint {candidate.path} does not match this run: {'; '.join(mismatch)}. "
                     "Use the old values, another --output, or --resume never"
                 )
             failure = failure or self._load(candidate, files)
@@ -127,7 +126,7 @@ class Checkpointer:
         )
 
     def _begin(self, step: int) -> OSError | None:
-        """Rank 0 makes the folder; the others hear how it went."""
+        """Create the folder on rank 0; returns its error, if any."""
         if not self._is_rank0:
             return None
         try:
@@ -138,16 +137,16 @@ class Checkpointer:
         return None
 
     def _broadcast_success(self, failure: OSError | None) -> bool:
-        went_well = [failure is None]
-        dist.broadcast_object_list(went_well, src=0, group=self._group)
-        return went_well[0]
+        succeeded = [failure is None]
+        dist.broadcast_object_list(succeeded, src=0, group=self._group)
+        return succeeded[0]
 
     def _complete(self, step: int, written: Future[Any], writer: HashingWriter) -> None:
-        """Publish once all ranks have written, or remove what there is."""
+        """Publish once all ranks have written; on failure remove the incomplete checkpoint."""
         try:
             written.result()
             self._publish(step, writer.files)
-        except _FAILURES as error:  # whatever a storage raises must not stop training
+        except _FAILURES as error:  # storage errors must not stop training
             self._store.discard(step)
             self._record_failure(step, error)
 
@@ -163,10 +162,11 @@ class Checkpointer:
 
     def _record_failure(self, step: int, error: BaseException) -> None:
         free = _free_bytes(self._store.folder)
-        room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
+        space = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
         self._reporter.record_event(
             "checkpoint_failed",
-            f"checkpoint of step {step} failed: {_root_cause(error)}{room}; training goes on, the last good one stays",
+            f"checkpoint of step {step} failed: {_root_cause(error)}{space}; training continues, "
+            "the previous checkpoint is kept",
             step=step,
         )
 
@@ -176,7 +176,7 @@ class Checkpointer:
             try:
                 self._store.latest()
             except ValueError as error:
-                self._reporter.record_event("checkpoint_unreadable", f"{error}; the newest whole checkpoint is used")
+                self._reporter.record_event("checkpoint_unreadable", f"{error}; using the newest complete checkpoint")
             found = [self._store.candidates()]
         dist.broadcast_object_list(found, src=0, group=self._group)
         assert isinstance(found[0], list)
@@ -185,19 +185,19 @@ class Checkpointer:
     def _read_description(
         self, candidate: CheckpointCandidate
     ) -> tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None]:
-        """Rank 0 reads, all get: what does not fit, the files (None: without digests), or why it cannot be read."""
+        """Rank 0 reads and broadcasts: mismatches, the files (None: without digests), or why it cannot be read."""
         result: list[Any] = [None]
         if self._is_rank0:
             try:
                 described = read_description(candidate.path)
                 result = [(describe_mismatch(described, self._fingerprint), read_digests(described), None)]
-            except Exception as error:  # whatever lies there: the other ranks wait for this answer
+            except Exception as error:  # any error must be broadcast: the other ranks wait
                 result = [([], None, TrainerError(f"{DESCRIPTION}: {error}"))]
         dist.broadcast_object_list(result, src=0, group=self._group)
         return cast(tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None], result[0])
 
     def _load(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
-        """Verify all files, then load them; why that failed, alike on all ranks."""
+        """Verify all files, then load them; returns the failure, the same on all ranks."""
         failure = self._verify(candidate, files)
         if failure is not None:
             return failure
@@ -210,9 +210,9 @@ class Checkpointer:
         reader = CheckedReader(candidate.path, metadata[0])
         try:
             load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
-        except _FAILURES as error:  # a corrupt file surfaces as whatever its reader trips over
+        except _FAILURES as error:  # a corrupt file can raise any exception
             return TrainerError(str(_root_cause(error)))
-        # Flags win over what the checkpoint remembers of them; the learning rate is set in every step anyway.
+        # Flags take precedence over the optimizer options in the checkpoint; the learning rate is set in every step.
         chosen = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         set_state_dict(
             self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
@@ -223,7 +223,7 @@ class Checkpointer:
         return None
 
     def _verify(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
-        """Each rank reads its part of the files; with as many ranks as wrote them, its own."""
+        """Each rank verifies a part of the files; with an unchanged world size, those that it wrote."""
         if files is None:
             self._record_event(
                 "checkpoint_unverified",
@@ -236,7 +236,7 @@ class Checkpointer:
         return self._on_all_ranks(lambda: verify_files(candidate.path, mine))
 
     def _on_all_ranks(self, action: Callable[[], None]) -> TrainerError | None:
-        """Every rank acts; the failure of the first rank that failed, for all."""
+        """Run `action` on every rank; all return the failure of the lowest rank that failed."""
         failure: str | None = None
         try:
             action()
@@ -257,7 +257,7 @@ class Checkpointer:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The first failure inside a checkpoint error, which gathers those of all ranks."""
+    """The first failure in a CheckpointException, which contains those of all ranks."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, wrapped = next(iter(sorted(failures.items())))

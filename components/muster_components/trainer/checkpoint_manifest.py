@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: the name, size and SHA-256 of each file, kept in its `muster.json`.
+"""The files of a checkpoint: name, size and SHA-256 of each, in its `muster.json`.
 
-They detect damage (a disk, an interrupted copy) and files of another checkpoint. They do not authenticate: whoever can
-write the folder can write matching digests, too. `checkpoint_files` makes sure that nothing in it runs as code.
+Digests detect damage (disk errors, interrupted copies) and files of another checkpoint. They do not authenticate: a
+program that can write to the folder can write matching digests. `checkpoint_files` prevents execution of code in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 _THREADS: Final = 4
-"""Files hashed at once by one rank; hashlib releases the interpreter lock."""
+"""Files that one rank hashes in parallel; hashlib releases the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,7 @@ def with_digests(description: Mapping[str, object], files: Sequence[FileDigest])
 
 
 def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None:
-    """The files that `muster.json` lists; None for a checkpoint of a version that kept no digests.
-
-    Raises ValueError if it is not as it was written.
-    """
+    """The files listed in `muster.json`; None for a checkpoint of a version without digests. Raises ValueError."""
     if "files" not in described and "sha256" not in described:
         return None
     content = {name: value for name, value in described.items() if name != "sha256"}
@@ -59,8 +56,8 @@ def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | No
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading, through links too. OSError at once for a FIFO, a folder or a device, whose opening or
-    reading could wait for ever."""
+    """Open a file for reading, following symbolic links. Raises OSError for a FIFO, a folder or a device, which could
+    block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -69,7 +66,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a file. OSError as `open_regular` has it, ValueError if it has more than `most_bytes`."""
+    """The content of a file. Raises OSError as `open_regular` does, ValueError if it is larger than `max_bytes`."""
     with open_regular(path) as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -78,12 +75,12 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` is that of a file in a folder, without a path to elsewhere."""
+    """Whether `name` is a file name without a path."""
     return name not in ("", ".", "..") and Path(name).name == name
 
 
 def verify_files(folder: Path, files: Sequence[FileDigest]) -> None:
-    """Read `files` and compare. Raises ValueError that names the first one that differs, OSError if one is missing."""
+    """Compare size and digest of `files`. Raises ValueError with the first that differs, OSError if one is missing."""
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
         for _ in pool.map(lambda file: _verify_file(folder, file), files):
             pass
@@ -93,11 +90,11 @@ def _verify_file(folder: Path, file: FileDigest) -> None:
     with open_regular(folder / file.name) as stream:
         size = stream.seek(0, 2)
         if size != file.size:
-            raise ValueError(f"{file.name} has {size:,} bytes; its manifest says {file.size:,}")
+            raise ValueError(f"{file.name} must have {file.size:,} bytes; got {size:,}")
         stream.seek(0)
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != file.sha256:
-        raise ValueError(f"{file.name} has sha256 {found[:12]}...; its manifest says {file.sha256[:12]}...")
+        raise ValueError(f"{file.name} must have sha256 {file.sha256[:12]}...; got {found[:12]}...")
 
 
 def _digest(content: Mapping[str, object]) -> str:

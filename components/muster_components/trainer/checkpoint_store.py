@@ -1,16 +1,16 @@
-"""The folder of checkpoints: which are whole, which one is `latest`, which may go. Files only, no tensors.
+"""The folder of checkpoints: complete ones, `latest`, and removal of old ones. Handles files only, no tensors.
 
-    checkpoints/.step-00000040.attempt-1.tmp/    being written; never chosen
-    checkpoints/step-00000040/                   whole: renamed once every rank has written its part
-    checkpoints/step-00000040.2/                 the same step once more, of an attempt that reached it again
+    checkpoints/.step-00000040.attempt-1.tmp/    being written; never loaded
+    checkpoints/step-00000040/                   complete: renamed once every rank has written its part
+    checkpoints/step-00000040.2/                 the same step, reached again by a later attempt
     checkpoints/latest                           {"step", "attempt", "path", "at"}
 
-No folder takes the place of another: a step that is reached again gets a name of its own, then `latest` moves, then the
-older folder goes. So whenever a process dies, what `latest` names is there and whole.
+Folders are never replaced: a step that is reached again gets a new name, then `latest` is updated, then the older
+folder is removed. So at any time the checkpoint named by `latest` exists and is complete.
 
-A checkpoint carries `muster.json`, what the run must agree on to go on from it. An attempt that lost its job but still
-runs (a node cut off from the rest) must not move `latest` back: only an attempt at least as new as the recorded one
-may, and only it removes old checkpoints.
+A checkpoint contains `muster.json` with the fingerprint that a run must match to resume from it. An attempt that was
+superseded but still runs (on a partitioned node) must not move `latest` back: only an attempt at least as new as the
+recorded one updates `latest` and removes old checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from muster_components.trainer.reporter import encode_line
 
 DESCRIPTION: Final = "muster.json"
 _MAX_LATEST_BYTES: Final = 1 << 16
-_MAX_DESCRIPTION_BYTES: Final = 64 << 20  # some 100 bytes for each rank that wrote
+_MAX_DESCRIPTION_BYTES: Final = 64 << 20  # about 100 bytes per rank
 _CHECKPOINT_NAME: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
 _TEMPORARY_NAME: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
 
@@ -46,27 +46,27 @@ class LatestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCandidate:
-    """A whole checkpoint that a run may go on from."""
+    """A complete checkpoint from which a run may resume."""
 
     step: int
     path: Path
-    revision: int = 1  # how many times its step had been reached
+    revision: int = 1  # 2 if its step was reached for the second time
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """The checkpoints of one run, as one attempt sees them."""
+    """The checkpoints of one run, for one attempt."""
 
     folder: Path
     attempt: int
     keep: int
 
     def temporary_folder(self, step: int) -> Path:
-        """Where this attempt writes the checkpoint of `step`."""
+        """The folder in which this attempt writes the checkpoint of `step`."""
         return self.folder / f".{_folder_name(step)}.attempt-{self.attempt}.tmp"
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into, and room made by what earlier attempts left half-written. Raises OSError."""
+        """Create an empty temporary folder, and remove incomplete checkpoints of earlier attempts. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove_leftovers()
         temporary = self.temporary_folder(step)
@@ -75,9 +75,9 @@ class CheckpointStore:
         return temporary
 
     def publish(self, step: int, description: dict[str, object], at: float) -> bool:
-        """Give a whole checkpoint its name, move `latest`, remove old ones. False: a newer attempt owns the folder.
+        """Rename a complete checkpoint, update `latest`, remove old ones. False if a newer attempt owns the folder.
 
-        Raises OSError; then `latest` is as it was.
+        Raises OSError; then `latest` is unchanged.
         """
         temporary = self.temporary_folder(step)
         if not self._owns_folder():
@@ -94,11 +94,11 @@ class CheckpointStore:
         return True
 
     def discard(self, step: int) -> None:
-        """Remove what was written of `step`, so that a full disk has room again."""
+        """Remove the incomplete checkpoint of `step`, to free space."""
         shutil.rmtree(self.temporary_folder(step), ignore_errors=True)
 
     def latest(self) -> LatestCheckpoint | None:
-        """What `latest` says; None if there is none. Raises ValueError if it cannot be understood."""
+        """The content of `latest`; None if it is missing. Raises ValueError if it cannot be read."""
         try:
             value = json.loads(read_regular(self.folder / "latest", _MAX_LATEST_BYTES))
             return LatestCheckpoint(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
@@ -108,7 +108,7 @@ class CheckpointStore:
             raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
 
     def candidates(self) -> list[CheckpointCandidate]:
-        """Whole checkpoints, the one to try first in front: `latest`'s, then the newest."""
+        """Complete checkpoints in the order to try: that of `latest`, then newest first."""
         newest_first = sorted(self._complete_checkpoints(), key=_age_key, reverse=True)
         with contextlib.suppress(ValueError):
             latest = self.latest()
@@ -119,7 +119,7 @@ class CheckpointStore:
         return newest_first
 
     def remove_leftovers(self) -> None:
-        """Remove what this and earlier attempts left half-done."""
+        """Remove incomplete folders and files of this and earlier attempts."""
         for entry in self._entries():
             match = _TEMPORARY_NAME.fullmatch(entry.name)
             if match and int(match[1]) <= self.attempt:
@@ -129,13 +129,13 @@ class CheckpointStore:
                     entry.unlink(missing_ok=True)
 
     def _next_name(self, step: int) -> Path:
-        """Where the checkpoint of `step` goes: behind all that have been there."""
+        """The folder of the next checkpoint of `step`: with a revision above all existing ones."""
         names = (_CHECKPOINT_NAME.fullmatch(entry.name) for entry in self._entries())
-        turns = [int(match[2] or 1) for match in names if match and int(match[1]) == step]
-        return self.folder / (f"{_folder_name(step)}.{max(turns) + 1}" if turns else _folder_name(step))
+        revisions = [int(match[2] or 1) for match in names if match and int(match[1]) == step]
+        return self.folder / (f"{_folder_name(step)}.{max(revisions) + 1}" if revisions else _folder_name(step))
 
     def _write_latest(self, latest: LatestCheckpoint) -> None:
-        """Replace `latest`; on return it is on disk, so that what it named before may go. Raises OSError."""
+        """Replace `latest` durably, so that the checkpoint that it named before may be removed. Raises OSError."""
         temporary = self.folder / f".latest.attempt-{self.attempt}.tmp"
         try:
             _write_new(temporary, encode_line(asdict(latest)))
@@ -147,18 +147,18 @@ class CheckpointStore:
         _fsync(self.folder)
 
     def _remove_old(self, newest: int) -> None:
-        """Keep the newest few steps up to `newest`, each as it was reached last."""
+        """Keep the last `keep` steps up to `newest`, of each the last revision."""
         older = sorted((found for found in self._complete_checkpoints() if found.step <= newest), key=_age_key)
         last = {found.step: found for found in older}
         kept = list(last.values())[-self.keep :]
         for found in older:
             if found in kept:
                 continue
-            # Renamed first: a checkpoint that is half removed must not look whole.
-            doomed = self.folder / f".{found.path.name}.attempt-{self.attempt}.old"
+            # Renamed first: a partly removed checkpoint must not look complete.
+            renamed = self.folder / f".{found.path.name}.attempt-{self.attempt}.old"
             with contextlib.suppress(OSError):
-                os.rename(found.path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+                os.rename(found.path, renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
 
     def _owns_folder(self) -> bool:
         try:
@@ -182,7 +182,7 @@ class CheckpointStore:
 
 
 def read_description(checkpoint: Path) -> dict[str, object]:
-    """`muster.json` of a checkpoint. Raises OSError, ValueError or RecursionError for one that cannot be read."""
+    """`muster.json` of a checkpoint. Raises OSError, ValueError or RecursionError."""
     described = json.loads(read_regular(checkpoint / DESCRIPTION, _MAX_DESCRIPTION_BYTES))
     if not isinstance(described, dict):
         raise ValueError("must be a JSON object")
@@ -190,7 +190,7 @@ def read_description(checkpoint: Path) -> dict[str, object]:
 
 
 def describe_mismatch(described: dict[str, object], expected: dict[str, object]) -> list[str]:
-    """One phrase for each field in which a checkpoint and this run differ: name, its value, ours."""
+    """A phrase for each field in which the checkpoint and this run differ."""
     return [
         f"{field} was {described.get(field)!r}, is {value!r}"
         for field, value in expected.items()
@@ -207,8 +207,7 @@ def _folder_name(step: int) -> str:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that replaces what has its name, and sync it. Never opens what is there: opening a FIFO would wait
-    for ever. Raises OSError."""
+    """Replace and sync a file without opening the existing one, since opening a FIFO would block. Raises OSError."""
     path.unlink(missing_ok=True)
     with path.open("xb") as stream:
         stream.write(content)

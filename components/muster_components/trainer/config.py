@@ -1,8 +1,7 @@
-"""What the user asked for, as frozen values, each refused early with the flag, the value and what would be right.
+"""The configuration of a training run: frozen values, validated early.
 
-What depends on the device or the model (None in the fields here) is filled in once, by `resolve`, so that everything
-after it reads plain values. A value that the sample order or a checkpoint depends on is never chosen from the number of
-ranks: a job may come back on another world size.
+Values that depend on the device or the model (None here) are set once, by `resolve_plan`. Values that affect the sample
+order or a checkpoint never depend on the number of ranks, since a job may resume with another world size.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where the text is and how it is cut. `global_batch` counts sequences a step over all ranks."""
+    """The text and its sequences. `global_batch` is the number of sequences per step over all ranks."""
 
     path: str
     seq_len: int | None = None
@@ -30,7 +29,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """AdamW with linear warm-up over `warmup` steps, then a cosine down to a tenth of `lr`."""
+    """AdamW with linear warm-up over `warmup` steps, then cosine decay to a tenth of `lr`."""
 
     lr: float | None = None
     warmup: int | None = None
@@ -40,7 +39,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How the model is spread and compiled. `reshard`: give gathered weights back after forward (None: by size)."""
+    """Parallelism and compilation. `reshard`: free gathered weights after forward (None: by size)."""
 
     mode: Literal["fsdp", "ddp"] = "fsdp"
     compile: bool | None = None
@@ -70,7 +69,7 @@ class TraceConfig:
     stack: bool = False
 
     def covers(self, rank: int) -> bool:
-        """Whether this rank records anything."""
+        """Whether this rank records a trace."""
         return self.end > self.start and (not self.ranks or rank in self.ranks)
 
 
@@ -92,10 +91,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPlan:
-    """A TrainConfig with every open choice made: what the loop runs.
+    """A TrainConfig with all defaults resolved.
 
-    `micro_batch` sequences go through the model at once on each rank; `micro_steps` of them make a step. Where
-    world_size x micro_batch x micro_steps exceeds `global_batch`, the slots beyond it are padding that counts nothing.
+    Each rank processes `micro_batch` sequences at once, `gradient_accumulation_steps` times per step. If world_size x
+    micro_batch x gradient_accumulation_steps exceeds `global_batch`, the remaining positions are padding.
     """
 
     config: TrainConfig
@@ -112,13 +111,13 @@ class TrainPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that count in one step, over all ranks."""
+        """Tokens of one step over all ranks, without padding."""
         return self.global_batch * self.seq_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCapabilities:
-    """What `resolve` needs to know of where it runs."""
+    """The properties of the host that `resolve_plan` needs."""
 
     device: Literal["cpu", "cuda"]
     world_size: int
@@ -127,7 +126,7 @@ class HostCapabilities:
 
 
 def validate_config(config: TrainConfig) -> TrainConfig:
-    """The config itself if every value is possible. Raises InputError with the first that is not."""
+    """The config itself if all values are valid. Raises InputError with the first that is not."""
     data, optim = config.data, config.optim
     _require_at_least("--steps", config.steps, 1)
     _require_at_least("--seq_len", data.seq_len, 8)
@@ -144,38 +143,33 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         ("--weight_decay", optim.weight_decay, False),
     ):
         if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and not positive))):
-            raise InputError(
-                f"{flag} {value} is out of range: give a number {'above 0' if positive else 'of at least 0'}"
-            )
+            raise InputError(f"{flag} must be finite and {'above 0' if positive else 'at least 0'}; got {value}")
     if optim.warmup is not None and optim.warmup >= config.steps:
-        raise InputError(f"--warmup {optim.warmup} leaves no step to train: it must be below --steps {config.steps}")
+        raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     if config.parallel.compiled_autograd and config.parallel.mode != "ddp":
-        raise InputError("--compiled_autograd works with --parallel ddp only; with fsdp leave it out")
+        raise InputError("--compiled_autograd requires --parallel ddp; got --parallel fsdp")
     if config.parallel.compiled_autograd and config.parallel.compile is False:
-        raise InputError("--compiled_autograd needs compilation; leave out --no_compile")
+        raise InputError("--compiled_autograd requires compilation; remove --no_compile")
     return config
 
 
 def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
-    """Make every open choice; CPU defaults are small enough to watch. Raises InputError if flags and machine clash."""
+    """Resolve all defaults. Raises InputError for flags that the host does not support."""
     on_gpu = host.device == "cuda"
     seq_len = config.data.seq_len or (1024 if on_gpu else 128)
     global_batch = config.data.global_batch or (64 if on_gpu else 16)
     if global_batch < host.world_size:
-        raise InputError(
-            f"--global_batch {global_batch} is less than the {host.world_size} ranks: "
-            f"give at least {host.world_size}, or fewer ranks"
-        )
+        raise InputError(f"--global_batch must be at least the number of ranks, {host.world_size}; got {global_batch}")
     share = math.ceil(global_batch / host.world_size)
     micro_batch = min(config.data.micro_batch or share, share)
     compile_ = config.parallel.compile
     if compile_ and not host.has_compiler:
         raise InputError(
-            "--compile needs a C++ compiler and none of $CXX, c++, g++, clang++ is there; use --no_compile"
+            "--compile requires a C++ compiler; none of $CXX, c++, g++, clang++ was found; use --no_compile"
         )
     precision = config.parallel.precision
     if precision == "bf16" and not host.has_bf16:
-        raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or leave it out")
+        raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
     every = config.checkpoint.every
     return TrainPlan(
         config=config,
@@ -193,20 +187,20 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
 
 
 def parse_trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bool = False) -> TraceConfig:
-    """Read `20:25` and `0,3`. Both empty: no trace, all ranks. Raises InputError."""
+    """Parse steps `20:25` (empty: no trace) and ranks `0,3` (empty: all). Raises InputError."""
     if not steps:
         return TraceConfig(shapes=shapes, stack=stack)
     start, colon, end = steps.partition(":")
     if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
-        raise InputError(f"--trace_steps {steps!r} is no range: give first:end, as 20:25 for the steps 20 to 24")
+        raise InputError(f"--trace_steps must be FIRST:END, such as 20:25 for steps 20 to 24; got {steps!r}")
     if int(start) < 1:
-        raise InputError(f"--trace_steps {steps!r} begins before the first step: steps count from 1, as in 1:6")
+        raise InputError(f"--trace_steps must start at 1 or later, such as 1:6; got {steps!r}")
     parts = [part.strip() for part in ranks.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):
-        raise InputError(f"--trace_ranks {ranks!r} is no list of ranks: give numbers as 0,3, or nothing for all")
+        raise InputError(f"--trace_ranks must be a list of ranks such as 0,3, or empty for all; got {ranks!r}")
     return TraceConfig(start=int(start), end=int(end), ranks=tuple(sorted(map(int, parts))), shapes=shapes, stack=stack)
 
 
 def _require_at_least(flag: str, value: int | None, minimum: int) -> None:
     if value is not None and value < minimum:
-        raise InputError(f"{flag} {value} is too small: give at least {minimum}")
+        raise InputError(f"{flag} must be at least {minimum}; got {value}")

@@ -1,8 +1,8 @@
-"""Progress for people, on rank 0's standard output: a header, a line every few steps, a last line.
+"""Progress lines on rank 0's standard output.
 
     step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 21s
 
-On a device whose peak is known the line goes on with `MFU 48.8%`, on a GPU with `peak 50.3 GiB`.
+`MFU 48.8%` follows if the device's peak is known, and `peak 50.3 GiB` on a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def progress_line(
 
 
 def first_step_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str:
-    """The first step of an attempt: it compiles and warms up, so it says nothing about the speed to come."""
+    """The line of an attempt's first step, without speed and ETA, since it includes compilation."""
     return f"step {step}/{steps}  loss {loss:.2f}  first step {step_time_s:.1f} s"
 
 

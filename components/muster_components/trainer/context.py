@@ -1,6 +1,6 @@
-"""Who this process is: its rank among the others, the attempt, and the run folder. Read once from the environment.
+"""The rank, attempt and run folder of this process, from torchrun's and Muster's environment variables.
 
-Nothing else in the trainer reads torchrun's or Muster's variables. Without torchrun a process is the only rank.
+Without torchrun a process is the only rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RunContext:
 
     @property
     def is_rank0(self) -> bool:
-        """Rank 0 writes for all: console, events, `latest`."""
+        """Whether this is rank 0, which writes console lines, events and `latest`."""
         return self.rank == 0
 
     @property
@@ -38,12 +38,12 @@ class RunContext:
 
     @property
     def metrics_path(self) -> Path:
-        """One line a step."""
+        """The metrics of this rank, one line per step."""
         return self.run_dir / "metrics" / f"rank-{self.rank}.jsonl"
 
     @property
     def events_path(self) -> Path:
-        """Rare events, for people; rank 0 appends."""
+        """Events of the run, written by rank 0."""
         return self.run_dir / "events.jsonl"
 
     @property
@@ -52,12 +52,12 @@ class RunContext:
         return self.run_dir / "checkpoints"
 
     def trace_path(self, start: int, end: int) -> Path:
-        """Where the trace of the steps `start` <= k < `end` goes."""
+        """The path of the trace of the steps `start` <= k < `end`."""
         return self.run_dir / "traces" / "spool" / f"rank-{self.rank}.attempt-{self.attempt}.steps-{start}-{end}.json"
 
 
 def run_context(environ: Mapping[str, str], output: str | None = None) -> RunContext:
-    """From torchrun's variables and Muster's; the run folder is $MUSTER_RUN_DIR, else `output`. Raises InputError."""
+    """The context from the environment; the run folder is $MUSTER_RUN_DIR, else `output`. Raises InputError."""
     world_size = _read_count(environ, "WORLD_SIZE", 1)
     context = RunContext(
         rank=_read_count(environ, "RANK", 0),
@@ -69,12 +69,12 @@ def run_context(environ: Mapping[str, str], output: str | None = None) -> RunCon
         run_dir=Path(environ.get("MUSTER_RUN_DIR") or output or DEFAULT_OUTPUT).absolute(),
     )
     if context.rank >= world_size:
-        raise InputError(f"RANK={context.rank} does not fit WORLD_SIZE={world_size}: ranks count from 0")
+        raise InputError(f"RANK must be less than WORLD_SIZE={world_size}; got {context.rank}")
     return context
 
 
 def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if text and not text.isdecimal():
-        raise InputError(f"environment variable {name}={text!r} is no count: give a whole number of at least 0")
+        raise InputError(f"environment variable {name} must be an integer of at least 0; got {text!r}")
     return int(text) if text else default

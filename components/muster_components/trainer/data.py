@@ -1,12 +1,11 @@
 """Text files to one array of byte tokens that all ranks of a host share.
 
-A token is a byte, so the vocabulary has 256 entries and needs no download. Byte 0 occurs in no text; it separates the
-files. Files that cannot be read, hold byte 0 or are not UTF-8 are named and skipped (empty ones silently); a set
-without text is refused.
+A token is a byte, so the vocabulary has 256 entries and needs no download. Byte 0 separates the files. Files that
+cannot be read, contain byte 0 or are not UTF-8 are skipped and listed (empty ones silently); data without text
+is rejected.
 
-The tokens are written once to a cache file, which every rank maps into memory: reading a folder of thousands of files
-again in every rank and attempt would cost more than the copy. The cache's name is a hash of the files' names, sizes and
-times, so that a changed folder gives a new one.
+The tokens are written once to a cache file, which every rank maps into memory, since reading thousands of files in
+every rank and attempt would take longer. The name of the cache file is a hash of the files' names, sizes and times.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _IGNORED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packag
 
 @dataclass(frozen=True, slots=True)
 class SkippedText:
-    """A file that is no text, and why."""
+    """A skipped file, and the reason."""
 
     path: str
     reason: str
@@ -50,7 +49,7 @@ class SkippedText:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The token array of a set of files. `digest` is of the tokens: equal on every host that sees the same text."""
+    """The token array of a set of files. `digest` is that of the tokens, equal on all hosts with the same text."""
 
     tokens_path: Path
     tokens: int
@@ -66,8 +65,8 @@ class Corpus:
 def find_files(path: str, *, exclude: Path | None = None) -> list[Path]:
     """The regular files of a folder (recursively), a file or a glob, in an order that depends on names alone.
 
-    Hidden files and folders, `__pycache__`, installed packages and everything under `leave_out` (the run folder) are
-    passed over silently. Raises InputError when nothing is there.
+    Hidden files and folders, `__pycache__`, installed packages and everything below `exclude` (the run folder) are
+    skipped silently. Raises InputError if there is no file.
     """
     root = Path(path).expanduser()
     if root.is_dir():
@@ -79,12 +78,13 @@ def find_files(path: str, *, exclude: Path | None = None) -> list[Path]:
     else:
         raise InputError(f"--data {path!r} does not exist: give a folder, a file, or a glob such as 'texts/**/*.txt'")
     if not found:
-        raise InputError(f"--data {path!r} holds no file: give a folder, a file, or a glob with text in it")
+        raise InputError(f"--data {path!r} has no files: give a folder, a file, or a glob with text files")
     return found
 
 
 def build_corpus(path: str, cache_dir: Path, *, exclude: Path | None = None) -> Corpus:
-    """Read the files into the cache, or find them there. Raises InputError if there is no text, or no room for it."""
+    """Write the files' tokens to the cache if they are not there. Raises InputError without text, or if it cannot be
+    written."""
     files = find_files(path, exclude=exclude)
     tokens_path = cache_dir / f"{_listing_digest(files)}.tokens"
     cached = _read_cached(tokens_path)
@@ -95,17 +95,17 @@ def build_corpus(path: str, cache_dir: Path, *, exclude: Path | None = None) -> 
         corpus = _write_tokens(files, tokens_path)
     except OSError as error:
         raise InputError(
-            f"cannot keep the tokens of --data {path!r} in {cache_dir}: {error.strerror}; "
-            "set MUSTER_CACHE_DIR to a folder with room"
+            f"cannot write the tokens of --data {path!r} to {cache_dir}: {error.strerror}; "
+            "set MUSTER_CACHE_DIR to a folder with free space"
         ) from error
     if corpus.files == 0:
         reasons = "; ".join(f"{file.path}: {file.reason}" for file in corpus.skipped[:3]) or "all are empty"
-        raise InputError(f"--data {path!r} holds no text in its {len(files)} files ({reasons})")
+        raise InputError(f"--data {path!r} has no text in its {len(files)} files ({reasons})")
     return corpus
 
 
 class Samples:
-    """Windows of `seq_len` + 1 tokens: each target is the next token, and no target belongs to two windows."""
+    """Windows of `seq_len` + 1 tokens that overlap by one token: each token is the target of one window."""
 
     def __init__(self, tokens: NDArray[np.uint8], seq_len: int) -> None:
         self._tokens = tokens
@@ -113,7 +113,7 @@ class Samples:
         self._offsets = np.arange(seq_len + 1)
         if len(self) < 1:
             raise InputError(
-                f"--data has {len(tokens)} bytes of text; --seq_len {seq_len} needs at least {seq_len + 1}"
+                f"--data must have at least {seq_len + 1} bytes of text for --seq_len {seq_len}; got {len(tokens)}"
             )
 
     def __len__(self) -> int:
@@ -132,8 +132,8 @@ def token_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """Where things that can be made again are kept between runs. Raises InputError when that would be a folder in the
-    temporary folder that is not this user's alone: compiled code is read from there."""
+    """The cache folder for tokens and compiled code. Raises InputError if it would be a folder in /tmp that other users
+    can access, since compiled code is loaded from it."""
     chosen = environ.get("MUSTER_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -141,14 +141,14 @@ def cache_root(environ: Mapping[str, str]) -> Path:
         return Path(environ["XDG_CACHE_HOME"]) / "muster"
     try:
         return Path.home() / ".cache" / "muster"
-    except RuntimeError:  # a user without a home, as containers have them
+    except RuntimeError:  # a user without home folder, as in containers
         folder = Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
         _ensure_private(folder)
         return folder
 
 
 def _ensure_private(folder: Path) -> None:
-    """Anyone may make a folder in /tmp: use only one of our own that nobody else can enter. Raises InputError."""
+    """Create the folder, or check that only this user can access it. Raises InputError."""
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -163,7 +163,7 @@ def _ensure_private(folder: Path) -> None:
 
 
 def _walk(root: Path, exclude: Path | None) -> Iterator[Path]:
-    # Links to folders are not followed: they may lead in a circle.
+    # Symbolic links to folders are not followed: they may form a cycle.
     for folder, names, files in os.walk(root):
         here = Path(folder)
         names[:] = [
@@ -209,7 +209,7 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
             tokens = out.tell()
         corpus = Corpus(tokens_path, tokens, len(files) - len(skipped) - empty, tuple(skipped), digest.hexdigest())
         if corpus.files:
-            # The description goes first: the tokens' name is what says that both are whole.
+            # The description is written first: the tokens' file marks both as complete.
             description = {**asdict(corpus), "tokens_path": str(tokens_path)}
             replace_file(_description_path(tokens_path), json.dumps(description).encode())
             os.replace(temporary, tokens_path)
@@ -220,7 +220,7 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
 
 
 def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> str:
-    """Append the file and a separator; or append nothing and say what is wrong with it."""
+    """Append the file and a separator; returns the reason if the file is skipped, else an empty string."""
     try:
         reason = _text_error(file)
         if reason:
@@ -232,7 +232,7 @@ def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> 
     except _UnreadableError as error:
         return f"cannot be read: {error}"
     except OSError as error:
-        if str(error.filename) != str(file):  # the cache is full, say
+        if str(error.filename) != str(file):  # an error of the cache, such as a full disk
             raise
         return f"cannot be read: {error.strerror}"
     out.write(SEPARATOR)
@@ -241,7 +241,7 @@ def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> 
 
 
 class _UnreadableError(Exception):
-    """A file that could be opened, and then not read."""
+    """An error while reading an opened file."""
 
 
 def _read(source: BinaryIO) -> bytes:
@@ -275,7 +275,7 @@ def _description_path(tokens_path: Path) -> Path:
 
 
 def _evict_oldest(cache_dir: Path) -> None:
-    """Keep the newest token arrays only. Who has one mapped keeps it: the file lives until it is closed."""
+    """Keep the newest token files only. A mapped file remains readable after its removal."""
     by_age = sorted(cache_dir.glob("*.tokens"), key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
     for old in by_age[_CACHED_CORPORA:]:
         old.unlink(missing_ok=True)
@@ -295,7 +295,7 @@ def _read_cached(tokens_path: Path) -> Corpus | None:
         )
         if tokens_path.stat().st_size != corpus.tokens:
             return None
-        os.utime(tokens_path)  # used now: the last to be forgotten
+        os.utime(tokens_path)  # most recently used
         return corpus
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -8,13 +8,13 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 """An error nobody foresaw; its traceback is in the log."""
 EXIT_BAD_INPUT: Final = 2
-"""A flag, the data or a checkpoint does not fit; the log says which and what would be right. A retry does not help."""
+"""Invalid flags or data, or a checkpoint of another run; see the log. A retry fails again."""
 EXIT_DIVERGED: Final = 3
-"""Loss or gradients are no longer finite. The order of samples is fixed, so a retry would end here again."""
+"""Loss or gradients are not finite. The order of samples is fixed, so a retry fails again."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT: Ctrl-C; a checkpoint was written."""
 EXIT_STOPPED: Final = 143
-"""128 + SIGTERM: told to stop, a checkpoint was written. A preempted job ends with this, and it is no failure."""
+"""128 + SIGTERM: stopped after writing a checkpoint, as at preemption; not a failure."""
 
 
 class TrainerError(Exception):

@@ -1,7 +1,7 @@
 """The command line of the trainer: flags to a checked TrainConfig.
 
-Flags may be written with underscores or dashes. A mistake ends with exit code 2 and one line that names the flag, the
-value and what would be right; torchrun starts many ranks with the same flags, so only rank 0 says it.
+Flags may be written with underscores or dashes. An invalid flag ends with exit code 2 and one line with flag, value and
+valid values, printed by rank 0 only, since all ranks have the same flags.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class FlagParser(argparse.ArgumentParser):
         raise InputError(f"{message}; --help lists the flags")
 
     def parse_strict(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse; an unknown flag is refused by name."""
+        """Parse, and reject unknown flags."""
         namespace, unknown = self.parse_known_args([with_underscores(argument) for argument in arguments])
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
             hint = f"; did you mean {near[0]}" if near else ""
-            self.error(f"{unknown[0]!r} is no flag of this command{hint}")
+            self.error(f"{unknown[0]!r} is not a flag of this command{hint}")
         return namespace
 
 
 def with_underscores(argument: str) -> str:
-    """`--seq-len=8` as `--seq_len=8`; values stay as they are."""
+    """`--seq-len=8` as `--seq_len=8`; values are unchanged."""
     if not argument.startswith("--"):
         return argument
     flag, equals, value = argument[2:].partition("=")
@@ -54,7 +54,7 @@ def with_underscores(argument: str) -> str:
 
 
 def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
-    """Flags, and MUSTER_TRACE_STEPS and MUSTER_TRACE_RANKS where the flags say nothing. Raises InputError."""
+    """The config from flags; MUSTER_TRACE_STEPS and MUSTER_TRACE_RANKS are defaults. Raises InputError."""
     flags = _flag_parser().parse_strict(arguments)
     return validate_config(
         TrainConfig(
@@ -181,7 +181,7 @@ def _integer(text: str) -> int:
     try:
         return int(text.replace("_", ""))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"must be an integer; got {text!r}") from None
 
 
 def _float(text: str) -> float:

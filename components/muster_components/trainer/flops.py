@@ -1,8 +1,8 @@
-"""What one token costs, and what share of the device's peak that is (MFU).
+"""FLOPs per token, and model FLOPs utilisation (MFU).
 
-The convention is the one of the PaLM paper (appendix B), which TorchTitan and nanoGPT follow too: 6 FLOPs for each
-parameter that multiplies the token in forward and backward, plus 12 x layers x dim x sequence length for attention,
-counted without the causal mask. Recomputed activations do not count: MFU is of the model, not of the hardware.
+By the PaLM paper (appendix B), as in TorchTitan and nanoGPT: 6 FLOPs for each parameter that multiplies the token in
+forward and backward, plus 12 x layers x dim x sequence length for attention, without the causal mask. Recomputed
+activations do not count.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PEAK_BF16_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("L40", 181e12),
     ("L4", 121e12),
 )
-"""Dense bf16 peak by a part of the device's name, more special names first (makers' data sheets)."""
+"""Dense bf16 peak by a part of the device's name, more specific names first (from vendors' data sheets)."""
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """Parameters that multiply every token: all matrices and the head, not the embedding, which is only looked up."""
+    """Parameters that multiply every token: all matrices and the head, without the embedding (a lookup)."""
     query_and_out = 2 * model.dim * model.dim
     key_and_value = 2 * model.dim * model.kv_heads * model.head_dim
     feed_forward = (3 if model.style == "modern" else 2) * model.dim * model.hidden
@@ -44,13 +44,13 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a device by its name, or None where it is not known (every CPU)."""
+    """Dense bf16 FLOP/s of a device by its name; None if unknown (all CPUs)."""
     name = device_name.upper()
     return next((peak for part, peak in PEAK_BF16_FLOPS if part.upper() in name), None)
 
 
 def mfu(tokens_per_s: float, token_flops: int, peak_per_device: float | None, devices: int) -> float | None:
-    """Share of the peak of all `devices` that the model's own FLOPs amount to, 0..1; None where the peak is unknown."""
+    """The model's FLOP/s divided by the peak of all `devices`, 0 to 1; None if the peak is unknown."""
     if peak_per_device is None:
         return None
     return tokens_per_s * token_flops / (peak_per_device * devices)

@@ -3,8 +3,8 @@
     torchrun ... -m muster_components.trainer.instrument [--trace_steps 20:25 ...] SCRIPT args...
     torchrun ... -m muster_components.trainer.instrument -m MODULE args...
 
-A script need not know of Muster to be watched: its optimizer steps are counted from outside (see watch.py). A script
-without torch runs all the same. Either way the script's exit code is the process's.
+The optimizer steps of the script are counted by a hook (see optimizer_hook.py). A script without torch runs as well.
+The exit code is that of the script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OUR_FILES = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: a script's path or a module's name, and its arguments."""
+    """The script's path or module's name, and its arguments."""
 
     name: str
     is_module: bool
@@ -40,7 +40,7 @@ class Program:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[Program, TraceConfig]:
-    """Our flags end at SCRIPT or `-m MODULE`; all that follows belongs to it. Raises InputError."""
+    """Split the flags of `instrument` from the target; arguments after the target belong to it. Raises InputError."""
     parser = FlagParser(prog="python -m muster_components.trainer.instrument", allow_abbrev=False, description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add_trace_flags(parser)
@@ -61,14 +61,14 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Program, TraceConfig]:
 
 
 def check_program(program: Program) -> None:
-    """Raises InputError if there is nothing of that name."""
+    """Raises InputError if the script or module does not exist."""
     if program.is_module:
         try:
             found = importlib.util.find_spec(program.name) is not None
         except (ImportError, ValueError):
             found = False
         if not found:
-            raise InputError(f"module {program.name!r} does not exist; give one that `python -m` would run")
+            raise InputError(f"module {program.name!r} does not exist; give a module that `python -m` can run")
     elif not Path(program.name).exists():
         raise InputError(
             f"script {program.name!r} does not exist (looked in {Path.cwd()}); "
@@ -79,7 +79,7 @@ def check_program(program: Program) -> None:
 
 
 def run_program(program: Program) -> None:
-    """Run it as `python SCRIPT` or `python -m MODULE` would, in this process."""
+    """Run the target as `python SCRIPT` or `python -m MODULE`, in this process."""
     sys.argv = [program.name, *program.arguments]
     if program.is_module:
         runpy.run_module(program.name, run_name="__main__", alter_sys=True)
@@ -89,7 +89,7 @@ def run_program(program: Program) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the target; its own exit goes through as it is, this code is only of a target that cannot be run."""
+    """Run the target. SystemExit of the target passes through; returns 1 for an exception, 0 at its end."""
     try:
         target, trace = parse_arguments(arguments)
         check_program(target)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _strip_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback as `python SCRIPT` would have it: without our frames and those of runpy, which come first."""
+    """The traceback without the frames of this module and runpy, as with `python SCRIPT`."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FILES:
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""What has to be in the environment before torch is imported for traces to be taken quietly."""
+"""Environment variables of Kineto, which must be set before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import MutableMapping
 
 
 def silence_kineto(environ: MutableMapping[str, str]) -> None:
-    """Kineto logs its own steps as ERROR and USDT lines into the job's log; above every level it logs nothing."""
+    """Disable Kineto's log, which writes its own steps as errors to the job's log."""
     environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,7 +1,7 @@
-"""The loop: launch steps, read them, tell about them, save, and leave when all ranks agree to.
+"""The training loop: launch steps, read and report their results, save checkpoints, stop with all ranks.
 
-Steps count from 1; `step 20/60` means that 20 steps have ended. A step ends for the outside when its numbers are read,
-which on a GPU is one step after it was launched.
+Steps count from 1; `step 20/60` means that 20 steps have ended. A step is reported when its results are read, which on
+a GPU is one step after its launch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from muster_components.trainer.train_step import StepHandle, StepResult, TrainSt
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """What the loop works with, made by `session`."""
+    """The objects that the loop uses, created by `session`."""
 
     plan: TrainPlan
     context: RunContext
@@ -43,7 +43,7 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How training ended. Losses are None when no step was left to do."""
+    """The end of training. Losses are None if no step was left."""
 
     step: int
     first_loss: float | None
@@ -52,9 +52,9 @@ class TrainResult:
 
 
 class StepTimer:
-    """Time of steps: from end to end, less what was not training (saving, starting and writing a trace).
+    """Step times, from end to end, without saving checkpoints, starting the profiler and writing traces.
 
-    Ends are on the GPU's own clock where there is one: the CPU reads a step late, and two at once before a checkpoint.
+    On a GPU, ends are device times, since the CPU reads results a step late, and two at once before a checkpoint.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -63,7 +63,7 @@ class StepTimer:
         self._warmed_up = False
 
     def exclude(self, seconds: float) -> None:
-        """So much of the present step was something else."""
+        """Exclude this time from the current step."""
         self._step_start_s += seconds
 
     def step_ended(self, at_s: float) -> float:
@@ -71,12 +71,12 @@ class StepTimer:
         step_time_s, self._step_start_s = max(at_s - self._step_start_s, 1e-9), at_s
         if self._warmed_up:
             self._recent.append(step_time_s)
-        # The first step compiles and warms up: it says nothing about the others.
+        # The first step includes compilation and warm-up.
         self._warmed_up = True
         return step_time_s
 
     def median_s(self) -> float | None:
-        """Median of the last steps; None as long as there is nothing but the first."""
+        """Median of the last 20 steps; None before the second step."""
         return median(self._recent) if self._recent else None
 
 
@@ -98,7 +98,7 @@ class TrainLoop:
         self._last_heartbeat: RankHeartbeat | None = None
 
     def run(self, completed_step: int) -> TrainResult:
-        """Train from after step `done` to the last step, or until told to stop."""
+        """Train from the step after `completed_step` to the last step, or until a stop is requested."""
         self._last_step = completed_step
         self._write_heartbeat("compile" if self._plan.compile else "train")
         if self._plan.compile:
@@ -121,9 +121,9 @@ class TrainLoop:
         )
 
     def _train(self, completed_step: int) -> None:
-        """Launch the steps; read each one step late on a GPU, but before a checkpoint that holds its weights.
+        """Launch the steps; on a GPU, read each result one step late, but before a checkpoint that includes it.
 
-        All ranks read the same numbers after the same launch, so all leave after the same step.
+        All ranks read the same results after the same launch, so all stop after the same step.
         """
         every, steps = self._plan.checkpoint_every, self._plan.config.steps
         ahead: deque[StepHandle] = deque()
@@ -156,12 +156,12 @@ class TrainLoop:
             self._stop.first_step_done()
             if result.stop_requested and not self._stopping:
                 self._stopping = True
-                self._record_event("stopping", f"told to stop in step {result.step}; saving a checkpoint")
+                self._record_event("stopping", f"stop requested in step {result.step}; saving a checkpoint")
 
     def _report_step(self, result: StepResult, step_time_s: float) -> None:
         """Metrics, heartbeat and, every few steps, a line on the console."""
         plan = self._plan
-        usual_s = self._timer.median_s()
+        median_s = self._timer.median_s()
         if self._first_loss is None:
             self._first_loss = result.loss
         self._reporter.write_metrics(
@@ -188,14 +188,14 @@ class TrainLoop:
             step=result.step,
             steps=plan.config.steps,
             loss=result.loss,
-            tokens_per_s=None if usual_s is None else plan.tokens_per_step / usual_s,
-            step_time_s=usual_s,
-            eta_s=None if usual_s is None else usual_s * (plan.config.steps - result.step),
-            mfu=None if usual_s is None else self._mfu(usual_s),
+            tokens_per_s=None if median_s is None else plan.tokens_per_step / median_s,
+            step_time_s=median_s,
+            eta_s=None if median_s is None else median_s * (plan.config.steps - result.step),
+            mfu=None if median_s is None else self._mfu(median_s),
             peak_memory_bytes=memory.peak_bytes(self._device),
         )
         self._write_heartbeat("train")
-        self._print_progress(result, step_time_s, usual_s)
+        self._print_progress(result, step_time_s, median_s)
 
     def _mfu(self, step_time_s: float) -> float | None:
         return mfu(
@@ -229,8 +229,8 @@ class TrainLoop:
         )
 
     def _write_heartbeat(self, phase: Phase) -> None:
-        """The last beat, with what is true now: phase and checkpoint."""
-        beat = self._last_heartbeat or RankHeartbeat(
+        """Write the last heartbeat with the current phase and checkpoint."""
+        heartbeat = self._last_heartbeat or RankHeartbeat(
             rank=self._context.rank,
             world_size=self._context.world_size,
             attempt=self._context.attempt,
@@ -239,7 +239,7 @@ class TrainLoop:
         )
         self._reporter.write_heartbeat(
             replace(
-                beat,
+                heartbeat,
                 phase=phase,
                 checkpoint_step=self._checkpointer.saved_step,
                 checkpoint_at=self._checkpointer.saved_at,
@@ -247,7 +247,7 @@ class TrainLoop:
         )
 
     def _save_last(self) -> bool:
-        """A checkpoint of the last step, whole when this returns; whether this rank knows of no failure."""
+        """Save the last step and wait for it; False if rank 0 failed to save it."""
         if self._checkpointer.started_step != self._last_step:
             self._checkpointer.save(self._last_step)
         self._checkpointer.wait()
@@ -255,8 +255,8 @@ class TrainLoop:
 
     def _raise_diverged(self, result: StepResult) -> None:
         message = (
-            f"step {result.step}: loss {result.loss}, gradient norm {result.grad_norm}: no longer finite. "
-            "The last checkpoint is from before; try a lower --lr or a longer --warmup"
+            f"step {result.step}: loss {result.loss}, gradient norm {result.grad_norm}: must be finite. "
+            "The last checkpoint is of an earlier step; try a lower --lr or a longer --warmup"
         )
         self._record_event("diverged", message, echo=False)
         raise DivergedError(message)
@@ -266,9 +266,9 @@ class TrainLoop:
             self._reporter.record_event(kind, message, step=self._last_step, echo=echo)
 
     def _untimed(self, action: Callable[[], None]) -> float:
-        """Do what is not training, once all launched steps are read, and keep it out of the step time; its seconds."""
-        began_s = self._stepper.now_s()
+        """Run `action` between steps without counting it as step time; returns its seconds."""
+        started_s = self._stepper.now_s()
         action()
-        took_s = self._stepper.now_s() - began_s
-        self._timer.exclude(took_s)
-        return took_s
+        duration_s = self._stepper.now_s() - started_s
+        self._timer.exclude(duration_s)
+        return duration_s

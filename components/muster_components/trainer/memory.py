@@ -1,4 +1,4 @@
-"""Memory of this process: of the GPU's allocator where there is one, else what the host says is resident."""
+"""Memory of this process in bytes: of the CUDA allocator on GPUs, else resident memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def used_bytes(device: torch.device) -> int | None:
-    """In use now; None where the host does not tell."""
+    """Memory in use; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     try:
@@ -20,7 +20,7 @@ def used_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most in use so far."""
+    """Peak memory in use."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""AdamW with decay groups, and a learning rate that is a function of the step alone: nothing of it is saved."""
+"""AdamW with decay groups, and a learning rate that depends only on the step, so that it has no state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from muster_components.trainer.config import TrainPlan
 
 
 def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; matrices decay, vectors (norms, biases) do not.
+    """Fused AdamW over the model's parameters, with weight decay for matrices but not for vectors (norms, biases).
 
-    One fused kernel on GPUs. On CPUs too: torch's fused CPU kernel is one pass over memory instead of ten.
+    On CPUs, torch's fused kernel makes one pass over memory instead of ten.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]

@@ -1,11 +1,11 @@
-"""Watch a training script from outside: count its optimizer steps, beat, and trace the agreed steps.
+"""Counts the optimizer steps of an unmodified script, writes heartbeats, and traces the configured steps.
 
-torch calls a global hook after every step of every optimizer. The first optimizer that is seen does the counting (a GAN
-has two), and the next one takes over if it goes away. torch is not imported for the script's sake: the hook is put in
-place when the script imports `torch.optim` itself, so that what the script sets before (threads, devices) still holds.
+torch calls a global hook after every step of every optimizer. The steps of the first optimizer count (a GAN has two);
+if it is deleted, those of the next one. The hook is installed when the script imports `torch.optim`, not before, so
+that settings that the script makes before importing torch (threads, devices) remain effective.
 
-Steps count from 1. The hook runs at the end of a step, so recording can start with step 2 at the earliest. On a GPU the
-step may still have to run then: its metrics are written once it has ended there, by a later hook or at the end.
+Steps count from 1. The hook runs at the end of a step, so tracing can start with step 2 at the earliest. On a GPU the
+step may not have run yet: its metrics are written when it has ended there, by a later hook or at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_TRACEABLE_STEP: Final = 2
 
 
 class OptimizerWatcher:
-    """Counts the optimizer steps of the script, beats, and traces the agreed ones."""
+    """Counts the optimizer steps of the script, writes heartbeats and metrics, and traces the configured steps."""
 
     def __init__(
         self, context: RunContext, trace: TraceConfig, reporter: Reporter, clock: DeviceClock | None = None
@@ -52,19 +52,19 @@ class OptimizerWatcher:
         self._tracing_s: dict[ProfilerTransition, float] = {}  # before the step that is under way
 
     def on_start(self) -> None:
-        """The script is about to run."""
+        """Call before the script runs."""
         self._window.announce(FIRST_TRACEABLE_STEP)
         self._write_heartbeat("setup")
 
     def on_optimizer_step(self, optimizer: object, *_arguments: Any) -> None:
-        """torch's hook: an optimizer has made a step."""
+        """torch's hook after a step of an optimizer."""
         counting = None if self._counted_optimizer is None else self._counted_optimizer()
         if counting is None:
             self._counted_optimizer = weakref.ref(optimizer)
         elif counting is not optimizer:
             return
         now = time.perf_counter()
-        # The time to the first step is set-up and compilation, no step time.
+        # The time to the first step is set-up and compilation, not a step time.
         cpu_s = now - self._step_ended_at if self._step else None
         self._step += 1
         line = StepMetrics(
@@ -81,7 +81,7 @@ class OptimizerWatcher:
         self._step_ended_at = time.perf_counter()
 
     def on_finish(self) -> None:
-        """The script has ended, in whatever way."""
+        """Call after the script has ended."""
         self._write_metrics(self._clock.drain())
         if self._tracer is not None:
             self._tracer.close(self._step)
@@ -95,7 +95,7 @@ class OptimizerWatcher:
             self._reporter.write_metrics(line)
 
     def _trace_next(self) -> dict[ProfilerTransition, float]:
-        """Have the tracer begin the next step; what that took where it started the profiler or wrote the trace."""
+        """Begin the next step of the tracer; the duration in seconds if it started the profiler or wrote the trace."""
         if self._tracer is None:
             if not self._trace.covers(self._context.rank):
                 return {}
@@ -123,7 +123,7 @@ class OptimizerWatcher:
 
 
 class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Waits for `torch.optim.optimizer` to be imported, then registers the watcher's hook there."""
+    """Import hook that registers the watcher's hook when `torch.optim.optimizer` is imported."""
 
     def __init__(self, watcher: OptimizerWatcher) -> None:
         self._watcher = watcher
@@ -132,7 +132,7 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Step between the import system and the one module of interest."""
+        """Replace the loader of `torch.optim.optimizer` by this object."""
         if fullname != OPTIMIZER_MODULE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -146,17 +146,17 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load it, then hook it."""
+        """Load the module, then register the hook."""
         assert self._loader is not None
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # leave no trace
+        module.__spec__.loader = module.__loader__ = self._loader  # restore the module's own loader
         sys.meta_path.remove(self)
         self._loader.exec_module(module)
         module.register_optimizer_step_post_hook(self._watcher.on_optimizer_step)
 
 
 def install_optimizer_hook(watcher: OptimizerWatcher) -> None:
-    """Hook torch's optimizers now if they are loaded, else as soon as they are."""
+    """Register the hook now if torch's optimizers are imported, else when they are."""
     loaded = sys.modules.get(OPTIMIZER_MODULE)
     if loaded is not None:
         loaded.register_optimizer_step_post_hook(watcher.on_optimizer_step)

@@ -1,8 +1,7 @@
-"""Traces of the agreed steps, by torch.profiler, into the run folder's spool.
+"""Traces of the configured steps, by torch.profiler, into the run folder's spool.
 
-The file is written under another name and renamed once it is whole, so that the collector never reads half a trace.
-Recording starts one step early to warm up: the first step under the profiler pays for its set-up. A disk that fills up
-costs the trace, not the training.
+The file is renamed once it is complete, so that the collector never reads an incomplete trace. The profiler starts one
+step early, since the first step includes its set-up. On a full disk the trace is lost and training continues.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from muster_components.trainer.context import RunContext
 from muster_components.trainer.reporter import Reporter
 
 ProfilerTransition = Literal["start", "write"]
-"""What takes its time between two steps: to start the profiler, or to stop it and write the trace."""
+"""Slow actions between two steps: start the profiler, or stop it and write the trace."""
 
 
 class StepTracer:
-    """Call `begin(step)` before each step (from 1) and `close(last)` at the end; the rest follows from the config."""
+    """Call `begin_step(step)` before each step (from 1) and `close(last)` at the end."""
 
     def __init__(self, config: TraceConfig, context: RunContext, reporter: Reporter) -> None:
         self._config = config
@@ -39,11 +38,11 @@ class StepTracer:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything left to record."""
+        """Whether steps remain to be recorded or written."""
         return not self._finished
 
     def next_transition(self, step: int) -> ProfilerTransition | None:
-        """What `begin(step)` will do that takes its time, if anything."""
+        """The slow action that `begin_step(step)` will perform, if any."""
         if self._finished:
             return None
         if self._profiler is None:
@@ -51,7 +50,7 @@ class StepTracer:
         return "write" if step >= self._config.end else None
 
     def begin_step(self, step: int) -> None:
-        """The step `step` is about to start; the one before it has ended."""
+        """Call before `step` starts, after the previous one has ended."""
         if self._finished:
             return
         if self._profiler is None:
@@ -67,7 +66,7 @@ class StepTracer:
             self._first_recorded_step = step
 
     def close(self, last: int) -> None:
-        """Training ended with step `last`; a trace that is still being recorded is written with the steps it has."""
+        """Training ended with step `last`; writes a trace that is still being recorded with the steps that it has."""
         if self._profiler is not None:
             self._stop_and_write(last + 1)
         self._finished = True
@@ -84,14 +83,14 @@ class StepTracer:
                 with_stack=self._config.stack,
             )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that only one cycle is kept: there is only one
+                warnings.simplefilter("ignore")  # about keeping only one cycle: there is only one
                 profiler.start()
                 # Step 0 is not recorded, so that the first call of `step` opens the annotation with the true number.
                 profiler.step_num = step - 1
                 profiler.step()
         except RuntimeError as error:
             self._finished = True
-            self._reporter.record_event("trace_failed", f"no trace: the profiler does not start: {error}", step=step)
+            self._reporter.record_event("trace_failed", f"no trace: the profiler cannot start: {error}", step=step)
             return
         self._profiler = profiler
 
@@ -107,7 +106,7 @@ class StepTracer:
         if profiler is None:
             return
         if start is None or start >= end:
-            profiler.stop()  # it warmed up, and no step followed
+            profiler.stop()  # no step after the warm-up
             return
         path = self._context.trace_path(start, end)
         try:
@@ -119,7 +118,7 @@ class StepTracer:
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self._reporter.record_event(
-                "trace_failed", f"no trace of steps {start}:{end}: {reason}; training goes on", step=end - 1
+                "trace_failed", f"no trace of steps {start}:{end}: {reason}; training continues", step=end - 1
             )
             return
         self._reporter.record_event(
@@ -127,12 +126,12 @@ class StepTracer:
         )
 
     def _add_metadata(self, profiler: profile, start: int, end: int) -> None:
-        """Say in the trace whose it is, for tools that read several."""
+        """Write job, rank and steps into the trace."""
         context = self._context
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             # With a process group the profiler adds the same entry itself.
-            alone = {"backend": "none", "rank": context.rank, "world_size": context.world_size}
-            profiler.add_metadata_json("distributedInfo", json.dumps(alone))
+            single_rank = {"backend": "none", "rank": context.rank, "world_size": context.world_size}
+            profiler.add_metadata_json("distributedInfo", json.dumps(single_rank))
         owner = {
             "job": context.job,
             "rank": context.rank,
@@ -146,7 +145,7 @@ class StepTracer:
 
 
 def write_trace(profiler: profile, path: Path) -> None:
-    """Export to `path`, whole or not at all. Raises OSError, also for a short file that the exporter did not notice."""
+    """Export to `path` atomically. Raises OSError, also for a truncated file that the exporter did not detect."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -154,7 +153,7 @@ def write_trace(profiler: profile, path: Path) -> None:
         with temporary.open("rb") as trace:
             trace.seek(max(0, os.fstat(trace.fileno()).st_size - 64))
             if not trace.read().rstrip().endswith(b"}"):
-                raise OSError(errno.ENOSPC, "the file was cut short (disk full?)")
+                raise OSError(errno.ENOSPC, "the file is truncated (disk full?)")
             os.fsync(trace.fileno())
         os.replace(temporary, path)
     finally:

@@ -1,7 +1,7 @@
-"""Model recipes: each a function that returns a complete shape, so that a name on the command line means one thing.
+"""Model recipes: functions that return complete model configurations.
 
-The names are those of the published shapes with their own vocabularies. The default vocabulary here is the 256 bytes,
-so `gpt:124m` on text has 85M parameters; `--vocab_size 50304` gives the published size.
+The names are those of the published sizes with their own vocabularies. The default vocabulary is the 256 bytes, so
+`gpt:124m` has 85M parameters; `--vocab_size 50304` gives the published size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelConfig:
         return self.dim // self.heads
 
     def architecture(self) -> dict[str, object]:
-        """What decides the parameters' names and shapes: what a checkpoint must agree on."""
+        """The fields that determine names and shapes of parameters, which must match a checkpoint."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr")}
 
 
@@ -56,7 +56,7 @@ def gpt_1m() -> ModelConfig:
 
 
 def gpt_10m() -> ModelConfig:
-    """10.8M parameters: learns the look of text within a minute on two CPU cores."""
+    """10.8M parameters: trains for a minute on two CPU cores to produce text-like output."""
     return ModelConfig(name="gpt:10m", layers=6, dim=384, heads=6, kv_heads=6, hidden=1024, lr=1e-3)
 
 
@@ -97,10 +97,10 @@ def model_config(name: str, *, vocab_size: int | None = None) -> ModelConfig:
     if name not in RECIPES:
         near = difflib.get_close_matches(name.lower(), RECIPES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"--model {name!r} is no recipe; {hint}There are: {', '.join(RECIPES)}")
+        raise InputError(f"--model must be a recipe; got {name!r}; {hint}Recipes: {', '.join(RECIPES)}")
     config = RECIPES[name]()
     if vocab_size is None:
         return config
     if vocab_size < BYTE_VOCAB:
-        raise InputError(f"--vocab_size {vocab_size} is too small: tokens are bytes, so it is at least {BYTE_VOCAB}")
+        raise InputError(f"--vocab_size must be at least {BYTE_VOCAB} (tokens are bytes); got {vocab_size}")
     return dataclasses.replace(config, vocab_size=vocab_size)

@@ -1,8 +1,8 @@
-"""What a rank tells the outside: the newest heartbeat, one metrics line a step, and rare events.
+"""Writes the newest heartbeat, one metrics line per step, and events of a rank.
 
-Telling must never stop training. A beat replaces the file atomically and at most once a second; a metrics line is one
-write, and a line that a full disk cut short is taken back, so that the file stays lines of JSON. When the disk refuses,
-training goes on and standard error says so once for each file.
+Errors must not stop training: they are logged to standard error once per file. A heartbeat replaces its file
+atomically, at most once per second. A metrics line is one write; a line truncated by a full disk is removed, so that
+the file remains valid JSON lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEARTBEAT_INTERVAL_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHeartbeat:
-    """A heartbeat; what is not known is None. `tokens_per_s` is of the whole job, times are Unix seconds."""
+    """A heartbeat; unknown values are None. `tokens_per_s` is of all ranks, times are Unix seconds."""
 
     rank: int
     world_size: int
@@ -49,11 +49,10 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """One step, after it ended. `tokens` counts the whole job's tokens in this step; None where not known.
+    """The metrics of a completed step; unknown values are None. `tokens` are of all ranks.
 
-    `trace_start_s` and `trace_write_s` are the seconds that this rank took, between the step before and this one, to
-    start the profiler and to write its trace. They are no part of its `step_time_s`; ranks that were done sooner wait
-    for it in this step. None when there was nothing to do.
+    `trace_start_s` and `trace_write_s` are the seconds that this rank took before this step to start the profiler and
+    to write its trace. They are not part of `step_time_s`, but faster ranks wait for this one in this step.
     """
 
     step: int
@@ -71,7 +70,7 @@ class StepMetrics:
 
 
 class Reporter:
-    """Writes beats, metrics and events of one rank into the run folder."""
+    """Writes heartbeats, metrics and events of one rank into the run folder."""
 
     def __init__(self, context: RunContext, clock: Clock = time.time) -> None:
         self._context = context
@@ -81,7 +80,7 @@ class Reporter:
         self._failed_paths: set[Path] = set()
 
     def write_heartbeat(self, heartbeat: RankHeartbeat) -> None:
-        """Replace the heartbeat, unless one of the same phase is younger than a second."""
+        """Replace the heartbeat, unless the last one has the same phase and is less than a second old."""
         now = self._clock()
         if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
@@ -96,7 +95,7 @@ class Reporter:
         self._try_write(self._context.metrics_path, lambda path: append_line(path, encode_line(line)))
 
     def record_event(self, kind: str, message: str, *, step: int | None = None, echo: bool = True) -> None:
-        """Rank 0 appends an event; every rank says it on standard error, unless told not to."""
+        """Append an event (rank 0), and with `echo` log the message to standard error (all ranks)."""
         if echo:
             self.log(message)
         if self._context.is_rank0:
@@ -105,7 +104,7 @@ class Reporter:
             self._try_write(self._context.events_path, lambda path: append_line(path, line))
 
     def log(self, message: str) -> None:
-        """One line on standard error; ranks other than 0 name themselves."""
+        """Write a line to standard error, with the rank if it is not 0."""
         prefix = "" if self._context.is_rank0 else f"[rank {self._context.rank}] "
         with contextlib.suppress(OSError):
             print(f"{prefix}{message}", file=sys.stderr, flush=True)
@@ -117,19 +116,19 @@ class Reporter:
         except OSError as error:
             if path not in self._failed_paths:
                 self._failed_paths.add(path)
-                self.log(f"cannot write {path}: {error.strerror or error}; training goes on")
+                self.log(f"cannot write {path}: {error.strerror or error}; training continues")
 
 
 def encode_line(value: Mapping[str, object]) -> bytes:
-    """One line of JSON; numbers that JSON does not have (nan, inf) become null."""
+    """One line of JSON; NaN and infinities become null."""
     finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
     return json.dumps(finite, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write under another name, then rename: a reader sees the old file or the new one. Raises OSError.
+    """Replace a file atomically. Raises OSError.
 
-    Pods may share the folder, and their processes have the same numbers.
+    The temporary name is random, since pods may share the folder and have equal process ids.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -141,7 +140,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append in one write, or leave the file as it was. Raises OSError, at once for a FIFO that nobody reads."""
+    """Append in one write, or leave the file unchanged. Raises OSError, without blocking for a FIFO without reader."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         before = os.fstat(handle).st_size

@@ -1,8 +1,8 @@
-"""Which sample is at which place of which step: a pure function of (seed, step, place).
+"""The order of samples, as a pure function of (seed, step, position in the global batch).
 
-A generator that shuffles has a state, and a state has to be saved, split among ranks and joined again when the world
-size changes. Here there is none: step and place give a running number, the running number gives an epoch and a position
-in it, and a keyed permutation gives the sample at that position. Every sample comes once an epoch, whoever reads it.
+A stateful shuffling generator would have to be saved, and split among ranks again when the world size changes. Here
+step and position give a running number, this an epoch and a position in it, and a keyed permutation the sample at that
+position. Every sample is read once per epoch, for any number of ranks.
 
 The permutation is a Feistel network on the next even power of two, applied again while it leaves the range (cycle
 walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
@@ -20,22 +20,22 @@ _ROUNDS: Final = 6
 
 
 def sample_indices(*, seed: int, step: int, positions: range, global_batch: int, samples: int) -> NDArray[np.int64]:
-    """The samples (0 <= i < `samples`) at `places` of the global batch of `step` (both from 0).
+    """The samples (0 <= i < `samples`) at `positions` of the global batch of `step` (both from 0).
 
-    Places at or beyond `global_batch` are padding: -1.
+    Positions at or beyond `global_batch` are padding: -1.
     """
-    place = np.arange(positions.start, positions.stop, dtype=np.int64)
-    number = step * global_batch + place
+    position = np.arange(positions.start, positions.stop, dtype=np.int64)
+    number = step * global_batch + position
     chosen = np.empty_like(number)
     for epoch in np.unique(number // samples):
-        mine = number // samples == epoch
-        chosen[mine] = permute((number[mine] % samples).astype(np.uint64), samples, _mix_key(seed, int(epoch)))
-    chosen[place >= global_batch] = -1
+        of_epoch = number // samples == epoch
+        chosen[of_epoch] = permute((number[of_epoch] % samples).astype(np.uint64), samples, _mix_key(seed, int(epoch)))
+    chosen[position >= global_batch] = -1
     return chosen
 
 
 def permute(index: U64, size: int, key: int) -> U64:
-    """Where a keyed permutation of 0..size-1 sends `index`."""
+    """The image of `index` under a keyed permutation of 0..size-1."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     result = _feistel(index, half, key)
     outside = result >= size
@@ -55,7 +55,7 @@ def _feistel(value: U64, half: int, key: int) -> U64:
 
 
 def _mix(value: U64) -> U64:
-    """The finaliser of splitmix64: every bit of the input moves half the bits of the output."""
+    """The finaliser of splitmix64: every input bit affects half of the output bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

@@ -17,7 +17,7 @@ from muster_components.trainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 
 
 class StopSignal:
-    """Whether this rank was told to stop, and by which signal."""
+    """Records the signal that asked this rank to stop."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -29,24 +29,23 @@ class StopSignal:
         signal.signal(signal.SIGINT, self._handle)
 
     def first_step_done(self) -> None:
-        """From now on a signal waits for the end of the step."""
+        """From now on, training stops at the end of a step instead of at once."""
         self._can_checkpoint = True
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal was received."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """128 + signal; a rank that got none itself stops as by SIGTERM."""
+        """128 + signal; that of SIGTERM for a rank that received no signal itself."""
         return EXIT_INTERRUPTED if self.signal == signal.SIGINT else EXIT_STOPPED
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        impatient = number == signal.SIGINT and self.signal == signal.SIGINT
+        second_interrupt = number == signal.SIGINT and self.signal == signal.SIGINT
         self.signal = number
-        if impatient or not self._can_checkpoint:
-            os.write(
-                sys.stderr.fileno(), b"told to stop before the first step: nothing to save\n" if not impatient else b""
-            )
+        if second_interrupt or not self._can_checkpoint:
+            if not second_interrupt:
+                os.write(sys.stderr.fileno(), b"stopped by a signal before the first step: nothing to save\n")
             os._exit(128 + number)

@@ -1,6 +1,6 @@
-"""What becomes of the steps that are to be traced, as events: a window that a run never reaches must not go unnoticed.
+"""Events about the steps configured for tracing, so that a window that a run never reaches is reported.
 
-Rank 0 writes the events for all ranks. Nothing here imports torch: a script may end without it.
+Rank 0 writes the events for all ranks. This module does not import torch, which a script may not use.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from muster_components.trainer.reporter import Reporter
 
 @dataclass(frozen=True, slots=True)
 class TraceWindow:
-    """Call `announce` before the first step and `ended` after the last one."""
+    """Call `announce` before the first step and `finish` after the last one."""
 
     config: TraceConfig
     context: RunContext
     reporter: Reporter
 
     def announce(self, first: int, last: int | None = None) -> None:
-        """The attempt begins; it could trace from step `first` on, and ends with `last` (None: not known).
-
-        Writes `trace_planned`, or `trace_missed` where it is known already that the steps will not be reached.
-        """
+        """Write `trace_planned`, or `trace_missed` if the steps cannot be reached. The attempt can trace from step
+        `first` on and ends with `last` (None: unknown)."""
         if not self._enabled:
             return
         if (missed := self._unreachable_reason(first, last)) is not None:
@@ -34,8 +32,8 @@ class TraceWindow:
         self.reporter.record_event("trace_planned", message, step=self.config.start, echo=False)
 
     def finish(self, first: int, last: int, known_last: int | None = None) -> None:
-        """The attempt has ended after step `last`; the other two as they were announced. Writes `trace_missed` unless
-        one of the steps was done, or that was said before."""
+        """Write `trace_missed` if the attempt, which ended after step `last`, did not reach the steps and `announce`
+        did not write it. `first` and `known_last` are the arguments of `announce`."""
         if not self._enabled or self._unreachable_reason(first, known_last) is not None:
             return
         if self.config.start > last:
@@ -51,10 +49,10 @@ class TraceWindow:
         return f"{self.config.start}:{self.config.end}"
 
     def _unreachable_reason(self, first: int, last: int | None) -> str | None:
-        """Why none of the steps can be traced."""
+        """Why none of the steps can be traced, or None."""
         if not any(self.config.covers(rank) for rank in range(self.context.world_size)):
-            named = ",".join(map(str, self.config.ranks))
-            return f"--trace_ranks {named} names none of the ranks 0 to {self.context.world_size - 1}"
+            ranks = ",".join(map(str, self.config.ranks))
+            return f"--trace_ranks {ranks} names none of the ranks 0 to {self.context.world_size - 1}"
         if self.config.end <= first:
             return f"in this attempt, tracing can begin with step {first}"
         if last is not None and self.config.start > last:
