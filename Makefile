@@ -2,7 +2,7 @@
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
 #   make test     all tests: unit, TorchX's nightly release, slow, cluster, kubelets, each a target of its own too
-#   make check    format, lint, types, import rules, generated files, committed content
+#   make check    format, lint, types, import rules, generated files, committed content, retired terms
 #   make fix      apply automatic fixes
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
@@ -124,6 +124,8 @@ check: setup
 	@python tools/manifests.py --check
 	$(call section,what is committed)
 	@python tools/committed.py
+	$(call section,retired terms)
+	@python tools/terms.py
 	$(call section,which version)
 	@python tools/version.py --check
 
