@@ -79,7 +79,7 @@ def test_of_a_job_without_pods_the_log_says_why(pool: Pool, muster: Muster) -> N
     pool.wait("it waits", lambda: bool(pool.waits_for("later")))
     ended = muster("logs", "later")
     assert (ended.code, ended.out) == (0, "")
-    assert "has no pods yet: it waits" in ended.err
+    assert "has no pods yet: number 1 in queue" in ended.err
     pool.edit("late", suspend=True)
     pool.wait_for_phase("late", "Suspended")
     pool.wait("its pods are gone", lambda: not pool.pods("late"))

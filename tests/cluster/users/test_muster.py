@@ -95,7 +95,7 @@ def test_a_right_that_is_missing_is_named(pool: Pool, muster: Muster, alice: str
     error = json.loads(everywhere.err)["error"]
     assert (everywhere.code, error["reason"]) == (3, "Forbidden")
     assert 'User "alice" cannot list resource "trainingjobs"' in error["message"]
-    assert "you may not list them" in muster("queues", user=alice).err
+    assert "which you may not list" in muster("queues", user=alice).err
     assert muster("drain", pool.node(0), user=alice).code == 3
 
 

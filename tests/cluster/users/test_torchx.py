@@ -65,7 +65,7 @@ def test_the_verbs_of_the_command_line(pool: Pool, torchx: TorchX) -> None:
     missing = torchx("status", f"{handle}-not")
     assert missing.returncode == 1
     assert f"job '{name_of(handle)}-not' does not exist in namespace '{pool.namespace}' of context" in missing.stderr
-    assert "MUSTER_CONTEXT chooses another one" in missing.stderr
+    assert "set MUSTER_CONTEXT to use another one" in missing.stderr
     options = torchx("runopts", "muster").stdout
     assert all(option in options for option in ("queue", "max_runtime", "image_pull_secrets", "run_volume", "context"))
 
