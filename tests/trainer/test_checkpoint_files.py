@@ -102,7 +102,7 @@ def test_code_in_the_metadata_of_a_checkpoint_does_not_run_whatever_its_manifest
     again = start(1, *finished.flags, attempt=1)
     assert again.end() == [1], again.said()
     assert not (tmp_path / "ran").exists()
-    assert [".metadata has" in unreadable(finished.run_dir)[0]] == [True]
+    assert [".metadata must have" in unreadable(finished.run_dir)[0]] == [True]
     assert ["mkdir" in message for message in unreadable(finished.run_dir)[1:]] == [True, True]
 
 
