@@ -120,8 +120,8 @@ def test_a_failed_app_tells_which_replica_failed_and_one_in_another_context_wher
     pool.set_up()
     with caplog.at_level("INFO"):
         handle = str(runner.run(app("bad"), "muster", {"queue": pool.queue("red"), "context": "muster-tests"}))
-    elsewhere = f"elsewhere: export KUBECONFIG={kubeconfig(pool)} MUSTER_CONTEXT=muster-tests"
-    assert f"{handle.rpartition('/')[2]} is in context muster-tests; {elsewhere}" in caplog.messages
+    export_command = f"in other shells: export KUBECONFIG={kubeconfig(pool)} MUSTER_CONTEXT=muster-tests"
+    assert f"{handle.rpartition('/')[2]} is in context muster-tests; {export_command}" in caplog.messages
     pool.wait_for_phase(name_of(handle), "Running")
     pool.annotate(name_of(handle), 1, run_seconds=0, exit_code=7)
     status = runner.wait(handle, wait_interval=0.2)
