@@ -217,10 +217,10 @@ def test_monitoring_is_optional_and_uses_existing_metrics(render: Render) -> Non
     rule = one(items, "PrometheusRule")
     assert rule["metadata"]["labels"]["team"] == "ml"
     (group,) = rule["spec"]["groups"]
-    asked = {name for alert in group["rules"] for name in re.findall(r"muster_\w+", alert["expr"])}
+    used = {name for alert in group["rules"] for name in re.findall(r"muster_\w+", alert["expr"])}
     source = (ROOT / "operators" / "muster_operator" / "metrics.py").read_text()
     known = set(re.findall(r'"(muster_\w+)"', source))
-    assert {re.sub(r"_bucket$", "", name) for name in asked} <= known
+    assert {re.sub(r"_bucket$", "", name) for name in used} <= known
     queue_alert = group["rules"][-1]["annotations"]
     assert "{{ $labels.queue }}" in queue_alert["summary"]
 

@@ -21,7 +21,7 @@ def template(helm: Run, *values: str) -> subprocess.CompletedProcess[str]:
     return helm("template", "--set=image.repository=x", *(f"--set={value}" for value in values))
 
 
-def refused(helm: Run, *values: str) -> str:
+def rejected(helm: Run, *values: str) -> str:
     """Standard error of Helm, which has to fail."""
     done = template(helm, *values)
     assert done.returncode != 0, done.stdout
@@ -86,9 +86,9 @@ def test_without_an_image_the_message_names_the_value(helm: Run) -> None:
     ],
 )
 def test_an_invalid_value_is_rejected_by_name(helm: Run, value: str, field: str) -> None:
-    said = refused(helm, value)
-    assert SCHEMA in said
-    assert field in said
+    output = rejected(helm, value)
+    assert SCHEMA in output
+    assert field in output
 
 
 def required(part: Any, path: str = "") -> set[str]:
@@ -113,10 +113,10 @@ SCHEMA_FILE = json.loads((CHART / "values.schema.json").read_text())
 def test_null_for_a_required_value_is_rejected_by_name(helm: Run, depth: int) -> None:
     taken = {place for place in required(SCHEMA_FILE) if place.count(".") == depth}
     assert len(taken) > 4
-    said = refused(helm, *(f"{place}=null" for place in taken)).splitlines()
+    output = rejected(helm, *(f"{place}=null" for place in taken)).splitlines()
     for above, _, name in (place.rpartition(".") for place in taken):
         where = f"at '/{above.replace('.', '/')}': missing propert" if above else "at '': missing propert"
-        assert any(where in line and f"'{name}'" in line for line in said), (above, name, said)
+        assert any(where in line and f"'{name}'" in line for line in output), (above, name, output)
 
 
 def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> None:
@@ -171,7 +171,7 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
     ],
 )
 def test_values_beyond_the_schema_are_rejected_with_a_message(helm: Run, value: str, sentence: str) -> None:
-    assert sentence in refused(helm, value)
+    assert sentence in rejected(helm, value)
 
 
 def test_two_queues_of_one_name_are_rejected(helm: Run) -> None:
@@ -193,7 +193,7 @@ def test_flags_set_by_the_chart_cannot_be_extra_args(helm: Run, render: Render) 
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert len(container["args"]) > 15
     for flag in (argument.partition("=")[0] for argument in container["args"]):
-        assert f"operator.extraArgs: {flag} is set by the chart" in refused(helm, f"operator.extraArgs={{{flag}=x}}")
+        assert f"operator.extraArgs: {flag} is set by the chart" in rejected(helm, f"operator.extraArgs={{{flag}=x}}")
 
 
 def test_numeric_names_stay_strings(helm: Run) -> None:

@@ -48,8 +48,8 @@ def test_an_image_has_what_it_needs_but_neither_torch_nor_tools(built: dict[str,
 def test_an_image_has_its_labels(built: dict[str, Image], name: str) -> None:
     config = built[name].config["config"]
     labels = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
-    told = {key: labels[key] for key in ("title", "licenses", "version")}
-    assert told == {"title": f"muster-{name}", "licenses": "Apache-2.0", "version": archives.TAG}
+    found = {key: labels[key] for key in ("title", "licenses", "version")}
+    assert found == {"title": f"muster-{name}", "licenses": "Apache-2.0", "version": archives.TAG}
     assert labels["description"]
     assert labels["base.name"]
     assert config["User"] == "65532:65532"

@@ -68,7 +68,7 @@ def missing(pinned: dict[str, Requirement]) -> Iterator[str]:
                 continue
             pinned_too = pinned.get(canonical(asked.name))
             if pinned_too is None or str(pinned_too.specifier).removeprefix("==") not in asked.specifier:
-                yield f"{name} asks for {asked}, pinned is {pinned_too}"
+                yield f"{name} requires {asked}, pinned is {pinned_too}"
 
 
 def test_the_package_lists_are_complete() -> None:

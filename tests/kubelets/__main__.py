@@ -87,7 +87,7 @@ def day() -> None:
             _act("5. A node dies")
             print(f"{long} is back, whole, in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
             one.muster("cancel", long)
-            _act("6. helm uninstall: what users made stays")
+            _act("6. helm uninstall: objects of users are kept")
             print(steps.uninstall(one))
             print(cluster.plane.kubectl("get", "trainingjobs,queues.muster.dev,flavors.muster.dev"))
 
@@ -105,14 +105,14 @@ def main() -> int:
     verb.add_argument("--nodes", type=int, default=2)
     verb.add_argument("--gpus", type=int, default=2, help="per node")
     verbs.add_parser("day", help="play a platform team's first day")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        if asked.verb == "check":
+        if arguments.verb == "check":
             return check()
-        if asked.verb == "day":
+        if arguments.verb == "day":
             day()
         else:
-            up(asked.nodes, asked.gpus)
+            up(arguments.nodes, arguments.gpus)
     except (
         Unavailable,
         Died,

@@ -106,8 +106,8 @@ class Cluster:
             return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
         def offers() -> bool:
-            room: dict[str, str] = self.plane.api.get(path)["status"]["allocatable"]
-            return room.get(GPU) == str(self._gpus)
+            allocatable: dict[str, str] = self.plane.api.get(path)["status"]["allocatable"]
+            return allocatable.get(GPU) == str(self._gpus)
 
         self.plane.wait_for(f"{node.name} is Ready", ready, READY_S)
         # The kubelet keeps resources that others wrote, and computes the allocatable amount itself.
@@ -159,11 +159,11 @@ class Cluster:
                 env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
             )
         out: IO[str] | None = self._keeper.stdout
-        said = out.readline().split() if out is not None else []
-        if not said:
+        output = out.readline().split() if out is not None else []
+        if not output:
             why = (self.folder / "keeper.log").read_text().strip()
             raise Unavailable(f"This machine cannot run kubelets: the network of nodes could not be made: {why}")
-        self._spaces = {node.name: int(pid) for node, pid in zip(self.nodes, said[1:], strict=True)}
+        self._spaces = {node.name: int(pid) for node, pid in zip(self.nodes, output[1:], strict=True)}
 
     def _run_dns(self) -> None:
         """CoreDNS, at the DNS address of all pods."""

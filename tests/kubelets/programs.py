@@ -22,7 +22,7 @@ state = "/run/containerd"
   sandbox = "{pause}"
 [plugins.'io.containerd.cri.v1.runtime']
   disable_apparmor = true
-  # Without CAP_SYS_RESOURCE nobody may be made a less likely victim of the kernel than before, and runc dies of trying.
+  # Without CAP_SYS_RESOURCE a process cannot lower an oom_score_adj, and runc fails when it tries.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]

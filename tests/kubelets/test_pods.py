@@ -40,8 +40,8 @@ def test_both_nodes_are_ready_with_their_gpus(cluster: Cluster) -> None:
 
 def test_pods_get_the_cpu_that_the_control_plane_leaves(cluster: Cluster) -> None:
     assert cluster.nodes
-    told = [Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"), Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight")]
-    assert [int(file.read_text()) < 100 for file in told if file.exists()] == [True]
+    weights = [Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"), Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight")]
+    assert [int(file.read_text()) < 100 for file in weights if file.exists()] == [True]
 
 
 def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Cluster) -> None:
@@ -50,8 +50,10 @@ def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Clust
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == {"muster-operator"}
     look = "import os; print(os.getuid(), os.access('/', os.W_OK), os.path.exists('/var/run/secrets/kubernetes.io'))"
     for pod in pods:
-        said = cluster.plane.kubectl("exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", look)
-        assert said.split() == ["65532", "False", "True"]
+        output = cluster.plane.kubectl(
+            "exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", look
+        )
+        assert output.split() == ["65532", "False", "True"]
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{operator.SYSTEM}/leases/muster-operator"
 
     def one_leads() -> bool:
@@ -70,11 +72,11 @@ def test_pods_of_a_gang_on_two_nodes_resolve_each_other_and_kubectl_shows_their_
         selector = {"labelSelector": "muster.dev/job=pair"}
         pods = cluster.plane.api.items("/api/v1/namespaces/default/pods", **selector)
         at = {pod["metadata"]["labels"]["muster.dev/index"]: pod for pod in pods}
-        said = {index: cluster.plane.kubectl("logs", pod["metadata"]["name"]) for index, pod in at.items()}
-        assert phase(cluster, "pair") == "Succeeded", said
+        output = {index: cluster.plane.kubectl("logs", pod["metadata"]["name"]) for index, pod in at.items()}
+        assert phase(cluster, "pair") == "Succeeded", output
         assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
-        assert f"asked by {at['1']['status']['podIP']}\n" in said["0"]
-        assert said["1"].endswith("present\n")
+        assert f"asked by {at['1']['status']['podIP']}\n" in output["0"]
+        assert output["1"].endswith("present\n")
     finally:
         cluster.plane.kubectl("delete", "trainingjob", "pair")
 

@@ -39,10 +39,10 @@ def long(day: Stage, first: str) -> tuple[str, int]:
 
 
 def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, first: str) -> None:
-    said = steps.logs(day, first)
-    assert day.phase(first) == "Succeeded", said
+    output = steps.logs(day, first)
+    assert day.phase(first) == "Succeeded", output
     assert {pod["spec"]["nodeName"] for pod in day.pods(first)} == {"node-1", "node-2"}
-    assert list(said) == ["0", "1"]
+    assert list(output) == ["0", "1"]
     metrics = day.metrics(first)
     assert [line["step"] for line in metrics] == list(range(metrics[0]["step"], metrics[0]["step"] + 30))
     assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
@@ -94,8 +94,8 @@ def test_a_job_restarts_with_all_pods_after_a_node_failure(day: Stage, long: tup
 
 
 def test_uninstalling_keeps_objects_of_users_and_lists_them(day: Stage, first: str, long: tuple[str, int]) -> None:
-    said = steps.uninstall(day)
-    assert "kept due to the resource policy" in said
+    output = steps.uninstall(day)
+    assert "kept due to the resource policy" in output
     left = {job["metadata"]["name"] for job in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/trainingjobs")}
     assert left >= {first, long[0], "claim"}
     queues = {queue["metadata"]["name"] for queue in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/queues")}

@@ -140,7 +140,7 @@ class OperatorHarness:
         self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # without time limits
         self.term = self.leader.term = LeaderTerm(Engine(None))
 
-    async def round(self) -> float:
+    async def run_cycle(self) -> float:
         """One scheduling cycle; returns its pause."""
         return await self.leader._run_cycle(self.term)
 

@@ -323,11 +323,11 @@ class Asked:
 def test_pods_with_a_collector_have_their_own_dry_run_and_stalls_count_only_with_heartbeats(
     choices: CollectorSidecarConfig, seconds: int | None, kinds: int
 ) -> None:
-    asked = Asked()
-    jobs = JobCache(asked, lambda uid, shown: None, lambda: None, SpecCache(choices))
+    recorder = Asked()
+    jobs = JobCache(recorder, lambda uid, shown: None, lambda: None, SpecCache(choices))
     jobs.on_upsert(job_seen("plain", 1))
     jobs.on_upsert(job_seen("watched", 2, stallTimeoutSeconds=60))
-    assert len(set(asked.digests)) == kinds
+    assert len(set(recorder.digests)) == kinds
     known = jobs.get("uid-watched")
     assert known is not None
     assert known.job.spec.stall_timeout_seconds == seconds
@@ -353,6 +353,6 @@ def test_a_pods_address_and_collector_are_cached() -> None:
 def test_invalid_collector_flags_are_rejected(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_flags(flags)
-    said = capsys.readouterr().err
-    assert why in said
-    assert "word" not in said
+    output = capsys.readouterr().err
+    assert why in output
+    assert "word" not in output

@@ -29,8 +29,8 @@ def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
-        await harness.round()
-        await harness.round()
+        await harness.run_cycle()
+        await harness.run_cycle()
 
     serve(Server(), story)
     lines = [fields(record) for record in caplog.records if record.name == LOGGER]
@@ -56,7 +56,7 @@ def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
-        await harness.round()
+        await harness.run_cycle()
 
     serve(Server(), story)
     decisions = [fields(record) for record in caplog.records if record.message == "decision"]

@@ -119,13 +119,13 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
         harness.writer.mutate_status = tells
         harness.submit("odd", 5)
         harness.submit("good", 6)
-        await harness.round()
+        await harness.run_cycle()
         assert (harness.phase("odd"), harness.phase("good")) == ("Pending", "Admitted")
         assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
         assert harness.writer.retry_limiter.backoff_s("uid-odd") > 0
         harness.writer.mutate_status = lambda known, status: status
         harness.term.engine.recheck({"uid-odd"})
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("odd") == "Admitted"
 
     serve(server, story)

@@ -116,7 +116,7 @@ def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
         harness.cache.queues.on_upsert(fresh("odd", 8))
         harness.cache.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
         for _ in range(3):
-            await harness.round()
+            await harness.run_cycle()
         assert harness.term.failures == 0
 
     serve(server, story)
@@ -128,7 +128,7 @@ def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
 
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
-        await harness.round()
+        await harness.run_cycle()
         assert f"{QUEUES}/research/status" in server.calls, "whose status is news"
         meta = {"name": "research", "resourceVersion": "7", "finalizers": [IN_USE]}
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f", "guaranteed": {"nvidia.com/gpu": "5"}}]}
@@ -138,7 +138,7 @@ def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
         world = harness.cache.observe()
         assert world.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
         assert world.flavors[0].spec.node_labels == {"a": "b"}
-        await harness.round()
+        await harness.run_cycle()
         (active,) = [one for one in harness.cache.observe().queues[0].status.conditions if one.type == "Active"]
         assert active.status == "True", "and it is written for what it is now"
 

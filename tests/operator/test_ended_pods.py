@@ -17,7 +17,7 @@ async def going_on(harness: OperatorHarness) -> None:
     for _ in range(6):
         now = harness.cache._clock() + 30.0
         harness.cache._clock = lambda now=now: now  # type: ignore[misc]
-        await harness.round()
+        await harness.run_cycle()
 
 
 def waits(harness: OperatorHarness, version: int) -> None:
@@ -32,7 +32,7 @@ def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
-        await harness.round()
+        await harness.run_cycle()
         harness.cache.pods.on_delete(pod_seen("", 9, owner=OWNER, phase="Failed"))
         await going_on(harness)
         assert {view.attempt for view in harness.cache.observe().pods[OWNER]} == {1}
@@ -47,11 +47,11 @@ def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: 
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
-        await harness.round()
+        await harness.run_cycle()
         unready = [{"type": "Ready", "status": "False"}]
         harness.cache.pods.on_upsert(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
         if round_between:
-            await harness.round()
+            await harness.run_cycle()
         last = pod_seen("", server.version + 5, owner=OWNER, phase="Failed")
         last.metadata.deletion_timestamp = ENDED_AT
         harness.cache.pods.on_upsert(last)

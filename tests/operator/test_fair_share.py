@@ -51,7 +51,7 @@ class Counted:
 
     async def after(self, elapsed_s: float) -> None:
         self.now += elapsed_s
-        await self.harness.round()
+        await self.harness.run_cycle()
 
     @property
     def written(self) -> dict[float, float]:

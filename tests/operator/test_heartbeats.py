@@ -16,7 +16,7 @@ PATIENCE_S = 50.0
 NOW = 1_000_000.0
 
 
-def said(
+def report(
     pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any
 ) -> HeartbeatReport:
     checkpoint = {name: of_beat.pop(f"latest_{name}") for name in ("step", "at") if f"latest_{name}" in of_beat}
@@ -25,44 +25,44 @@ def said(
 
 def test_an_unchanged_heartbeat_is_no_change_and_keeps_its_identity() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    assert heartbeats.on_response("u", said(), NOW)
+    assert heartbeats.on_response("u", report(), NOW)
     first = heartbeats.observed((), NOW)["u"]
     assert first == Heartbeat(at=NOW, step=5, step_changed_at=NOW)
-    assert not heartbeats.on_response("u", said(now=NOW + 15), NOW + 15)
+    assert not heartbeats.on_response("u", report(now=NOW + 15), NOW + 15)
     assert heartbeats.observed((), NOW + 15)["u"] is first
 
 
 def test_time_runs_from_when_the_step_last_changed() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", said(), NOW)
-    heartbeats.on_response("u", said(now=NOW + 20, at=NOW + 20), NOW + 20)
+    heartbeats.on_response("u", report(), NOW)
+    heartbeats.on_response("u", report(now=NOW + 20, at=NOW + 20), NOW + 20)
     assert heartbeats.observed([("u", "p0")], NOW + 20)["u"] == Heartbeat(at=NOW + 20, step=5, step_changed_at=NOW)
-    heartbeats.on_response("u", said(now=NOW + 30, at=NOW + 30, step=6), NOW + 30)
+    heartbeats.on_response("u", report(now=NOW + 30, at=NOW + 30, step=6), NOW + 30)
     assert heartbeats.observed([("u", "p0")], NOW + 30)["u"].step_changed_at == NOW + 30
 
 
 def test_without_answers_a_job_counts_as_progressing() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", said(), NOW)
+    heartbeats.on_response("u", report(), NOW)
     watched = [("u", "p0"), ("never", "p1")]
     assert heartbeats.observed(watched, NOW + PATIENCE_S)["u"].step_changed_at == NOW
     late = NOW + PATIENCE_S + 1
     shown = heartbeats.observed(watched, late)
     assert (shown["u"].step, shown["u"].at, shown["u"].step_changed_at) == (5, NOW, late)
     assert shown["never"].step_changed_at == late
-    heartbeats.on_response("u", said(now=late), late)
+    heartbeats.on_response("u", report(now=late), late)
     assert heartbeats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, without progress
 
 
 def test_a_new_pod_has_not_answered_even_if_its_predecessor_had() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", said("old"), NOW)
+    heartbeats.on_response("u", report("old"), NOW)
     assert heartbeats.observed([("u", "new")], NOW + 1)["u"].step_changed_at == NOW + 1
 
 
 def test_a_job_without_stall_timeout_has_its_last_heartbeat() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", said(), NOW)
+    heartbeats.on_response("u", report(), NOW)
     assert heartbeats.observed((), NOW + 10 * PATIENCE_S)["u"].step_changed_at == NOW
     heartbeats.retain(())
     assert heartbeats.observed((), NOW) == {}
@@ -71,27 +71,27 @@ def test_a_job_without_stall_timeout_has_its_last_heartbeat() -> None:
 def test_checkpoints_that_are_not_durable_do_not_count() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
     answer: dict[str, Any] = {"latest_step": 4, "latest_at": NOW - 5, "checkpoint_step": 4, "checkpoint_at": NOW - 5}
-    heartbeats.on_response("kept", said(**answer), NOW)
-    heartbeats.on_response("lost", said(durable=False, **answer), NOW)
+    heartbeats.on_response("kept", report(**answer), NOW)
+    heartbeats.on_response("lost", report(durable=False, **answer), NOW)
     shown = heartbeats.observed((), NOW)
     assert (shown["kept"].checkpoint_step, shown["kept"].checkpoint_at) == (4, NOW - 5)
     assert (shown["lost"].checkpoint_step, shown["lost"].checkpoint_at) == (None, None)
-    assert not heartbeats.on_response("lost", said(durable=False, now=NOW + 15, **answer), NOW + 15)
+    assert not heartbeats.on_response("lost", report(durable=False, now=NOW + 15, **answer), NOW + 15)
 
 
 def test_times_of_a_skewed_clock_are_converted_to_ours_and_stay_constant() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
     slow = NOW - 3600.0
-    heartbeats.on_response("u", said(now=slow + 0.2, at=slow - 10), NOW)
+    heartbeats.on_response("u", report(now=slow + 0.2, at=slow - 10), NOW)
     first = heartbeats.observed((), NOW)["u"]
     assert first.at == NOW - 10
-    heartbeats.on_response("u", said(now=slow + 15.4, at=slow - 10), NOW + 15)  # the request took longer this time
+    heartbeats.on_response("u", report(now=slow + 15.4, at=slow - 10), NOW + 15)  # the request took longer this time
     assert heartbeats.observed((), NOW + 15)["u"] is first
 
 
 def test_a_small_clock_skew_changes_nothing() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", said(now=NOW + 3, at=NOW + 2), NOW)
+    heartbeats.on_response("u", report(now=NOW + 3, at=NOW + 2), NOW)
     assert heartbeats.observed((), NOW)["u"].at == NOW + 2
 
 
@@ -112,10 +112,10 @@ LATEST = st.dictionaries(st.sampled_from(("step", "at")), ANYTHING)
 
 @given(BEATS, LATEST, st.floats(0, 4e9))
 def test_any_heartbeat_can_be_written_into_a_status(
-    beat: dict[str, Any], checkpoint: dict[str, Any], clock: float
+    heartbeat: dict[str, Any], checkpoint: dict[str, Any], clock: float
 ) -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
-    heartbeats.on_response("u", HeartbeatReport("p", clock, beat, checkpoint, durable=True), NOW)
+    heartbeats.on_response("u", HeartbeatReport("p", clock, heartbeat, checkpoint, durable=True), NOW)
     found = heartbeats.observed([("u", "p")], NOW).get("u")
     if found is None:
         return

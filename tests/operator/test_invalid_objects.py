@@ -96,17 +96,21 @@ def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_o
         status = admitted()
         running_and_odd(harness.cache, status | {"conditions": [*status["conditions"], leaving]})
         for _ in range(4):
-            await harness.round()
+            await harness.run_cycle()
         known = harness.cache.jobs.get("uid-llama")
         assert known is not None
-        (said,) = [one for one in known.job.status.conditions if one.type == "Admitted"]
-        assert (said.status, said.reason, said.message) == ("False", "PodRejected", f"it cannot be read: {WRONG}")
+        (condition,) = [one for one in known.job.status.conditions if one.type == "Admitted"]
+        assert (condition.status, condition.reason, condition.message) == (
+            "False",
+            "PodRejected",
+            f"it cannot be read: {WRONG}",
+        )
         assert (server.count(STATUS), server.count("POST /api/v1/namespaces/team/pods")) == (1, 0)
         assert harness.pending_events().count(("llama", "InvalidSpec")) == 1
         server.version += 1
-        mended = job_document(version=server.version)
-        harness.cache.jobs.on_upsert(read(RawTrainingJob, mended | {"status": as_written(known.job.status)}))
-        await harness.round()
+        fixed = job_document(version=server.version)
+        harness.cache.jobs.on_upsert(read(RawTrainingJob, fixed | {"status": as_written(known.job.status)}))
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
 
     serve(server, story)
@@ -131,7 +135,9 @@ class Between(Server):
         return answer
 
 
-def complained(before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]) -> ClusterCache:
+def reported_after(
+    before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]
+) -> ClusterCache:
     """The cache after two cycles with reports of an object that `before` creates."""
     seen, _ = new_cache()
     before(seen)
@@ -150,15 +156,15 @@ def test_a_job_deleted_while_its_report_is_written_is_forgotten() -> None:
         seen.jobs.on_upsert(odd(version))
         seen.jobs.on_delete(odd(version + 1))
 
-    assert complained(lambda seen: seen.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
+    assert reported_after(lambda seen: seen.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
 
 
 def test_a_job_fixed_while_its_report_is_written_can_be_read() -> None:
-    def mended(seen: ClusterCache, version: int) -> None:
+    def fixed(seen: ClusterCache, version: int) -> None:
         seen.jobs.on_upsert(odd(version))
         seen.jobs.on_upsert(job_seen(version=version + 1))
 
-    seen = complained(lambda seen: seen.jobs.on_upsert(odd(7)), mended)
+    seen = reported_after(lambda seen: seen.jobs.on_upsert(odd(7)), fixed)
     assert (seen.jobs.invalid, len(seen.observe().jobs)) == ({}, 1)
 
 
@@ -169,11 +175,11 @@ def flavor(version: int, labels: Any) -> RawCustomObject:
 
 
 def test_a_flavor_fixed_while_its_report_is_written_can_be_read() -> None:
-    def mended(seen: ClusterCache, version: int) -> None:
+    def fixed(seen: ClusterCache, version: int) -> None:
         seen.flavors.on_upsert(flavor(version, 5))
         seen.flavors.on_upsert(flavor(version + 1, {}))
 
-    world = complained(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), mended).observe()
+    world = reported_after(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), fixed).observe()
     assert ([one.metadata.name for one in world.flavors], dict(world.decode_errors.flavors)) == (["g"], {})
 
 
@@ -181,7 +187,7 @@ def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
     def deleted(seen: ClusterCache, version: int) -> None:
         seen.flavors.on_delete(flavor(version + 1, 5))
 
-    seen = complained(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), deleted)
+    seen = reported_after(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), deleted)
     assert (seen.flavors.invalid, dict(seen.observe().decode_errors.flavors)) == ({}, {})
 
 

@@ -135,12 +135,12 @@ def test_any_value_at_any_field_gives_a_pod_or_a_message(path: Path, value: Any,
     fields: dict[str, Any] = {"": {}, "traced": {"trace": {"startStep": 1, "steps": 1}}}.get(
         asks, {"stallTimeoutSeconds": 60}
     )
-    told = ""
+    message = ""
     try:
         made_of(with_value(path, value), COLLECTORS if collected else CollectorSidecarConfig(), **fields)
     except (ValidationError, InvalidSpec) as refusal:
-        told = str(refusal)
-    assert not told.startswith("no pod can be made"), "what is read and not declared"
+        message = str(refusal)
+    assert not message.startswith("no pod can be made"), "what is read and not declared"
 
 
 @pytest.mark.parametrize("collected", [True, False], ids=["with collectors", "without"])

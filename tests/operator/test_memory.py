@@ -141,7 +141,7 @@ def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() ->
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert server.calls.count("GET metadata.name=llama") == 1
         pods = [body for body in server.bodies if body.get("kind") == "Pod"]
@@ -159,7 +159,7 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
-        await harness.round()
+        await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
         assert harness.writer.retry_limiter.backoff_s("uid-llama") > 0
 

@@ -48,17 +48,17 @@ def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None
     async def story(waiting: Waiting) -> None:
         harness = waiting.harness
         assert waiting.pending.due_in_s() == float("inf")
-        assert 0.0 < await harness.round() <= 30.0, "the next round is no later than the Event"
+        assert 0.0 < await harness.run_cycle() <= 30.0, "the next round is no later than the Event"
         assert harness.phase("llama") == "Pending"
         waiting.now = 29.0
-        await harness.round()
+        await harness.run_cycle()
         assert harness.pending_events() == []
         waiting.now = 30.0
-        await harness.round()
+        await harness.run_cycle()
         assert harness.pending_events() == [("llama", "Pending")]
         assert harness.events.pending()[0].manifest["note"].startswith("QueueNotFound: ")
         waiting.now = 90.0
-        await harness.round()
+        await harness.run_cycle()
         assert len(harness.pending_events()) == 1
 
     play(story)

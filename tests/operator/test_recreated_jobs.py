@@ -81,9 +81,9 @@ def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
         harness.submit("llama", 5)
         await until(lambda: shown(harness.cache) == ["uid-llama"])
         server.there = written(900, "new")
-        await harness.round()  # 409: deleted and created again
+        await harness.run_cycle()  # 409: deleted and created again
         ages[0] = 1e6  # the dry-run result is old
-        await harness.round()
+        await harness.run_cycle()
         assert jobs.get("new") is not None
         await until(lambda: shown(harness.cache) == ["new"])
 

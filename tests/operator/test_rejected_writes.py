@@ -28,7 +28,7 @@ def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[s
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         harness.submit("good", 6)
-        await harness.round()
+        await harness.run_cycle()
         assert (harness.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
         assert harness.term.failures == 0
 
@@ -45,7 +45,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
         pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an earlier attempt
         harness.cache.pods.on_upsert(pod)
         harness.submit("good", 7)
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
         assert ("bad", "FailedDelete") in harness.pending_events()
         assert harness.writer.retry_limiter.backoff_s("uid-bad") > 0
@@ -61,14 +61,14 @@ def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> No
         harness.submit("bad", 5, admitted())
         told, pauses = [], []
         for _ in range(4):
-            await harness.round()
+            await harness.run_cycle()
             harness.term.engine.recheck(["uid-bad"])
             told.append(harness.pending_events().count(("bad", "PodRejected")))
             pauses.append(harness.writer.retry_limiter.backoff_s("uid-bad"))
         assert told == [0, 1, 1, 1]
         assert pauses == sorted(set(pauses)), "they grow"
         server.refuses.clear()
-        await harness.round()
+        await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
         assert not harness.writer.retry_limiter.has_repeated("uid-bad")
 
@@ -84,9 +84,9 @@ def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
         harness.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
         harness.submit("bad", 5, admitted(), cancel=True)
         harness.submit("good", 6)
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("good") == "Pending"
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
 
     serve(server, story)
@@ -138,13 +138,13 @@ def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
     async def story(api: ApiServerClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5, admitted())
-        await harness.round()
+        await harness.run_cycle()
         relist(harness.cache.pods, [], 4000)  # they are gone
         harness.submit("llama", 5000, {**admitted(), "attempt": 1})
-        await harness.round()
+        await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
         harness.term.engine.recheck()
-        await harness.round()
+        await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
 
     serve(server, story)

@@ -112,13 +112,13 @@ def test_the_pod_is_the_only_write_until_it_is_bound() -> None:
 
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
         assert harness.phase("llama") == "Admitted"
         assert harness.pending_events() == [("llama", "Admitted")]
         (pod,) = harness.cache.observe().pods["uid-llama"]
         harness.cache.pods.on_upsert(seen_of(server, pod, phase="Pending"))
-        await harness.round()
+        await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (1, 1)
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert written["phase"] == "Admitted"
@@ -135,10 +135,10 @@ def test_one_status_records_admission_and_start() -> None:
 
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         (pod,) = harness.cache.observe().pods["uid-llama"]
         harness.cache.pods.on_upsert(seen_of(server, pod, **view()))
-        await harness.round()
+        await harness.run_cycle()
         assert server.count(STATUS) == 1
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert (written["phase"], written["podsReady"]) == ("Running", 1)
@@ -162,7 +162,7 @@ def test_the_status_of_a_larger_gang_is_written_first() -> None:
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api, jobs=0)
         harness.submit("llama", 5)
-        await harness.round()
+        await harness.run_cycle()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 2
         assert all("annotations" not in body.get("metadata", {}) or not body["metadata"]["annotations"]
@@ -177,7 +177,7 @@ def test_without_the_key_the_status_is_written_first() -> None:
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
         harness.writer.signer = None
-        await harness.round()
+        await harness.run_cycle()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 1
 
@@ -199,7 +199,7 @@ def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.Mo
         assert len(harness.leader._next_deferred()) == 0
         now += 1.5
         assert len(harness.leader._next_deferred()) == 64, "a piece of those who have waited long enough"
-        await harness.round()
+        await harness.run_cycle()
         assert server.count(patches) == 70, "fewer than a crowd are left"
 
     serve(server, story)
@@ -213,7 +213,7 @@ def test_the_next_leader_has_the_decided_status() -> None:
 
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         known = harness.cache.jobs.get("uid-llama")
         assert known is not None
         (pod,) = harness.cache.observe().pods["uid-llama"]
@@ -281,10 +281,10 @@ def test_it_stays_admitted_without_its_pod_and_its_status_precedes_the_next_pod(
 
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         (pod,) = harness.cache.observe().pods["uid-llama"]
         harness.cache.pods.on_delete(seen_of(server, pod))
-        await harness.round()
+        await harness.run_cycle()
         writes = [call for call in server.calls if call.startswith((POD, STATUS))]
         assert [call.split()[0] for call in writes] == ["POST", "PATCH", "POST"]
         assert harness.phase("llama") == "Admitted"
@@ -372,9 +372,9 @@ def test_a_job_suspended_in_between_releases_its_capacity_and_resumes_in_a_new_a
 
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         harness.cache.jobs.on_upsert(single_pod_job(server.version + 1, 2, suspend=True))
-        await harness.round()
+        await harness.run_cycle()
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert (written["phase"], written["attempt"]) == ("Suspended", 1)
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
@@ -402,18 +402,18 @@ def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: i
         harness = harness_of(api)
         pauses = Clock(harness)
         harness.submit("good", 9)
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
         assert server.count("PATCH /apis/muster.dev/v1alpha1/queues/research/status") == 1, "later phases as well"
         for _ in range(3):
             harness.term.engine.recheck(["uid-llama"])
-            await harness.round()
+            await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (1, 0), "it has a pause, and no room on paper"
         assert harness.phase("llama") == "Pending"
         server.refuses.clear()
         pauses.now += 60.0
         harness.term.engine.recheck(["uid-llama"])
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS)) == (2, 0)
 
@@ -439,13 +439,13 @@ def test_if_another_pod_has_its_name_the_status_is_written_first_after_a_pause()
         harness = harness_of(api)
         pauses = Clock(harness)
         for _ in range(5):
-            await harness.round()
+            await harness.run_cycle()
             harness.term.engine.recheck(["uid-llama"])
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
         assert ("llama", "PodRejected") in harness.pending_events()
         assert server.count("PATCH /apis/muster.dev/v1alpha1/queues/research/status") == 1
         pauses.now += 60.0
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS)) == (2, 1)
 
@@ -470,12 +470,12 @@ def test_if_the_annotation_is_removed_the_status_is_written_first_next_time() ->
     async def story(api: ApiServerClient) -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
-        await harness.round()
+        await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (1, 0, 1)
         (pod,) = harness.cache.observe().pods["uid-llama"]
         harness.cache.pods.on_delete(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
         pauses.now += 60.0
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (2, 1, 1)
 
@@ -490,11 +490,11 @@ def test_after_four_failed_tries_the_status_is_written_first() -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
         for _ in range(4):
-            await harness.round()
+            await harness.run_cycle()
             assert server.count(STATUS) == 0
             pauses.now += 60.0
             harness.term.engine.recheck(["uid-llama"])
-        await harness.round()
+        await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert server.count(STATUS) == 1
 
@@ -536,7 +536,7 @@ def test_a_pod_whose_job_became_invalid_during_creation_is_deleted() -> None:
 
     async def story(api: ApiServerClient) -> None:
         server.harness = harness = harness_of(api)
-        await harness.round()
+        await harness.run_cycle()
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
         assert not harness.cache.jobs.lagging()
 
@@ -553,11 +553,11 @@ def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() 
             full = pod_seen(f"full-{node}", 3, node=node)
             full.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
             harness.cache.pods.on_upsert(full)
-        await harness.round()
+        await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (0, 0)
         gone = pod_seen("full-n1", 90, node="n1")
         harness.cache.pods.on_delete(gone)
-        await harness.round()
+        await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
         known = harness.cache.jobs.get("uid-llama")
         assert known is not None
@@ -575,7 +575,7 @@ def test_rejected_statuses_block_no_other_writes() -> None:
         for number in range(80):
             submit_recorded(harness, f"{'bad' if number < 66 else 'good'}{number}", number, now - 600.0)
         for _ in range(4):
-            await harness.round()
+            await harness.run_cycle()
         assert {one.job.metadata.name[:3] for one in harness.cache.jobs.lagging()} == {"bad"}
 
     serve(server, story)

@@ -160,12 +160,12 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
         for one in (document("a", 5), document("b", 6), document("c", 7)):
             harness.cache.jobs.on_upsert(read(RawTrainingJob, one))
         for _ in range(3):
-            await harness.round()
+            await harness.run_cycle()
         assert reason(harness.cache.jobs.invalid["team/c"].status) == "InvalidSpec"
         assert server.calls.count("GET metadata.name=c") == 0, "nobody has ended"
         harness.cache.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
-        await harness.round()
-        await harness.round()
+        await harness.run_cycle()
+        await harness.run_cycle()
         assert (names(harness.cache), dict(harness.cache.jobs.invalid)) == (["b", "c"], {})
         assert server.calls.count("GET metadata.name=c") == 1
 
@@ -188,8 +188,8 @@ def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: byt
         assert set(harness.cache.jobs.invalid) == {"team/llama"}
         relist(harness.cache.pods, [pod], 7)
         harness.cache.begin_term(seal)
-        await harness.round()
-        await harness.round()
+        await harness.run_cycle()
+        await harness.run_cycle()
         assert names(harness.cache) == (["llama"] if key == seal.key else [])
 
     serve(server, story)

@@ -291,9 +291,9 @@ class JobCache:
             return
         settled = before is not None and self._last_complete_spec.get(uid) is job.spec
         refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
-        complaint = self._invalid_reason(known)
-        if complaint is not None:
-            self._reject(uid, complaint)
+        reason = self._invalid_reason(known)
+        if reason is not None:
+            self._reject(uid, reason)
         elif not (waits and settled):
             self._reject(uid, refusals[0] if refusals else _DRY_RUN_PENDING if waits else None)
         if before is not None and settled and (waits or holds_capacity(job.status)):

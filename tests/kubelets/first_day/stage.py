@@ -124,9 +124,9 @@ def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None
 def _volume(folder: Path) -> list[Json]:
     """A volume that every node can mount, and the claim `runs` on it."""
     spec: Json = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    room = {"storage": "1Gi"}
-    volume = {**spec, "capacity": room, "hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
-    claim = {**spec, "resources": {"requests": room}, "volumeName": "runs"}
+    storage = {"storage": "1Gi"}
+    volume = {**spec, "capacity": storage, "hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
+    claim = {**spec, "resources": {"requests": storage}, "volumeName": "runs"}
     return [
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "runs"}, "spec": volume},
         {

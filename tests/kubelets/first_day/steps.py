@@ -34,8 +34,8 @@ def share_out(stage: Stage) -> None:
 
 def train(stage: Stage, name: str, steps: int, *more: str) -> str:
     """Submit compiled FSDP with TorchX; returns the job's name."""
-    said = stage.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
-    handle = next(word for line in said.splitlines() for word in line.split() if word.startswith("muster://"))
+    output = stage.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
+    handle = next(word for line in output.splitlines() for word in line.split() if word.startswith("muster://"))
     return handle.rpartition("/")[2]
 
 
