@@ -94,7 +94,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.delete("small")
     pool.wait("its pods are gone", lambda: not pool.pods("small"))
     pool.submit("whole", pods=4)
-    pool.wait_for_reason("whole", "InsufficientResources", "pods that are not Muster's take room")
+    pool.wait_for_reason("whole", "InsufficientResources", "pods not managed by Muster")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 

@@ -144,7 +144,7 @@ def test_a_job_whose_pod_asks_for_more_than_can_be_counted_says_so(pool: Pool, o
     large = [{"name": f"c{i}", "image": "x", "resources": {"requests": {"memory": "4E"}}} for i in range(3)]
     pool.submit("large", pods=1, pod={"containers": large})
     message = pool.wait_for_reason("large", "InvalidSpec")
-    assert "replicas: 1 pod of memory 12E, all containers together, are more than" in message
+    assert "memory of all pods together must be less than 2^62; got 1 pod of 12E" in message
     others_go_on("other")
 
 

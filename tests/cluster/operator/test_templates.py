@@ -63,7 +63,7 @@ def test_jobs_that_wait_learn_of_an_edited_limit_range_and_those_that_run_stay_a
     pool.submit("first", pods=3, pod=LIMITED)  # 6 of 8 cores
     pool.wait_for_phase("first", "Running")
     pool.submit("second", pods=2, pod=LIMITED)
-    assert "cores for 1 of 2 pods only" in pool.wait_for_reason("second", "InsufficientResources")
+    assert " for only 1 of 2 pods" in pool.wait_for_reason("second", "InsufficientResources")
     pool.api.patch(f"{path}/cores", {"spec": {"limits": [cores("1")]}})
     pool.wait_for_phase("second", "Running")
     requests = [pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in pool.pods("second")]
