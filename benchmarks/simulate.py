@@ -23,7 +23,7 @@ from pathlib import Path
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.model import Resources
 from muster.simulate import (
     POLICIES,
@@ -117,9 +117,9 @@ def _steps(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     cluster = SimCluster(nodes, [flavor], [_queue(8 * args.nodes)])
     for number in range(args.running):
         cluster.submit(_job(f"running-{number}"), JobBehavior(1e9))
-    engine = Engine(cluster)
+    engine = Engine()
     started = time.process_time()
-    engine.run_cycle()
+    run_cycle(cluster, engine)
     first_s = time.process_time() - started
     _settle(cluster, engine)
     steps, started = 0, time.process_time()
@@ -134,10 +134,10 @@ def _steps(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def _settle(cluster: SimCluster, engine: Engine) -> int:
     """Let everything happen that is due within a second; in how many steps."""
     until, steps = cluster.now + 1, 1
-    engine.run_cycle()
+    run_cycle(cluster, engine)
     while (at := cluster.next_event_time()) is not None and at <= until:
         cluster.advance(at)
-        engine.run_cycle()
+        run_cycle(cluster, engine)
         steps += 1
     cluster.advance(until)
     return steps

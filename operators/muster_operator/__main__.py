@@ -267,7 +267,7 @@ class Operator:
 
     def _snapshot(self) -> bytes | None:
         term = self._leader.term
-        return None if term is None or term.engine.snapshot is None else encode_snapshot(term.engine.snapshot)
+        return None if term is None or term.last_cycle is None else encode_snapshot(term.last_cycle.snapshot)
 
     def _refresh_metrics(self) -> None:
         leads = self._fence()

@@ -86,7 +86,7 @@ class Leader:
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
-        term = self.term = LeaderTerm(Engine(None, timeouts=self.timeouts, clock=time.monotonic))
+        term = self.term = LeaderTerm(Engine(timeouts=self.timeouts, clock=time.monotonic))
         self._deferred_statuses.clear()
         self._writer.retry_limiter.end_backoffs()  # the timers that ended them belong to the previous term
         self._writer.pending_reasons.reset()

@@ -12,7 +12,7 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 from muster import spec
 from muster.cluster import CreatePod, NodeView, Write
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.model import Resources
 from muster.simulate import JobBehavior, SimCluster
@@ -28,7 +28,7 @@ class SimHarness:
         nodes = [NodeView(f"n{i}", amounts) for i in range(NODES)]
         flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
         self.cluster = Recording(nodes, [flavor], queues())
-        self.engine = Engine(self.cluster, timeouts=Timeouts(backoff_s=0.2))
+        self.engine = Engine(timeouts=Timeouts(backoff_s=0.2))
         self.wake_at: float | None = 0.0
 
     def submit(self, job: spec.TrainingJob, script: Script) -> str:
@@ -69,7 +69,7 @@ class SimHarness:
             assert times, "nothing will happen any more"
             assert min(times) <= end, f"not within {seconds} s"
             self.cluster.advance(max(self.cluster.now, min(times)))
-            self.wake_at = self.engine.run_cycle().wake_at
+            self.wake_at = run_cycle(self.cluster, self.engine).wake_at
 
 
 class Recording(SimCluster):

@@ -11,14 +11,14 @@ from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, m
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.simulate import JobBehavior
 from muster.spec import TERMINAL_PHASES
 
 
 def run(cluster: Watched, kills: list[int]) -> None:
     """Until nothing happens any more; each number is how many writes the next engine may make before it is killed."""
-    engine, wake_at = Engine(cluster), None
+    engine, wake_at = Engine(), None
     cluster.writes_left = kills.pop(0) if kills else None
     for _ in range(5000):
         jobs = cluster.job_uids()
@@ -29,9 +29,9 @@ def run(cluster: Watched, kills: list[int]) -> None:
             return
         cluster.advance(max(cluster.now, min(times)))
         try:
-            wake_at = engine.run_cycle().wake_at
+            wake_at = run_cycle(cluster, engine).wake_at
         except Killed:
-            engine, wake_at = Engine(cluster), cluster.now
+            engine, wake_at = Engine(), cluster.now
             cluster.writes_left = kills.pop(0) if kills else None
     raise AssertionError("never ends")
 
@@ -98,11 +98,11 @@ def test_a_user_who_edits_between_two_writes_is_never_overruled(
 
 def test_a_status_that_changed_meanwhile_ends_the_cycle_and_the_next_one_sees_the_change() -> None:
     cluster = Watched(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", 1), JobBehavior(10))
     cluster.edits[0] = (uid, {"cancel": True})
-    assert engine.run_cycle().wake_at == cluster.now
+    assert run_cycle(cluster, engine).wake_at == cluster.now
     assert cluster.pods(uid) == ()
-    engine.run_cycle()
+    run_cycle(cluster, engine)
     assert cluster.job(uid).status.phase == "Cancelled"
     assert cluster.pods(uid) == ()

@@ -29,7 +29,7 @@ def nodes_of(one: spec.TrainingJob) -> set[str]:
 
 def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_failure() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(
         job("a", failurePolicy={"maxRestarts": 0}), JobBehavior(100, stop_s=1, checkpoint_on_stop=True)
     )
@@ -48,7 +48,7 @@ def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_fail
 
 def test_a_gang_waits_while_its_only_capacity_is_drained_and_comes_back_after() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     tolerant = job("a")
     role = tolerant.spec.roles[0].model_dump(by_alias=True)
     role["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
@@ -70,7 +70,7 @@ def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
 
 def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that_it_comes_back_to() -> None:
     cluster = SimCluster(nodes(4), [flavor()], [queue(gpus=32)])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", priority=5), JobBehavior(1000, stop_s=10))
     low = cluster.submit(job("low", pods=1), JobBehavior(1000))
     settle(engine, cluster, until=40)
@@ -89,7 +89,7 @@ def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that
 
 def test_a_higher_priority_takes_the_capacity_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(1000, stop_s=10))
     settle(engine, cluster, until=40)
     drain(cluster, "n0")
@@ -104,7 +104,7 @@ def test_a_higher_priority_takes_the_capacity_of_a_gang_that_leaves_a_drained_no
 
 def test_a_gang_that_tolerates_every_taint_is_lost_once_with_a_node_out_of_service_and_waits_for_another() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     document = job("a", 1).model_dump(mode="json", by_alias=True, include={"metadata": {"name"}, "spec": True})
     document["spec"]["roles"][0]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
     wanted = spec.TrainingJob.model_validate(document)

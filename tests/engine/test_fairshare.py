@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import WriteQueueStatus
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.fairshare import FairShare, decay
 from muster.model import Resources, Role, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
@@ -67,17 +67,17 @@ def test_only_resources_that_some_queue_limits_are_counted() -> None:
 
 def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_between() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("a"), JobBehavior(DAY))
     settle(engine, cluster, until=600)
     written = cluster.observe().queues[0].status.fair_share
     assert written is not None
     assert written.at == 600
     cluster.advance(1800)
-    settle(Engine(cluster), cluster, until=3600)
+    settle(Engine(), cluster, until=3600)
     uninterrupted = SimCluster(nodes(2), [flavor()], [queue()])
     uninterrupted.submit(job("a"), JobBehavior(DAY))
-    settle(Engine(uninterrupted), uninterrupted, until=3600)
+    settle(Engine(), uninterrupted, until=3600)
     one, other = (c.observe().queues[0].status.fair_share for c in (cluster, uninterrupted))
     assert one is not None
     assert other is not None
@@ -90,13 +90,13 @@ def submit(cluster: SimCluster, name: str) -> None:
 
 def test_usage_is_written_at_most_once_a_minute() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     for number in range(40):
         cluster.schedule(float(7 * number), partial(submit, cluster, f"j{number}"))
     times = []
     while (at := cluster.next_event_time()) is not None and at < 280:
         cluster.advance(at)
-        round_ = engine.run_cycle()
+        round_ = run_cycle(cluster, engine)
         times += [
             cluster.now for write in round_.writes if isinstance(write, WriteQueueStatus) and write.status.fair_share
         ]
@@ -108,7 +108,7 @@ def test_usage_is_written_at_most_once_a_minute() -> None:
 def test_the_queue_with_less_recent_usage_goes_first() -> None:
     tree = [queue("all", 16), queue("red", 0, "all"), queue("blue", 0, "all")]
     cluster = SimCluster(nodes(2), [flavor()], tree)
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("a", queue="red"), JobBehavior(500))
     settle(engine, cluster, until=100)
     red = cluster.submit(job("b", queue="red"), JobBehavior(10))

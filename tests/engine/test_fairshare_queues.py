@@ -8,7 +8,7 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
@@ -38,7 +38,7 @@ def running(until: float) -> tuple[Engine, SimCluster]:
     """A job that takes 16 GPUs and goes on for long."""
     cluster = SimCluster(nodes(2), [flavor()], [slow()])
     cluster.submit(job("a"), JobBehavior(100_000.0))
-    engine = Engine(cluster)
+    engine = Engine()
     settle(engine, cluster, until=until)
     return engine, cluster
 
@@ -79,7 +79,7 @@ def test_usage_is_not_negative_after_an_edit_and_the_end_of_a_job() -> None:
 def test_what_a_queue_used_before_its_half_life_was_edited_faded_by_the_old_one() -> None:
     engine, cluster = running(130)
     cluster.put_queue(queue(halfLifeSeconds=60))
-    engine.run_cycle()
+    run_cycle(cluster, engine)
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
@@ -124,7 +124,7 @@ def test_a_queue_whose_metadata_cannot_be_read_for_a_while_is_the_same_one() -> 
 def test_a_new_leader_counts_what_runs_in_a_queue_without_usage_since_it_was_admitted() -> None:
     _, cluster = running(130)
     world = cluster.observe()
-    engine = Engine(None)
+    engine = Engine()
     engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1"),)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
@@ -133,7 +133,7 @@ def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
     _, cluster = running(130)
     world = cluster.observe()
     for at, more_s in ((100.0, 30.0), (135.0, 0.0)):
-        engine = Engine(None)
+        engine = Engine()
         engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=500.0, at=at),)))
         assert gpu_seconds(engine, 130) == pytest.approx(500 + 16 * more_s, rel=1e-4)
         assert gpu_seconds(engine, 140) == pytest.approx(500 + 16 * (more_s + 10), rel=1e-4)
@@ -141,7 +141,7 @@ def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
 
 def test_negative_usage_in_a_status_counts_as_zero() -> None:
     world = running(130)[1].observe()
-    engine = Engine(None)
+    engine = Engine()
     engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=-1e6, at=130.0),)))
     assert gpu_seconds(engine, 140) == pytest.approx(160, rel=1e-4)
 

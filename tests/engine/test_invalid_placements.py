@@ -53,7 +53,7 @@ def statuses(round_: CycleResult) -> dict[str, spec.TrainingJobStatus]:
 
 def admitted(one: spec.TrainingJob, seen: list[NodeView]) -> spec.TrainingJob:
     """The job as a crash leaves it between its admission and its first pod."""
-    status = statuses(Engine(None).reconcile(world((one,), seen)))[one.metadata.uid]
+    status = statuses(Engine().reconcile(world((one,), seen)))[one.metadata.uid]
     assert is_admitted(status)
     return one.model_copy(update={"status": status})
 
@@ -65,7 +65,7 @@ def created(round_: CycleResult) -> set[str]:
 def test_a_gang_that_still_fits_gets_its_pods_after_a_crash() -> None:
     seen = nodes(2)
     one = admitted(submitted(job("a", pods=2)), seen)
-    round_ = Engine(None).reconcile(world((one,), seen))
+    round_ = Engine().reconcile(world((one,), seen))
     assert created(round_) == {"n0", "n1"}
     assert statuses(round_) == {}
 
@@ -76,7 +76,7 @@ def test_a_gang_whose_capacity_was_taken_meanwhile_gets_another_placement_before
     taken = place.nodes[0].node
     foreign = Resources.of({GPUS: 1})
     seen = [replace(node, unmanaged_usage=foreign) if node.name == taken else node for node in nodes(2)]
-    engine = Engine(None)
+    engine = Engine()
     first = engine.reconcile(world((one,), seen))
     assert created(first) == set()
     status = statuses(first)["u-a"]
@@ -92,7 +92,7 @@ def test_a_gang_whose_node_was_cordoned_before_its_first_pod_gets_another_place(
     one = admitted(submitted(job("a", pods=1)), nodes(2))
     cordoned = one.status.placement[0].nodes[0].node
     seen = [replace(node, cordoned=node.name == cordoned) for node in nodes(2)]
-    assert not is_admitted(statuses(Engine(None).reconcile(world((one,), seen)))["u-a"])
+    assert not is_admitted(statuses(Engine().reconcile(world((one,), seen)))["u-a"])
 
 
 def place(one: spec.TrainingJob) -> str:
@@ -132,7 +132,7 @@ def half_created(pods: int = 2, phase: Any = "Running") -> tuple[spec.TrainingJo
     """A gang with pods on two nodes of which the first exists, as a crash leaves it."""
     seen = [relabelled(node, **LABELS) for node in nodes(3)]
     fresh = in_zone(submitted(job("a", pods=pods)))
-    status = statuses(Engine(None).reconcile(labelled_world((fresh,), seen)))["u-a"]
+    status = statuses(Engine().reconcile(labelled_world((fresh,), seen)))["u-a"]
     one = fresh.model_copy(update={"status": status})
     name = pod_name("a", "u-a", "trainer", 0, 0)
     return one, seen, PodView(name, "u-a", "trainer", 0, 0, place(one), phase, ready=phase == "Running")
@@ -143,7 +143,7 @@ def node_of(one: spec.TrainingJob, index: int) -> str:
 
 
 def decided(one: spec.TrainingJob, seen: list[NodeView], *pods: PodView) -> CycleResult:
-    return Engine(None).reconcile(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
+    return Engine().reconcile(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
 
 
 def changed(seen: list[NodeView], name: str, change: str) -> list[NodeView]:
@@ -203,11 +203,11 @@ def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there(
     seen = [*nodes(2, rack="r1"), replace(nodes(1, rack="r2")[0], name="n2")]
     fresh = submitted(job("a", pods=2, topology={"required": "rack"}))
     shaped = replace(world((fresh,), seen), flavors=(flavor(levels={"rack": "rack"}),))
-    status = statuses(Engine(None).reconcile(shaped))["u-a"]
+    status = statuses(Engine().reconcile(shaped))["u-a"]
     one = fresh.model_copy(update={"status": status})
     moved = [relabelled(node, rack="r2") if node.name == "n1" else node for node in seen]
-    assert created(Engine(None).reconcile(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
-    assert not is_admitted(statuses(Engine(None).reconcile(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
+    assert created(Engine().reconcile(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
+    assert not is_admitted(statuses(Engine().reconcile(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
 
 
 def running(name: str, gpus: int, at: float) -> RunningGang:

@@ -52,7 +52,7 @@ def decide(
     world = ObservedState(
         1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}}
     )
-    return Engine(None).reconcile(world)
+    return Engine().reconcile(world)
 
 
 SMALL = job("small", "1Gi")

@@ -164,7 +164,7 @@ LOSSES = [
 def preempting() -> tuple[SimCluster, Engine, list[str], str]:
     """`high` comes while two gangs run, and needs the room of both."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     lows = [
         cluster.submit(job("low1", 1), JobBehavior(1000, stop_s=5)),
         cluster.submit(job("low2", 1), JobBehavior(1000, stop_s=5)),
@@ -192,9 +192,9 @@ def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
     leaving = [low for low in lows if cluster.job(low).status.eviction is not None]
     assert len(leaving) == told
     loss(cluster, high)
-    settle(Engine(cluster), cluster, until=101)
+    settle(Engine(), cluster, until=101)
     assert not cluster.has_job(high) or cluster.job(high).status.nomination is None
-    settle(Engine(cluster), cluster, until=120)
+    settle(Engine(), cluster, until=120)
     for low in lows:
         status = cluster.job(low).status
         assert status.attempt == (low in leaving), "nobody else is told to leave"
@@ -209,7 +209,7 @@ def elastic_borrowers() -> tuple[SimCluster, Engine, list[str], str]:
     """Two elastic gangs of `red` borrow what is guaranteed to `blue`; then a gang of `blue` comes for it."""
     tree = [queue("all", 16), queue("red", 8, "all"), queue("blue", 8, "all")]
     cluster = SimCluster(nodes(2), [flavor()], tree)
-    engine = Engine(cluster)
+    engine = Engine()
     lows = [
         cluster.submit(job(name, 2, 4, least=1, queue="red"), JobBehavior(1000, stop_s=5, checkpoint_every_s=10.0))
         for name in ("red1", "red2")
@@ -223,7 +223,7 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
     cluster, engine, lows, high = elastic_borrowers()
     carry_out(cluster, engine, statuses, stops)
     assert sum(cluster.job(low).status.eviction is not None for low in lows) == statuses - 1
-    settle(Engine(cluster), cluster, until=109)
+    settle(Engine(), cluster, until=109)
     assert cluster.job(high).status.phase == "Running"
     for low in lows:
         status = cluster.job(low).status
@@ -239,7 +239,7 @@ def test_a_victim_that_may_no_longer_be_preempted_is_spared_after_a_crash() -> N
     told = next(low for low in lows if cluster.job(low).status.eviction is not None)
     spared = next(low for low in lows if low != told)
     cluster.edit(spared, priority=9)
-    settle(Engine(cluster), cluster, until=120)
+    settle(Engine(), cluster, until=120)
     assert (cluster.job(spared).status.phase, cluster.job(spared).status.attempt) == ("Running", 0)
     assert cluster.job(high).status.phase == "Pending"
 

@@ -12,7 +12,7 @@ from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, m
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.errors import Conflict
 from muster.simulate import JobBehavior, SimCluster
 from muster.spec import TERMINAL_PHASES
@@ -48,7 +48,7 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
     """Until everything has ended; users and other clients change about every tenth job just before it is written. What
     may be written afterwards is, half of the time, and else stays for a later round.
     """
-    engine, left = Engine(cluster), dict[str, ObjectWrites]()
+    engine, left = Engine(), dict[str, ObjectWrites]()
     cluster.writes_left = kills.pop(0) if kills else None
     wake_at: float | None = 0.0
     for _ in range(5000):
@@ -70,7 +70,7 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
             now = [uid for uid in left if random.random() < 0.5]
             undone |= carry_out(cluster, [tuple(left.pop(uid) for uid in now)], random)
         except Killed:
-            engine, wake_at = Engine(cluster), cluster.now
+            engine, wake_at = Engine(), cluster.now
             left.clear()
             cluster.writes_left = kills.pop(0) if kills else None
             continue
@@ -91,7 +91,7 @@ def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_
 
 def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_once() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", 1), JobBehavior(100, start_delay_s=3))
     settle(engine, cluster, until=2)
     cluster.advance(3)
@@ -106,7 +106,7 @@ def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_on
 
 def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(100)) for name in ("a", "b"))
     round_ = engine.reconcile(cluster.observe())
     assert [part.job_uid for phase in round_.phases for part in phase if part.job_uid] == [first]
@@ -116,7 +116,7 @@ def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once(
 def preemption() -> tuple[SimCluster, Engine, list[str], str]:
     """Two gangs run and a third one waits, which outranks them and needs the room of both."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
     return cluster, engine, lows, cluster.submit(job("high", priority=5), JobBehavior(10))
@@ -156,7 +156,7 @@ def test_a_refused_eviction_keeps_the_pods_of_all_victims_until_it_is_written() 
 
 def test_one_refused_admission_does_not_void_another() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     round_ = engine.reconcile(cluster.observe())
     cluster.edit(first, priority=3)
@@ -170,7 +170,7 @@ def test_one_refused_admission_does_not_void_another() -> None:
 
 def test_no_gang_is_admitted_to_capacity_whose_release_was_refused() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first = cluster.submit(job("a"), JobBehavior(10))
     second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
@@ -196,7 +196,7 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
 
 def test_a_gang_whose_capacity_goes_to_another_starts_elsewhere_one_cycle_later() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     ending = cluster.submit(job("ending", 1, priority=5), JobBehavior(105))
     low = cluster.submit(job("low", 1), JobBehavior(1000, stop_s=5))
     settle(engine, cluster, until=100)
@@ -205,7 +205,7 @@ def test_a_gang_whose_capacity_goes_to_another_starts_elsewhere_one_cycle_later(
     cluster.advance(105)  # the one has ended, the other has stopped: both nodes are free
     rounds = []
     for _ in range(2):
-        rounds.append(engine.run_cycle())
+        rounds.append(run_cycle(cluster, engine))
     created = [[write.job_uid for write in round_.writes if isinstance(write, CreatePod)] for round_ in rounds]
     assert cluster.job(ending).status.phase == "Succeeded"
     assert created == [[high], [low]]

@@ -41,7 +41,7 @@ def without(world: ObservedState, part: str) -> ObservedState:
 def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     cluster.submit(job("a"), JobBehavior(100_000.0))
-    engine = Engine(cluster)
+    engine = Engine()
     settle(engine, cluster, until=30)
     assert engine._fair_share.has_charges
     engine.recheck()
@@ -53,7 +53,7 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
 def test_usage_ends_with_a_job_that_goes_in_the_very_cycle_whose_writes_do_not_all_happen() -> None:
     cluster = Contended(nodes(4), [flavor()], [queue(gpus=32)])
     uid = cluster.submit(job("a"), JobBehavior(100_000.0))
-    engine = Engine(cluster)
+    engine = Engine()
     settle(engine, cluster, until=30)
     cluster.delete(uid)
     settle(engine, cluster, until=400)
@@ -65,7 +65,7 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     for name in ("a", "b"):
         cluster.submit(job(name), JobBehavior(100_000.0))
-    engine = Engine(cluster)
+    engine = Engine()
     settle(engine, cluster, until=30)
     assert engine._wait_throttle.known_jobs() == {"uid-default-b"}
     engine.recheck()
@@ -79,7 +79,7 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
 def test_what_changed_before_a_cycle_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
     """Lives are looked at with beats, the planner's world is made with rejections."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first, *_ = (cluster.submit(job(name, 1), JobBehavior(100_000.0)) for name in ("a", "b", "c"))
     settle(engine, cluster, until=30)
     cluster.edit(first, cancel=True)

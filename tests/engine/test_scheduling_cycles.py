@@ -16,7 +16,7 @@ from muster.cluster import (
     WriteQueueStatus,
     WriteStatus,
 )
-from muster.engine import CycleResult, Engine
+from muster.engine import CycleResult, Engine, run_cycle
 from muster.lifecycle import find_condition
 from muster.model import Admit, Nominate, Wait
 from muster.simulate import JobBehavior, SimCluster
@@ -28,9 +28,9 @@ def statuses(round_: CycleResult) -> list[str]:
 
 def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
-    writes = engine.run_cycle().writes
+    writes = run_cycle(cluster, engine).writes
     kinds = [type(write) for write in writes if getattr(write, "job_uid", "") == uid]
     assert kinds == [WriteStatus, RecordEvent, CreatePod, CreatePod]
     assert cluster.job(uid).status.phase == "Admitted"
@@ -45,7 +45,7 @@ def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
 
 def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
     rounds = settle(engine, cluster, until=50)
     assert [uid for round_ in rounds for uid in statuses(round_)] == [uid, uid]
@@ -54,16 +54,16 @@ def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
 
 def test_a_cycle_after_which_nothing_changed_writes_nothing() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("a"), JobBehavior(100))
     cluster.submit(job("b"), JobBehavior(100))
     settle(engine, cluster, until=1)
-    assert engine.run_cycle().writes == ()
+    assert run_cycle(cluster, engine).writes == ()
 
 
 def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100))
 
     def told(why: str) -> tuple[str, float | None]:
@@ -82,12 +82,12 @@ def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first(
 
 def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("a", ttlSecondsAfterFinished=0), JobBehavior(10))
     second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
     cluster.advance(10)
-    round_ = engine.run_cycle()
+    round_ = run_cycle(cluster, engine)
     assert [decision.gang_uid for decision in round_.decisions if isinstance(decision, Admit)] == [second]
     kinds = [type(write).__name__ for write in round_.writes]
     assert kinds[: kinds.index("CreatePod")] == [
@@ -102,7 +102,7 @@ def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
 
 def preemption() -> tuple[SimCluster, Engine, str, str]:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     low = cluster.submit(job("low"), JobBehavior(1000, stop_s=5))
     settle(engine, cluster, until=100)
     high = cluster.submit(job("high", priority=5), JobBehavior(10))
@@ -111,7 +111,7 @@ def preemption() -> tuple[SimCluster, Engine, str, str]:
 
 def test_the_nomination_is_written_before_the_eviction_and_both_before_a_pod_is_stopped() -> None:
     cluster, engine, low, high = preemption()
-    round_ = engine.run_cycle()
+    round_ = run_cycle(cluster, engine)
     writes = [w for w in round_.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
     assert [(type(w), w.job_uid) for w in writes] == [
         (WriteStatus, high), (WriteStatus, low), (DeletePod, low), (DeletePod, low)
@@ -134,14 +134,14 @@ def test_a_nomination_whose_victims_were_never_evicted_is_dropped() -> None:
     first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)  # and then the engine is killed
     cluster.edit(high, cancel=True)
-    settle(Engine(cluster), cluster, until=110)
+    settle(Engine(), cluster, until=110)
     assert cluster.job(low).status.phase == "Running"
     assert cluster.job(low).status.attempt == 0
 
 
 def test_after_a_crash_the_remaining_victims_are_evicted() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
     high = cluster.submit(job("high", priority=5), JobBehavior(10))
@@ -150,7 +150,7 @@ def test_after_a_crash_the_remaining_victims_are_evicted() -> None:
         cluster.apply_one(write)
     told = [uid for uid in lows if cluster.job(uid).status.eviction is not None]
     assert len(told) == 1
-    settle(Engine(cluster), cluster, until=107)
+    settle(Engine(), cluster, until=107)
     assert cluster.job(high).status.phase == "Running"
 
 
@@ -158,9 +158,9 @@ def test_an_edit_of_the_preemptor_does_not_hide_its_nomination() -> None:
     cluster, engine, low, high = preemption()
     first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)
-    successor = Engine(cluster)
+    successor = Engine()
     cluster.edit(high, priority=6)
-    successor.run_cycle()
+    run_cycle(cluster, successor)
     eviction = cluster.job(low).status.eviction
     assert eviction is not None
     assert eviction.beneficiary == high
@@ -169,7 +169,7 @@ def test_an_edit_of_the_preemptor_does_not_hide_its_nomination() -> None:
 
 def test_deleting_the_preemptor_does_not_stop_the_victim_from_restarting() -> None:
     cluster, engine, low, high = preemption()
-    engine.run_cycle()
+    run_cycle(cluster, engine)
     cluster.delete(high)
     settle(engine, cluster, until=120)
     assert not cluster.has_job(high)
@@ -178,16 +178,15 @@ def test_deleting_the_preemptor_does_not_stop_the_victim_from_restarting() -> No
 
 def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     world = cluster.observe()
     round_ = engine.reconcile(world)
     cluster.edit(first, priority=3)
-    stale = Engine(FixedWorld(cluster, world))
-    assert stale.run_cycle().wake_at == cluster.now
+    assert run_cycle(FixedWorld(cluster, world), Engine()).wake_at == cluster.now
     assert cluster.pods(first) == cluster.pods(second) == ()
     assert len(statuses(round_)) == 2
-    settle(Engine(cluster), cluster, until=5)
+    settle(Engine(), cluster, until=5)
     assert len(cluster.pods(first)) == len(cluster.pods(second)) == 1
 
 
@@ -206,19 +205,19 @@ class FixedWorld:
 
 def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("a", priority=9), JobBehavior(1000))
     settle(engine, cluster, until=1)
     late = cluster.submit(job("late"), JobBehavior(10))
-    assert late in statuses(engine.run_cycle())
+    assert late in statuses(run_cycle(cluster, engine))
     position = cluster.job(late).status.queue_position
     cluster.advance(10)
     sooner = cluster.submit(job("sooner", priority=9, pods=4), JobBehavior(10))  # larger than the cluster, told at once
-    round_ = engine.run_cycle()
+    round_ = run_cycle(cluster, engine)
     assert sooner in statuses(round_)
     cluster.submit(job("before", priority=5, gpus=4, pods=3), JobBehavior(10))
     cluster.advance(20)
-    waits = engine.run_cycle().waits
+    waits = run_cycle(cluster, engine).waits
     assert waits[late].position != position
     assert cluster.job(late).status.queue_position == position
     settle(engine, cluster, until=75)
@@ -227,9 +226,9 @@ def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_m
 
 def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue("red")])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", queue="blue"), JobBehavior(10))
-    wait = engine.run_cycle().waits[uid]
+    wait = run_cycle(cluster, engine).waits[uid]
     assert wait == Wait(uid, "QueueNotFound", "queue blue does not exist; existing queues: red")
     cluster.put_queue(queue("blue"))
     settle(engine, cluster, until=1)
@@ -239,12 +238,12 @@ def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> N
 def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
     selector = {"matchLabels": {"kubernetes.io/metadata.name": "team-a"}}
     cluster = SimCluster(nodes(2), [flavor()], [queue(namespaceSelector=selector)])
-    engine = Engine(cluster)
+    engine = Engine()
     wanted = job("a")
     outside = cluster.submit(wanted, JobBehavior(10))
     team = wanted.metadata.model_copy(update={"name": "b", "namespace": "team-a"})
     inside = cluster.submit(wanted.model_copy(update={"metadata": team}), JobBehavior(10))
-    assert engine.run_cycle().waits[outside].reason == "QueueNotAllowed"
+    assert run_cycle(cluster, engine).waits[outside].reason == "QueueNotAllowed"
     assert cluster.job(inside).status.phase == "Admitted"
 
 
@@ -253,8 +252,8 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
     cluster = SimCluster(
         labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "nobody")]
     )
-    engine = Engine(cluster)
-    engine.run_cycle()
+    engine = Engine()
+    run_cycle(cluster, engine)
     world = cluster.observe()
     told = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
     assert told["default"]["Active"] == ("True", "Ready")
@@ -262,12 +261,12 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
     overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in world.flavors]
     assert [(c.status, c.reason) for c in overlap] == [("True", "NodesMatchTwoFlavors")] * 2
     assert "n0, n1" in overlap[0].message
-    assert not any(isinstance(write, WriteQueueStatus) for write in engine.run_cycle().writes)
+    assert not any(isinstance(write, WriteQueueStatus) for write in run_cycle(cluster, engine).writes)
 
 
 def test_a_node_that_comes_back_changes_what_can_start() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     view = cluster.nodes["n1"]
     cluster.fail_node("n1")
     uid = cluster.submit(job("a"), JobBehavior(10))
@@ -280,7 +279,7 @@ def test_a_node_that_comes_back_changes_what_can_start() -> None:
 
 def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, stop_s=1))
     settle(engine, cluster, until=10)
     placed = {share.node for part in cluster.job(uid).status.placement for share in part.nodes}
@@ -298,7 +297,7 @@ def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
 
 def test_priority_classes_give_their_value() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     cluster.submit(job("plain", 1), JobBehavior(10))
     urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), JobBehavior(10))
     world = replace(cluster.observe(), priority_classes={"urgent": 1000})
@@ -315,7 +314,7 @@ def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -
 
 def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(10))
     assert with_classes(engine, cluster, {"other": 5}).waits[uid].reason == "PriorityClassNotFound"
     status = cluster.job(uid).status
@@ -326,7 +325,7 @@ def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None
 
 def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     first = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(1000))
     with_classes(engine, cluster, {"urgent": 1000})
     with_classes(engine, cluster, {"urgent": 1000})
@@ -339,7 +338,7 @@ def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
 
 def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next_write() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     plain = cluster.submit(job("plain", 1, priority=7), JobBehavior(1000))
     named = cluster.submit(job("named", 1, priorityClassName="low"), JobBehavior(10))
     with_classes(engine, cluster, {"low": 1})
@@ -353,7 +352,7 @@ def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue("fits", 16), queue("large", 17), queue("limited", None)])
-    writes = [write for write in Engine(cluster).run_cycle().writes if isinstance(write, WriteQueueStatus)]
+    writes = [write for write in run_cycle(cluster, Engine()).writes if isinstance(write, WriteQueueStatus)]
     found = {
         write.queue: (one.status, one.reason)
         for write in writes
@@ -366,7 +365,7 @@ def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -
 
 def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", 1, suspend=True), JobBehavior(10))
     settle(engine, cluster, until=5)
     assert cluster.job(uid).status.phase == "Suspended"
@@ -390,7 +389,7 @@ def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> No
 def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_capacity_away() -> None:
     for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
         cluster = SimCluster(nodes(2), [flavor()], [queue()])
-        engine = Engine(cluster)
+        engine = Engine()
         first = cluster.submit(job("a", grace=100), JobBehavior(1000, stop_s=60))
         settle(engine, cluster, until=5)
         cluster.edit(first, suspend=True)
@@ -406,11 +405,10 @@ def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_capacity_aw
 
 def test_the_reason_of_a_wait_is_in_the_condition() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine(cluster)
+    engine = Engine()
     uid = cluster.submit(job("a", 5), JobBehavior(10))
-    engine.run_cycle()
+    result = run_cycle(cluster, engine)
     found = find_condition(cluster.job(uid).status, "Admitted")
     assert isinstance(found, spec.Condition)
     assert (found.status, found.reason) == ("False", "LargerThanCluster")
-    assert engine.snapshot is not None
-    assert [gang.uid for gang in engine.snapshot.pending] == [uid]
+    assert [gang.uid for gang in result.snapshot.pending] == [uid]

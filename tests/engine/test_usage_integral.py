@@ -13,7 +13,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
 from muster.cluster import Write
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Conflict
 from muster.fairshare import FairShare
 from muster.lifecycle import from_status, is_admitted
@@ -177,7 +177,7 @@ def rounds(engine: Engine, cluster: Contended) -> None:
     """Until nothing is left to write just now."""
     for _ in range(100):
         try:
-            round_ = engine.run_cycle()
+            round_ = run_cycle(cluster, engine)
         except ClusterError:
             continue
         if not round_.writes and (round_.wake_at is None or round_.wake_at > cluster.now):
@@ -200,7 +200,7 @@ def test_an_engine_counts_what_is_admitted_whatever_is_edited_deleted_or_refused
     steps: list[tuple[str, int, int]],
 ) -> None:
     cluster = Contended(nodes(3), [flavor()], [queue(name, 12, halfLifeSeconds=3600) for name in QUEUES])
-    engine, ran = Engine(cluster), {name: Integral() for name in QUEUES}
+    engine, ran = Engine(), {name: Integral() for name in QUEUES}
 
     def wait(until: float) -> None:
         while cluster.now < until:

@@ -6,7 +6,7 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.engine import CycleResult, Engine
+from muster.engine import CycleResult, Engine, run_cycle
 from muster.model import Resources
 from muster.simulate import SimCluster
 
@@ -44,7 +44,7 @@ def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[CycleRe
     """Run engine and cluster, event by event, up to a time; the rounds in order."""
     rounds = []
     for _ in range(10_000):
-        rounds.append(engine.run_cycle())
+        rounds.append(run_cycle(cluster, engine))
         times = [at for at in (cluster.next_event_time(), rounds[-1].wake_at) if at is not None]
         if not times or min(times) > until:
             cluster.advance(until)

@@ -14,7 +14,7 @@ from tests.conformance.harness import FLAVOR, GPUS, NODES, Script, Start, queues
 from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 from muster import spec
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster
 from muster.local.home import open_home
@@ -46,7 +46,7 @@ class LocalHarness:
         self.replicas = PodSupervisor(host, self.store, {node.name: gpus for node in nodes})
         self.cluster = LocalCluster(self.home, self.store, self.replicas, nodes)
         self.objects = ObjectRegistry(self.store, nodes, ENVIRONMENT, JobEnvironmentStore(self.home), time.time)
-        self.engine = Engine(self.cluster, timeouts=Timeouts(backoff_s=0.2))
+        self.engine = Engine(timeouts=Timeouts(backoff_s=0.2))
         flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
         self.objects.apply([flavor, *queues()])
 
@@ -90,7 +90,7 @@ class LocalHarness:
         end = time.monotonic() + PATIENCE * seconds
         while True:
             self.replicas.sync()
-            self.engine.run_cycle()
+            run_cycle(self.cluster, self.engine)
             if holds():
                 return
             assert time.monotonic() < end, f"not within {PATIENCE * seconds} s"

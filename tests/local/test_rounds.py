@@ -7,12 +7,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.local.small import eventually, shell_job
 
 from muster import spec
+from muster.cluster import ObservedState
+from muster.engine import CycleResult
 from muster.local import pod_supervisor, shim
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
@@ -42,7 +43,7 @@ def daemon(opened: Home, parts: DaemonComponents) -> Iterator[Daemon]:
 
 
 def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once(
-    parts: DaemonComponents, daemon: Daemon, tmp_path: Path
+    parts: DaemonComponents, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = shell_job("short", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")})
     uid = parts.service.submit([short], dry_run=False)[0].metadata.uid
@@ -56,16 +57,18 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
 
     eventually(lambda: phase_after(daemon._run_cycle) == "Running")
     daemon._run_cycle()
+    snapshot = parts.notifier.snapshot
+    assert snapshot is not None
     (folder,) = parts.store.pods[uid].values()
     end = daemon._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
 
-    def step() -> SimpleNamespace:
+    def reconcile(_: ObservedState) -> CycleResult:
         """Looks at the world before the replica ends, and has its writes carried out after that."""
         (tmp_path / "go").touch()
         eventually(lambda: end.exists() and phase_after(lambda: parts.cluster.apply(())) == "Succeeded")
-        return SimpleNamespace(writes=(), waits={}, wake_at=None)
+        return CycleResult((), (), (), {}, None, snapshot)
 
-    daemon._engine = SimpleNamespace(run_cycle=step, snapshot=parts.notifier.snapshot)  # type: ignore[assignment]
+    monkeypatch.setattr(daemon._engine, "reconcile", reconcile)
     daemon._run_cycle()
     assert daemon._next_cycle_at is not None
     assert daemon._next_cycle_at <= time.time()

@@ -138,7 +138,7 @@ class OperatorHarness:
         accounts = JobMetrics(metrics, self.cache.jobs.visible, time.time)
         self.leader = Leader(self.cache, self.writer, metrics, accounts, lambda: True)
         self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # without time limits
-        self.term = self.leader.term = LeaderTerm(Engine(None))
+        self.term = self.leader.term = LeaderTerm(Engine())
 
     async def run_cycle(self) -> float:
         """One scheduling cycle; returns its pause."""

@@ -11,7 +11,7 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import new_cache
 
 from muster.engine import CycleResult
-from muster.model import Wait
+from muster.model import Snapshot, Wait
 from muster_operator.cycle_log import CycleDurations, log_cycle
 from muster_operator.json_logs import CYCLE, JsonFormatter
 from muster_operator.kube.client import ApiServerClient
@@ -67,7 +67,8 @@ def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.
 def test_a_cycle_without_decisions_and_writes_is_logged_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
     wait = Wait("uid", "QuotaExceeded", "no quota")
-    log_cycle(CycleResult((), (), (), {"uid": wait}, None), CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
+    cycle = CycleResult((), (), (), {"uid": wait}, None, Snapshot(0.0, (), (), (), (), ()))
+    log_cycle(cycle, CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
     line, decision = caplog.records
     assert (line.levelname, fields(line)["gangs_waiting"]) == ("DEBUG", 1)
     assert fields(decision).items() >= {"job": "uid", "decision": "Wait", "reason": "QuotaExceeded"}.items()

@@ -83,7 +83,7 @@ def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
     )
     seen.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
     seen.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
-    round_ = Engine(None).reconcile(seen.observe())
+    round_ = Engine().reconcile(seen.observe())
     (admitted,) = [one for one in round_.decisions if isinstance(one, Admit)]
     assert [part.nodes for part in admitted.placement] == [(("n2", 2),)]
 

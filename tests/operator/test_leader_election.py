@@ -146,7 +146,7 @@ def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
         if leads:
             candidate.on_renewed(candidate.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
-            one._leader.term = LeaderTerm(Engine(None))
+            one._leader.term = LeaderTerm(Engine())
         text = one._metrics.text()
         assert ("muster_queue_jobs{" in text, "\nmuster_leading 1\n" in text) == (leads, leads)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.engine.engine import CycleResult, Engine
+from muster.engine.engine import CycleResult, Engine, run_cycle
 from muster.engine.feasibility import check_feasibility
 from muster.engine.replay import POLICIES, replay
 from muster.engine.snapshot_file import decode_snapshot, encode_snapshot
@@ -18,4 +18,5 @@ __all__ = [
     "decode_snapshot",
     "encode_snapshot",
     "replay",
+    "run_cycle",
 ]

@@ -1,8 +1,8 @@
 """One scheduling cycle: observe, reconcile every changed job, plan, write.
 
-`reconcile` turns an observed state into writes and changes only the engine's caches; `run_cycle` observes a cluster and
-applies the writes. An engine can be killed between any two writes: a new one reaches the same end from what it
-observes.
+`Engine.reconcile` turns an observed state into writes and changes only the engine's caches. `run_cycle` observes a
+cluster, reconciles and applies the writes; the operator does the same asynchronously. An engine can be killed between
+any two writes: a new one reaches the same end from what it observes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most th
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What one cycle decided. `waits` is by job uid; `wake_at`: when to run again although nothing changed.
+    """What one cycle decided, on `snapshot`. `waits` is by job uid; `wake_at`: when to run again although nothing
+    changed.
 
     `muster.cluster` has the rules for applying `phases` concurrently, and for `deferred`.
     """
@@ -42,6 +43,7 @@ class CycleResult:
     decisions: tuple[Decision, ...]
     waits: Mapping[str, Wait]
     wake_at: float | None
+    snapshot: Snapshot = field(compare=False)
     plan_s: float = field(default=0.0, compare=False)  # duration of the planning step
 
     @property
@@ -67,7 +69,7 @@ class _IncrementalState:
 
 
 class Engine:
-    """Decides for one cluster. Without a cluster only `reconcile` may be called: the caller observes and writes.
+    """Decides for one cluster: from the observed state to writes.
 
     `status_refresh_s`: seconds between writes of positions and usage (infinite: only once). `clock`: measures the
     planning step, in seconds.
@@ -75,15 +77,12 @@ class Engine:
 
     def __init__(
         self,
-        cluster: Cluster | None,
         policy: Policy = MUSTER,
         *,
         timeouts: Timeouts | None = None,
         status_refresh_s: float = STATUS_REFRESH_S,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.snapshot: Snapshot | None = None  # the newest one
-        self._cluster = cluster
         self._policy = policy
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
@@ -92,25 +91,6 @@ class Engine:
         self._snapshot_cache = SnapshotCache()
         self._planner_cache: Any = None
         self._fair_share = FairShare()
-
-    def run_cycle(self) -> CycleResult:
-        """Observe, reconcile, apply.
-
-        Raises ClusterError if the cluster cannot be reached. When a write is refused because an object changed
-        meanwhile, the cycle ends there and another one is due at once.
-        """
-        assert self._cluster is not None, "Engine.step() needs a cluster; got None"
-        observed = self._cluster.observe()
-        round_ = self.reconcile(observed)
-        try:
-            self._cluster.apply(round_.writes)
-        except Conflict:
-            self.recheck()
-            return replace(round_, wake_at=observed.now)
-        except Exception:
-            self.recheck()
-            raise
-        return round_
 
     def recheck(self, uids: Iterable[str] | None = None) -> None:
         """Process these jobs (None: every job) again in the next cycle, since some writes of the last one may not have
@@ -148,7 +128,7 @@ class Engine:
         plan_started = self._clock()
         planned = plan(built.snapshot, self._planner_cache, self._policy)
         plan_s = self._clock() - plan_started
-        self.snapshot, self._planner_cache = built.snapshot, planned.cache
+        self._planner_cache = planned.cache
         desk.apply_decisions(planned.decisions)
         for uid, why in invalid_placements(built.snapshot, desk.unbound_placements()).items():
             desk.evict_invalid(uid, why)
@@ -176,7 +156,7 @@ class Engine:
         )
         times = (at for at in (memory.timers.next_time(), built.wake_at, news_at, tick_at) if at is not None)
         wake_at = now if desk.needs_another_cycle else min(times, default=None)
-        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at, plan_s)
+        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
 
     def _jobs_to_reconcile(self, observed: ObservedState) -> list[str]:
         """Jobs that changed, or whose timer is due."""
@@ -260,6 +240,25 @@ class Engine:
             placement = from_status(status.placement) if is_admitted(status) else ()
             since = now if status.admitted_at is None else status.admitted_at
             self._fair_share.charge(uid, gang.queue, placement, gang.roles, since, now)
+
+
+def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
+    """Observe, reconcile, apply.
+
+    Raises ClusterError if the cluster cannot be reached. When a write is refused because an object changed meanwhile,
+    the cycle ends there and another one is due at once.
+    """
+    observed = cluster.observe()
+    result = engine.reconcile(observed)
+    try:
+        cluster.apply(result.writes)
+    except Conflict:
+        engine.recheck()
+        return replace(result, wake_at=observed.now)
+    except Exception:
+        engine.recheck()
+        raise
+    return result
 
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from muster.cluster import RecordEvent, Write
-from muster.engine import Engine
+from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
 from muster.lifecycle import is_admitted
 from muster.local.home import Home, open_home
@@ -50,7 +50,7 @@ class Daemon:
         self._components = components
         self._idle_s = idle_s
         self._lock = lock
-        self._engine = Engine(components.cluster)
+        self._engine = Engine()
         self._started_at = time.time()
         self._wake_read_fd, self._wake_write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._mode = ""  # "", down (replicas are being stopped) or handover (they keep running)
@@ -140,11 +140,11 @@ class Daemon:
         if self._mode:
             self._next_cycle_at = time.time() + 0.1
         else:
-            cycle = self._engine.run_cycle()
+            cycle = run_cycle(parts.cluster, self._engine)
             # Applying the writes also syncs the pods, which may find changes that the engine has not observed yet.
             changed = parts.supervisor.pop_changed() or bool(cycle.writes)
             self._log_events(cycle.writes)
-            parts.notifier.waits, parts.notifier.snapshot = cycle.waits, self._engine.snapshot
+            parts.notifier.waits, parts.notifier.snapshot = cycle.waits, cycle.snapshot
             self._next_cycle_at = time.time() if changed else cycle.wake_at
         parts.notifier.notify()
 

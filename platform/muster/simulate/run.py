@@ -11,7 +11,7 @@ from math import inf
 
 from muster import spec
 from muster.cluster import ObservedState
-from muster.engine import MUSTER, POLICIES, Engine, Policy, replay
+from muster.engine import MUSTER, POLICIES, Engine, Policy, replay, run_cycle
 from muster.model import Wait
 from muster.simulate.cluster import SimCluster
 from muster.simulate.idle_capacity import IdleCapacity, demand_of
@@ -90,7 +90,7 @@ class _Replay:
         standing = {(row.queue, config.assumptions.priority(row)) for row in workload.jobs}
         evictions = policy.preempts and len(standing) > 1  # equals of one queue never make way for each other
         self.cluster = SimCluster(nodes, kinds, tree, now=first, observer=self.metrics, report_checkpoints=evictions)
-        self.engine = Engine(self.cluster, policy, status_refresh_s=inf)
+        self.engine = Engine(policy, status_refresh_s=inf)
         self.rows: dict[str, TraceJob] = {}
         self.arrivals = 0
 
@@ -131,7 +131,7 @@ class _Replay:
             if not times:
                 return
             cluster.advance(max(cluster.now, min(times)))
-            wake_at = engine.run_cycle().wake_at
+            wake_at = run_cycle(cluster, engine).wake_at
             records.cycle_finished(cluster.now)
             if self.config.progress is not None and time.perf_counter() - shown_at >= self.config.progress_every_s:
                 shown_at = time.perf_counter()
