@@ -18,6 +18,10 @@ import uvloop
 from muster import gc_tuning
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
+from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient
+from muster.kube.endpoint import ApiServerEndpoint, load_endpoint
+from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
+from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
 from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -30,11 +34,6 @@ from muster_operator.event_recorder import EventRecorder
 from muster_operator.informers import InformerSet
 from muster_operator.job_metrics import JobMetrics
 from muster_operator.json_logs import log_to_stderr
-from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient
-from muster_operator.kube.config import ApiServerEndpoint, load_endpoint
-from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaderElector, LeaseCandidate
-from muster_operator.kube.outages import Outages
 from muster_operator.leader import Leader
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
@@ -61,7 +60,7 @@ class ComponentExited(MusterError):
 class Operator:
     """All components of the operator."""
 
-    def __init__(self, settings: Settings, api: ApiServerClient, fence: Fence, metrics: OperatorMetrics) -> None:
+    def __init__(self, settings: Settings, api: AsyncKubeClient, fence: Fence, metrics: OperatorMetrics) -> None:
         self._settings = settings
         self._fence = fence
         self._election = fence.election
@@ -206,7 +205,7 @@ class Operator:
             return math.inf
         return _KEY_TIMEOUTS_S[0 if error.code in INVALID_REQUEST_CODES and not self._cache.has_lagging_jobs() else 1]
 
-    def _build_heartbeat_poller(self, api: ApiServerClient) -> HeartbeatPoller:
+    def _build_heartbeat_poller(self, api: AsyncKubeClient) -> HeartbeatPoller:
         """The poller of collectors, and the hooks that use its results."""
         settings = self._settings
         key_name = f"{settings.lease_name}-collector-key"
@@ -293,13 +292,13 @@ async def run_operator(settings: Settings, endpoint: ApiServerEndpoint) -> None:
         election, outages = None, Outages()
         if settings.lease_times is not None:
             lease_api = await stack.enter_async_context(
-                ApiServerClient(endpoint, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
+                AsyncKubeClient(endpoint, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
             )
             candidate = LeaseCandidate(settings.identity, settings.lease_times)
             election = LeaderElector(lease_api, settings.namespace, settings.lease_name, candidate)
         fence = Fence(election)
         api = await stack.enter_async_context(
-            ApiServerClient(
+            AsyncKubeClient(
                 endpoint,
                 settings.limits,
                 may_write=lambda: fence() and outages.is_synced(),

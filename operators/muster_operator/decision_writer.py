@@ -28,14 +28,14 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
 from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder, PendingEvent
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
 from muster_operator.pending_reason_events import PENDING, PendingReasonEvents
 from muster_operator.pod_builder.events import event_manifest
 from muster_operator.pod_builder.pods import PodConfig
@@ -97,7 +97,7 @@ class WriteResult:
 class DecisionWriter:
     """Writes to the API server, and updates the cache with acknowledged writes."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     cache: ClusterCache
     dry_runs: DryRuns
     uncertain_writes: UncertainWrites
@@ -237,7 +237,7 @@ class DecisionWriter:
         return await self.write_status(WriteStatus(uid, known.job.status, known.job.metadata.resource_version or ""))
 
     async def write_status(self, write: WriteStatus) -> bool:
-        """Write one status, unless the job changed meanwhile (False). Raises as `ApiServerClient.patch` does."""
+        """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does."""
         known = self.cache.jobs.get(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False

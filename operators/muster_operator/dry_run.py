@@ -23,6 +23,8 @@ from pydantic import ValidationError
 from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import ClusterError, InvalidSpec
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.resources import PODS
 from muster.model import MAX_AMOUNT
 from muster.quantity import format_quantity
 from muster.snapshot import pod_request
@@ -33,8 +35,6 @@ from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.templates import CachedTemplate, trim_pod
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import PODS
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
 from muster_operator.template_reader import PodTemplateReader
@@ -64,7 +64,7 @@ _dry_run_pod = msgspec.json.Decoder(_DryRunPod)
 class DryRuns:
     """Results by namespace and template. `on_result` is called with each new one."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     pod_config: PodConfig
     template_reader: PodTemplateReader
     refresh_s: float = 600.0  # how long a result is fresh for pending jobs

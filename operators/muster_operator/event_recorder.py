@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
-from muster_operator.kube.resources import EVENTS
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.resources import EVENTS
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_PENDING = 20_000
@@ -57,7 +57,7 @@ class PendingEvent:
 class EventRecorder:
     """Queue and sender of Events. `busy`: whether other writes are in progress."""
 
-    def __init__(self, api: ApiServerClient, busy: Callable[[], bool], on_drop: Callable[[], None]) -> None:
+    def __init__(self, api: AsyncKubeClient, busy: Callable[[], bool], on_drop: Callable[[], None]) -> None:
         self._api = api
         self._busy = busy
         self._on_drop = on_drop

@@ -7,12 +7,12 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from muster import spec
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.resources import QUEUES
 from muster.lifecycle import is_finished
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.write_response import written_metadata
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import QUEUES
 from muster_operator.labels import IN_USE
 from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
@@ -38,7 +38,7 @@ def queues_in_use(jobs: JobCache) -> set[str]:
 
 
 async def reconcile_finalizers(
-    api: ApiServerClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter
+    api: AsyncKubeClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter
 ) -> None:
     """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
     for errors that affect all objects."""

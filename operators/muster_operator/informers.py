@@ -6,11 +6,10 @@ import asyncio
 import logging
 from typing import Any
 
-from muster_operator.cache import k8s_types
+from muster.kube import objects, resources
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.reflector import Reflector
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.kube import resources
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.kube.reflector import Reflector
 
 _LOG = logging.getLogger("muster.operator")
 _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
@@ -19,15 +18,15 @@ _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
 class InformerSet:
     """The watches that keep the cache up to date."""
 
-    def __init__(self, api: ApiServerClient, cache: ClusterCache) -> None:
+    def __init__(self, api: AsyncKubeClient, cache: ClusterCache) -> None:
         self._reflectors: list[Reflector[Any]] = [
-            Reflector(api, resources.NODES, k8s_types.V1Node, cache.nodes),
-            Reflector(api, resources.PODS, k8s_types.V1Pod, cache.pods),
-            Reflector(api, resources.NAMESPACES, k8s_types.V1Namespace, cache.namespaces),
-            Reflector(api, resources.PRIORITY_CLASSES, k8s_types.V1PriorityClass, cache.priority_classes),
-            Reflector(api, resources.QUEUES, k8s_types.RawCustomObject, cache.queues),
-            Reflector(api, resources.FLAVORS, k8s_types.RawCustomObject, cache.flavors),
-            Reflector(api, resources.TRAINING_JOBS, k8s_types.RawTrainingJob, cache.jobs, _JOB_PAGE_SIZE),
+            Reflector(api, resources.NODES, objects.V1Node, cache.nodes),
+            Reflector(api, resources.PODS, objects.V1Pod, cache.pods),
+            Reflector(api, resources.NAMESPACES, objects.V1Namespace, cache.namespaces),
+            Reflector(api, resources.PRIORITY_CLASSES, objects.V1PriorityClass, cache.priority_classes),
+            Reflector(api, resources.QUEUES, objects.RawCustomObject, cache.queues),
+            Reflector(api, resources.FLAVORS, objects.RawCustomObject, cache.flavors),
+            Reflector(api, resources.TRAINING_JOBS, objects.RawTrainingJob, cache.jobs, _JOB_PAGE_SIZE),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""

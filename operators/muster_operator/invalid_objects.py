@@ -18,6 +18,9 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import RecordEvent
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_finished, set_condition
 from muster.lifecycle.conditions import ADMITTED, with_condition
 from muster.yaml_input.truncate import decode_truncated
@@ -25,11 +28,8 @@ from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.invalid_job import InvalidJob
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import EventRecorder, PendingEvent
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster_operator.pod_builder.events import event_manifest
 from muster_operator.pod_builder.status_patch import changed_fields, status_patch
 from muster_operator.retry_limiter import RetryLimiter, is_server_wide
@@ -50,7 +50,7 @@ _jobs = msgspec.json.Decoder(_Jobs)
 class InvalidObjectReporter:
     """Writes the reports."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     cache: ClusterCache
     events: EventRecorder
     instance: str

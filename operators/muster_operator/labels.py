@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.kube.objects import ADMITTED_ANNOTATION as ADMITTED
 from muster.spec import JOB_LABEL as JOB
 from muster.spec import ROLE_LABEL as ROLE
 
@@ -9,6 +10,5 @@ __all__ = ["ADMITTED", "ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
 
 INDEX = "muster.dev/index"
 ATTEMPT = "muster.dev/attempt"
-ADMITTED = "muster.dev/admitted"  # annotation of a pod whose creation admits its job
 JOB_UID = "muster.dev/job-uid"  # unlike names never reused: what a Service selects by
 IN_USE = "muster.dev/in-use"  # finalizer of a Queue that unfinished jobs may name

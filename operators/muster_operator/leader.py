@@ -16,6 +16,7 @@ from itertools import islice
 from muster.cluster import ObjectWrites, WritePhase, WriteStatus
 from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
+from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -25,7 +26,6 @@ from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_metrics import JobMetrics
 from muster_operator.json_logs import CYCLE
-from muster_operator.kube.client import Fenced
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.trace_status import TraceStatusTracker
 

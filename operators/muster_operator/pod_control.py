@@ -15,15 +15,15 @@ import msgspec
 
 from muster.cluster import CreatePod, DeletePod, RecordEvent
 from muster.errors import InvalidSpec
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.objects import V1PodMeta
+from muster.kube.resources import PODS, SERVICES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import V1PodMeta
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
-from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
-from muster_operator.kube.resources import PODS, SERVICES
 from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.services import needs_service, service_manifest
@@ -42,7 +42,7 @@ CreateResult: TypeAlias = V1PodMeta | Literal["taken", "refused"]
 class PodControl:
     """Writes pods to the API server, and updates the cache with acknowledged writes."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     cache: ClusterCache
     dry_runs: DryRuns
     uncertain_writes: UncertainWrites

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.resources import POD_GROUPS
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
-from muster_operator.kube.resources import POD_GROUPS
 from muster_operator.pod_builder.pod_groups import pod_group_manifest, pod_group_name
 
 _MAX_ENTRIES = 50_000
@@ -34,7 +34,7 @@ class _ApiResourceList(msgspec.Struct):
 class PodGroups:
     """PodGroups of gangs of more than one pod."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and name of its PodGroup
 
     async def check_served(self) -> None:
@@ -56,7 +56,7 @@ class PodGroups:
 
     async def ensure(self, known: CachedJob) -> None:
         """Create the PodGroup of the present attempt and delete that of the previous one. Raises as
-        `ApiServerClient.post` does."""
+        `AsyncKubeClient.post` does."""
         job = known.job
         attempt = job.status.attempt
         if self._groups.get(known.uid, (None, None))[0] == attempt:

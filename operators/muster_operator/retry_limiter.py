@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiError
+from muster.kube.async_client import ApiError
 
 _LOG = logging.getLogger("muster.operator")
 INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})

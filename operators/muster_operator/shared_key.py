@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
-from muster_operator.kube.resources import SECRETS
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.resources import SECRETS
 
 _KEY = "key"
 _KEY_BYTES = 32
@@ -25,7 +25,7 @@ class _Secret(msgspec.Struct):
 class SharedKey:
     """The key in Secret `name`; `use` is its purpose, for error messages."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     namespace: str
     name: str
     purpose: str

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import V1ObjectMeta
+from muster.kube.resources import TRAINING_JOBS
 from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.cache.k8s_types import V1ObjectMeta
 from muster_operator.cache.templates import TemplateCache
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import TRAINING_JOBS
 
 
 class _Role(msgspec.Struct):
@@ -43,7 +43,7 @@ _jobs = msgspec.json.Decoder(_Jobs)
 class PodTemplateReader:
     """Reads `templates` first, else the API server."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     templates: TemplateCache
     _read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang need the same one at once
 

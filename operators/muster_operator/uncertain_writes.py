@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.errors import ClusterError
+from muster.kube import objects
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster.yaml_input.truncate import decode_truncated
-from muster_operator.cache import k8s_types
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
 from muster_operator.retry_limiter import is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
@@ -30,11 +30,11 @@ _REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then re
 
 
 class _Pods(msgspec.Struct):
-    items: list[k8s_types.V1Pod] = []
+    items: list[objects.V1Pod] = []
 
 
 class _Jobs(msgspec.Struct):
-    items: list[k8s_types.RawTrainingJob] = []
+    items: list[objects.RawTrainingJob] = []
 
 
 _pods = msgspec.json.Decoder(_Pods)
@@ -52,7 +52,7 @@ class _UncertainWrite:
 class UncertainWrites:
     """By path, of TrainingJobs and pods."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     cache: ClusterCache
     clock: Callable[[], float] = time.monotonic
     _unresolved: dict[str, _UncertainWrite] = field(default_factory=dict)

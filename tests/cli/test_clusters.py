@@ -8,7 +8,7 @@ from tests.cli.memory import MemoryClient
 
 from muster.cli.cluster_options import ClusterOptions, hoist_options, resolve_context
 from muster.errors import InvalidSpec
-from muster.kubernetes.config import KubeContext
+from muster.kube.config import KubeContext
 
 
 @pytest.mark.parametrize(

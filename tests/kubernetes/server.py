@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from muster.kube.config import ClientConfig
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes.cluster_client import KubernetesClusterClient
-from muster.kubernetes.config import ClientConfig
-from muster.kubernetes.kube_client import KubeClient
 
 Json = dict[str, Any]
 Fault = Callable[["Handler"], None]

@@ -11,8 +11,8 @@ import yaml
 from tests.kubernetes.server import Server
 
 from muster.errors import ClusterError, NotFound
-from muster.kubernetes.config import ClientConfig, KubeContext, load_config
-from muster.kubernetes.kube_client import KubeClient
+from muster.kube.config import ClientConfig, KubeContext, load_config
+from muster.kube.sync_client import KubeClient
 
 PLAIN = {
     "current-context": "one",

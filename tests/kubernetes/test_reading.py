@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.cluster import NodeView
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
+from muster.kube.sync_client import error_from_response
 from muster.kubernetes.decode import (
     decode,
     decode_flavors,
@@ -22,7 +23,6 @@ from muster.kubernetes.decode import (
     to_manifest,
     to_node_view,
 )
-from muster.kubernetes.kube_client import error_from_response
 from muster.kubernetes.logs import _LogPosition, _split_timestamp
 from muster.model import NodeTaint, Resources
 from muster.spec import Queue, TrainingJob

@@ -15,16 +15,16 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, node_seen, read
 
 from muster.engine import Engine
+from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
+from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.decision_writer import DecisionWriter
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.job_metrics import JobMetrics
-from muster_operator.kube.client import ApiRateLimits, ApiServerClient
-from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.labels import IN_USE
 from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import OperatorMetrics
@@ -78,7 +78,7 @@ class Answers(Protocol):
         """The answer to one request."""
 
 
-Story = Callable[[ApiServerClient], Awaitable[None]]
+Story = Callable[[AsyncKubeClient], Awaitable[None]]
 
 
 async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | None:
@@ -108,7 +108,7 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
     try:
-        async with ApiServerClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
+        async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
             await story(api)
     finally:
         await runner.cleanup()
@@ -117,7 +117,7 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 class OperatorHarness:
     """A leader with its cache: two nodes, a queue, a flavor."""
 
-    def __init__(self, api: ApiServerClient, most_template_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, api: AsyncKubeClient, most_template_bytes: int = MOST_BYTES) -> None:
         self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.cache._clock = lambda: at

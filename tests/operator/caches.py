@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.cache.templates import CachedTemplate
-from muster_operator.kube.reflector import ResourceEventHandler, _object_key
 
 T = TypeVar("T")
 

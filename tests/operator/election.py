@@ -8,10 +8,9 @@ from typing import Any
 from aiohttp import web
 from tests.operator.api_server import Server
 
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.lease import Fence, LeaderElector, LeaseCandidate, LeaseTimes
 from muster_operator.__main__ import Operator
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaderElector, LeaseCandidate, LeaseTimes
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import Settings, parse_flags
 
@@ -69,7 +68,7 @@ def settings() -> Settings:
     return parse_flags(flags)
 
 
-def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector, LeaseCandidate]:
+def operator(api: AsyncKubeClient) -> tuple[Operator, LeaderElector, LeaseCandidate]:
     candidate = LeaseCandidate("me", TIMES)
     election = LeaderElector(api, "ns", "muster-operator", candidate)
     return Operator(settings(), api, Fence(election), OperatorMetrics()), election, candidate

@@ -9,8 +9,8 @@ import msgspec
 
 from muster import spec
 from muster.cluster import CreatePod
+from muster.kube.objects import RawTrainingJob, V1Node, V1Pod
 from muster.lifecycle import pod_name
-from muster_operator.cache.k8s_types import RawTrainingJob, V1Node, V1Pod
 
 T = TypeVar("T")
 

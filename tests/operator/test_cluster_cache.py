@@ -9,9 +9,9 @@ from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
 
 from muster.cluster import ObservedState
+from muster.kube.objects import RawCustomObject, V1Namespace, V1Pod, V1PodSpec, V1ResourceRequirements
 from muster.model import NodeTaint, Resources
 from muster_operator.cache.cached_pod import created_pod, pod_view
-from muster_operator.cache.k8s_types import RawCustomObject, V1Namespace, V1Pod, V1PodSpec, V1ResourceRequirements
 from muster_operator.cache.pod_requests import effective_request
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.operator.caches import new_cache, relist
 from tests.operator.objects import read
 
-from muster_operator.cache.k8s_types import RawCustomObject
+from muster.kube.objects import RawCustomObject
 
 
 def seen_as(name: str, version: int = 1, uid: str = "u", **fields: Any) -> RawCustomObject:

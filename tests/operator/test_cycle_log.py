@@ -11,10 +11,10 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import new_cache
 
 from muster.engine import CycleResult
+from muster.kube.async_client import AsyncKubeClient
 from muster.model import Snapshot, Wait
 from muster_operator.cycle_log import CycleDurations, log_cycle
 from muster_operator.json_logs import CYCLE, JsonFormatter
-from muster_operator.kube.client import ApiServerClient
 
 LOGGER = "muster.operator.cycle"
 
@@ -26,7 +26,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
         await harness.run_cycle()
@@ -53,7 +53,7 @@ def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest
 def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
         await harness.run_cycle()

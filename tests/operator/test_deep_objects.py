@@ -15,12 +15,12 @@ from tests.operator.objects import job_document, job_seen, read
 
 from muster import spec
 from muster.errors import ClusterError
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import PendingEvent
-from muster_operator.kube.client import ApiServerClient
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 
@@ -114,7 +114,7 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
             raise OverflowError("a bug")
         return status
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.writer.mutate_status = tells
         harness.submit("odd", 5)
@@ -132,7 +132,7 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
 
 
 def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         ask = partial(tried, harness, harness.dry_runs)
         with monkeypatch.context() as patched:
@@ -149,7 +149,7 @@ def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatc
 def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.events.enqueue(PendingEvent("team", {"note": "\ud800"}))
         harness.events.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))

@@ -12,9 +12,9 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.kube.client import ApiError, ApiServerClient
 from muster_operator.uncertain_writes import UncertainWrites
 
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
@@ -37,7 +37,7 @@ class Late(Server):
 def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
     server = Late()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         server.seen, _ = new_cache()
         server.seen.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
         server.seen.jobs.on_bookmark(5)
@@ -66,7 +66,7 @@ def test_a_get_restores_no_deleted_pod_but_adds_a_new_one() -> None:
 def test_a_write_answered_with_429_stays_uncertain() -> None:
     server = Server([("PATCH", "status", 401)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         doubts, answers = UncertainWrites(api, new_cache()[0]), iter([ClusterError("no answer")])
 
         async def write() -> bytes:

@@ -6,12 +6,12 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import Knowing, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.kube.client import ApiServerClient
 from muster_operator.labels import IN_USE
 from muster_operator.retry_limiter import RetryLimiter
 
@@ -30,14 +30,14 @@ def fresh(name: str, version: int) -> RawCustomObject:
     return read(RawCustomObject, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
 
 
-async def settle(api: ApiServerClient, seen: ClusterCache, refusals: RetryLimiter | None = None) -> None:
+async def settle(api: AsyncKubeClient, seen: ClusterCache, refusals: RetryLimiter | None = None) -> None:
     await finalizers.reconcile_finalizers(api, seen.queues, seen.jobs, refusals or RetryLimiter())
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         seen, _ = new_cache(Knowing(None))
         seen.queues.on_upsert(leaving())
         seen.jobs.on_upsert(job_seen("waits", 5))
@@ -54,7 +54,7 @@ def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
 def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         seen, _ = new_cache()
         seen.queues.on_upsert(leaving())
         seen.jobs.on_upsert(job_seen("odd", 5, bogus=1))
@@ -73,7 +73,7 @@ def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
 def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         seen, _ = new_cache()
         seen.queues.on_upsert(fresh("a", 3))
         seen.queues.on_upsert(fresh("b", 4))
@@ -91,7 +91,7 @@ def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> 
 def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         seen, _ = new_cache()
         seen.jobs.on_upsert(job_seen("a", 3, bogus=1))
         seen.jobs.on_upsert(job_seen("b", 4, bogus=1))
@@ -111,7 +111,7 @@ def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> Non
 def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
     server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.queues.on_upsert(fresh("odd", 8))
         harness.cache.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
@@ -126,7 +126,7 @@ def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
     """The operator's own write must not hide the edit, which was made before it and delivered after it."""
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         await harness.run_cycle()
         assert f"{QUEUES}/research/status" in server.calls, "whose status is news"

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.api_server import OperatorHarness, Server, admitted, serve
 from tests.operator.objects import pod_seen
 
-from muster_operator.kube.client import ApiServerClient
+from muster.kube.async_client import AsyncKubeClient
 
 OWNER = "uid-llama"
 ENDED_AT = "2026-11-21T10:00:07Z"
@@ -29,7 +29,7 @@ def waits(harness: OperatorHarness, version: int) -> None:
 def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
     server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
         await harness.run_cycle()
@@ -44,7 +44,7 @@ def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
 def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: bool) -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
         await harness.run_cycle()

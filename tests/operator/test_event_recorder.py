@@ -13,9 +13,9 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster_operator import event_recorder
 from muster_operator.event_recorder import EventRecorder, PendingEvent
-from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
 
 
 def letter(name: str, about: str = "", instead: str = "") -> PendingEvent:
@@ -54,7 +54,7 @@ def play(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callab
 
 
 def test_a_newer_event_replaces_the_pending_one() -> None:
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     recorder.enqueue(letter("a admitted", "a Admitted"))
     recorder.enqueue(letter("b admitted", "b Admitted"))
     recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
@@ -66,7 +66,7 @@ def test_a_newer_event_replaces_the_pending_one() -> None:
 
 def test_when_too_many_are_pending_the_oldest_are_dropped_and_counted() -> None:
     dropped: list[int] = []
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(1))
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(1))
     for number in range(20_003):
         recorder.enqueue(letter(str(number), f"{number} Admitted"))
     assert (len(dropped), waiting(recorder)[0], len(recorder.pending())) == (3, "3", 20_000)
@@ -75,7 +75,7 @@ def test_when_too_many_are_pending_the_oldest_are_dropped_and_counted() -> None:
 
 
 def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     for one in (letter("a"), warning("b"), letter("c"), warning("d")):
         recorder.enqueue(one)
     assert waiting(recorder) == ["b", "d", "a", "c"]
@@ -93,7 +93,7 @@ def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
 
 
 def test_every_fourth_event_is_no_warning() -> None:
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     for number in range(9):
         recorder.enqueue(warning(f"w{number}"))
         recorder.enqueue(letter(str(number)))
@@ -103,7 +103,7 @@ def test_every_fourth_event_is_no_warning() -> None:
 def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
         recorder.enqueue(letter(f"told {at}"))
@@ -127,7 +127,7 @@ def test_without_an_answer_events_wait_and_rejected_ones_are_dropped(
                 raise answer
             sent.append(json.loads(body)["name"])
 
-    recorder = EventRecorder(cast(ApiServerClient, Server()), lambda: False, lambda: dropped.append(1))
+    recorder = EventRecorder(cast(AsyncKubeClient, Server()), lambda: False, lambda: dropped.append(1))
     for one in (warning("a"), letter("b"), letter("c")):
         recorder.enqueue(one)
     play(recorder, monkeypatch, rests.append)
@@ -135,7 +135,7 @@ def test_without_an_answer_events_wait_and_rejected_ones_are_dropped(
 
 
 def test_a_warning_made_obsolete_by_a_later_event_is_not_sent() -> None:
-    recorder = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     recorder.enqueue(warning("a admitted", "a Admitted"))
     recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
     assert waiting(recorder) == ["a completed"]
@@ -148,7 +148,7 @@ def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatc
         async def post(self, path: str, body: bytes, *, accept: str) -> None:
             clock[0] += next(takes)
 
-    recorder = EventRecorder(cast(ApiServerClient, Slow()), lambda: False, lambda: None)
+    recorder = EventRecorder(cast(AsyncKubeClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
         recorder.enqueue(letter(str(number)))
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -159,7 +159,7 @@ def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatc
 def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_one() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         for number, (name, end) in enumerate({"good": "Completed", "bad": "Failed"}.items()):
             harness.submit(name, 5 + number)

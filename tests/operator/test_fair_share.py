@@ -9,8 +9,8 @@ import pytest
 from tests.operator.api_server import OperatorHarness, Server, admitted, serve
 from tests.operator.objects import pod_seen, read
 
-from muster_operator.cache.k8s_types import RawCustomObject
-from muster_operator.kube.client import ApiServerClient
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawCustomObject
 from muster_operator.labels import IN_USE
 
 GPU = "nvidia.com/gpu"
@@ -30,7 +30,7 @@ def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> RawCus
 class Counted:
     """A leader with a fake clock, and a job with two GPUs of the queue `research`."""
 
-    def __init__(self, api: ApiServerClient, server: Server) -> None:
+    def __init__(self, api: AsyncKubeClient, server: Server) -> None:
         self.server = server
         self.harness = OperatorHarness(api)
         self.began = self.now = self.harness.cache._clock()
@@ -68,7 +68,7 @@ class Counted:
 def play(story: Callable[[Counted], Any]) -> None:
     server = Server()
 
-    async def told(api: ApiServerClient) -> None:
+    async def told(api: AsyncKubeClient) -> None:
         counted = Counted(api, server)
         await counted.after(0.0)
         await counted.after(70.0)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from aiohttp import web
 
-from muster_operator.kube.client import ApiRateLimits, ApiServerClient, Fenced
-from muster_operator.kube.config import ApiServerEndpoint
+from muster.kube.async_client import ApiRateLimits, AsyncKubeClient, Fenced
+from muster.kube.endpoint import ApiServerEndpoint
 
 
 def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -33,7 +33,7 @@ async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> t
     await site.start()
     endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
     try:
-        async with ApiServerClient(endpoint, ApiRateLimits(), may_write=lambda: next(answers)) as api:
+        async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=lambda: next(answers)) as api:
             for query in params:
                 try:
                     await api.post("/api/v1/pods", b"{}", query)

@@ -13,16 +13,16 @@ from tests.operator.caches import Knowing
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.cluster import RecordEvent
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawTrainingJob, V1Container
 from muster.lifecycle import pod_name
 from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
-from muster_operator.cache.k8s_types import RawTrainingJob, V1Container
 from muster_operator.collectors import heartbeat_poller
 from muster_operator.collectors.heartbeat_client import HeartbeatResponse, HeartbeatTarget, PollResult
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, derive_token
-from muster_operator.kube.client import ApiServerClient
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
 from muster_operator.shared_key import SharedKey
@@ -54,9 +54,9 @@ class PollerHarness:
         self.cache.jobs.on_upsert(seen_job())
         self.pod(address)
         tokens = CollectorTokens(
-            cast(ApiServerClient, None),
+            cast(AsyncKubeClient, None),
             CHOICES,
-            SharedKey(cast(ApiServerClient, None), "muster-system", "key", "a key"),
+            SharedKey(cast(AsyncKubeClient, None), "muster-system", "key", "a key"),
         )
         tokens.key._bytes = KEY  # as if loaded
         self.metrics = OperatorMetrics()

@@ -12,13 +12,13 @@ from tests.operator.caches import Knowing, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
 from muster import spec
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.kube.client import ApiServerClient
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -90,7 +90,7 @@ def test_it_may_be_admitted_again_once_it_is_valid(verdict_is_known: bool) -> No
 def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_once() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         leaving = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": NOW}
         status = admitted()
@@ -142,7 +142,7 @@ def reported_after(
     seen, _ = new_cache()
     before(seen)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         complaints = InvalidObjectReporter(api, seen, OperatorHarness(api).events, "me")
         for _ in range(2):
             await complaints.report()

@@ -9,9 +9,9 @@ from tests.operator.caches import Knowing, new_cache, relist, tell
 from tests.operator.objects import job_document, job_seen, read, template
 
 from muster import spec
+from muster.kube.objects import RawTrainingJob
 from muster.snapshot import pod_request
 from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.dry_run import compare_pod
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from muster.errors import ClusterError
-from muster_operator.kube.config import load_endpoint
+from muster.kube.endpoint import load_endpoint
 
 
 def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **more: Any) -> str:

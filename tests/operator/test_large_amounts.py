@@ -13,8 +13,8 @@ from tests.operator.objects import job_document, node_seen, pod_seen, read
 from muster import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
+from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
 from muster.model import MAX_AMOUNT, Admit, Resources
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
 from muster_operator.cache.pod_requests import effective_request, parse_resources
 from muster_operator.dry_run import compare_pod
 

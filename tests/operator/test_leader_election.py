@@ -12,13 +12,12 @@ from tests.operator.objects import job
 
 from muster import spec
 from muster.engine import Engine
+from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
+from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.lease import Fence, LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
+from muster.kube.resources import PODS
 from muster_operator.__main__ import ComponentExited
 from muster_operator.job_metrics import JobMetrics
-from muster_operator.kube.client import ApiRateLimits, ApiServerClient
-from muster_operator.kube.config import ApiServerEndpoint
-from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
-from muster_operator.kube.resources import PODS
 from muster_operator.leader import LeaderTerm
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
@@ -31,7 +30,7 @@ def test_an_operator_whose_watch_ends_releases_the_lease_and_exits() -> None:
         cluster = Cluster()
         cluster.lists.set()
 
-        async def play(api: ApiServerClient) -> None:
+        async def play(api: AsyncKubeClient) -> None:
             one, _, _ = operator(api)
             running = asyncio.create_task(one.run(asyncio.Event()))
             await until(lambda: one._leader.term is not None)
@@ -53,7 +52,7 @@ def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
     async def story() -> None:
         cluster = Cluster()
 
-        async def play(api: ApiServerClient) -> None:
+        async def play(api: AsyncKubeClient) -> None:
             (one, election, _), stop = operator(api), asyncio.Event()
             running = asyncio.create_task(one.run(stop))
             await until(lambda: cluster.holder == "me" and cluster.calls.count("LIST pods") >= 2)
@@ -79,7 +78,7 @@ def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
 
 def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     now = [0.0]
-    api = ApiServerClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
+    api = AsyncKubeClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
     candidate = LeaseCandidate("me", LeaseTimes())
     election = LeaderElector(api, "ns", "lease", candidate, lambda: now[0])
     fence = Fence(election)
@@ -140,7 +139,7 @@ def test_a_standby_counts_no_jobs() -> None:
 def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
     cluster = Cluster()
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         one, election, candidate = operator(api)
         one._job_metrics._jobs = lambda: [job()]
         if leads:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_operator.kube.lease import Lease, LeaseCandidate, LeaseTimes
-from muster_operator.kube.rate_limit import TokenBucket
+from muster.kube.async_client import TokenBucket
+from muster.kube.lease import Lease, LeaseCandidate, LeaseTimes
 
 TIMES = LeaseTimes(duration_s=15.0, renew_deadline_s=10.0, retry_s=2.0)
 

@@ -12,7 +12,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read, template
 
 from muster import spec
-from muster_operator.cache.k8s_types import RawTrainingJob
+from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.specs import SpecCache
 from muster_operator.pod_builder.collector import NO_COLLECTORS

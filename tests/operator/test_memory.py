@@ -16,13 +16,13 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
+from muster.kube.reflector import Reflector
+from muster.kube.resources import TRAINING_JOBS
 from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.lru_cache import LRUCache
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.kube.reflector import Reflector
-from muster_operator.kube.resources import TRAINING_JOBS
 
 MIB = 2**20
 
@@ -137,7 +137,7 @@ def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() ->
     document = job_document("llama", 5)
     server = Cluster(document)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
@@ -155,7 +155,7 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
     edited["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = "other"
     server = Cluster(edited)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
@@ -193,7 +193,7 @@ def test_a_list_is_delivered_page_by_page() -> None:
 
     seen, _ = new_cache()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen.jobs, page_size=2)
         running = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):

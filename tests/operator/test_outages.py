@@ -9,9 +9,9 @@ from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, serve, serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient, Fenced
-from muster_operator.kube.config import ApiServerEndpoint
-from muster_operator.kube.outages import Outages
+from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient, Fenced
+from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.outages import Outages
 
 
 def test_an_outage_ends_once_all_resources_are_listed() -> None:
@@ -31,11 +31,11 @@ def test_an_outage_ends_once_all_resources_are_listed() -> None:
 
 
 def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> None:
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         with pytest.raises(ApiError):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
         assert api.outages.count == 0
-        async with ApiServerClient(
+        async with AsyncKubeClient(
             ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits(), outages=api.outages
         ) as other:
             with pytest.raises(ClusterError):
@@ -52,14 +52,14 @@ def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> No
 
 
 def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.kube.client._TIMEOUT_S", 0.05)
+    monkeypatch.setattr("muster.kube.async_client._TIMEOUT_S", 0.05)
 
     class Slow:
         async def answer(self, request: web.Request) -> web.StreamResponse:
             await asyncio.sleep(60)
             return web.Response()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         with pytest.raises(ClusterError):
             await api.get("/api/v1/pods")
         assert api.outages.count == 0
@@ -70,7 +70,7 @@ def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
     class Busy:
         calls = 0
-        api: ApiServerClient
+        api: AsyncKubeClient
 
         async def answer(self, request: web.Request) -> web.StreamResponse:
             self.calls += 1
@@ -79,7 +79,7 @@ def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
 
     busy = Busy()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         busy.api = api
         with pytest.raises(Fenced):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
@@ -89,7 +89,7 @@ def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
 
 
 def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         began = api.outages.list_started("trainingjobs")
         harness.leader.wakeup.set()  # cleared at the start of a cycle

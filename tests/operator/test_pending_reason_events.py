@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from tests.operator.api_server import OperatorHarness, Server, serve
 
-from muster_operator.kube.client import ApiServerClient
+from muster.kube.async_client import AsyncKubeClient
 
 
 class Waiting:
     """A job whose reason the test writes, with a fake clock."""
 
-    def __init__(self, api: ApiServerClient) -> None:
+    def __init__(self, api: AsyncKubeClient) -> None:
         self.now = 0.0
         self.harness = OperatorHarness(api)
         self.pending = self.harness.writer.pending_reasons
@@ -38,7 +38,7 @@ class Waiting:
 
 
 def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
-    async def told(api: ApiServerClient) -> None:
+    async def told(api: AsyncKubeClient) -> None:
         await story(Waiting(api))
 
     serve(Server(), told)

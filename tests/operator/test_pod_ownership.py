@@ -9,8 +9,8 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
 
 from muster.cluster import ObservedState, PodView
+from muster.kube.objects import V1Pod
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import V1Pod
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
 
 UID = "uid-llama"

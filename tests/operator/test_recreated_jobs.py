@@ -11,10 +11,10 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import Knowing, new_cache, relist, tell
 from tests.operator.objects import job_document, job_seen, read
 
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.kube.client import ApiServerClient
 
 
 def written(version: int, uid: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Replaced(Server):
 def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
     server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness, ages = OperatorHarness(api), [0.0]
         jobs = harness.cache.jobs
         harness.dry_runs.on_result, harness.dry_runs.clock = jobs.on_dry_run_result, lambda: ages[0]

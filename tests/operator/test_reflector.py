@@ -14,10 +14,10 @@ from aiohttp import web
 from tests.operator.api_server import serving
 
 from muster.errors import ClusterError
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.kube.reflector import Reflector
-from muster_operator.kube.resources import TRAINING_JOBS
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
+from muster.kube.reflector import Reflector
+from muster.kube.resources import TRAINING_JOBS
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 
@@ -97,7 +97,7 @@ def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
     """Reflect until the condition holds. Fails if the reflector ends, or the condition never holds."""
 
     async def main() -> None:
-        async def follow(api: ApiServerClient) -> None:
+        async def follow(api: AsyncKubeClient) -> None:
             reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
@@ -160,7 +160,7 @@ def test_an_event_without_version_causes_a_new_list(line: bytes) -> None:
 def test_an_answer_that_is_no_list_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     server = Server([(1, [b"<html>"]), (2, [b"<html>"]), (7, [plain("a", 3)])])
     seen = Seen()
-    with caplog.at_level(logging.WARNING, "muster.operator"):
+    with caplog.at_level(logging.WARNING, "muster.kube"):
         play(server, seen, lambda: bool(server.asked_from))
     assert seen.jobs == {"a": 3}
     assert any("not a list" in str(vars(record).get("why")) for record in caplog.records)
@@ -183,7 +183,7 @@ def test_watches_that_end_at_once_are_reopened_with_backoff(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server([(7, [])], [b""] * 12)
-    with caplog.at_level(logging.WARNING, "muster.operator"):
+    with caplog.at_level(logging.WARNING, "muster.kube"):
         play(server, Seen(), lambda: len(server.asked_from) == 13)
     assert len(pauses) == 11
     assert 0.05 <= pauses[0] <= 0.1
@@ -212,7 +212,7 @@ def test_an_outage_detected_by_another_request_causes_a_new_list() -> None:
     server, seen = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])]), Seen()
 
     async def main() -> None:
-        async def follow(api: ApiServerClient) -> None:
+        async def follow(api: AsyncKubeClient) -> None:
             reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
@@ -248,7 +248,7 @@ def test_a_request_that_is_always_reset_causes_lists_with_backoff() -> None:
     server, paused_s = Resetting([(7, [])]), 0.0
 
     async def main() -> None:
-        async def follow(api: ApiServerClient) -> None:
+        async def follow(api: AsyncKubeClient) -> None:
             nonlocal paused_s
             running = asyncio.create_task(Reflector(api, TRAINING_JOBS, RawTrainingJob, Seen()).run())
             async with asyncio.timeout(60):

@@ -10,8 +10,8 @@ from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
 
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
 from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
 POD_OF_BAD = r"/pods/bad-"
@@ -24,7 +24,7 @@ POD_OF_BAD = r"/pods/bad-"
 def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[str, str], code: int) -> None:
     server = Server([(*where, code)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         harness.submit("good", 6)
@@ -39,7 +39,7 @@ def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[s
 def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: int) -> None:
     server = Server([("DELETE", POD_OF_BAD, code)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an earlier attempt
@@ -56,7 +56,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
 def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> None:
     server = Server([("POST", POD_OF_BAD, 500)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         told, pauses = [], []
@@ -79,7 +79,7 @@ def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
     """Its capacity may be nominated for another job, which must not use it before the release is written."""
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
         harness.submit("bad", 5, admitted(), cancel=True)
@@ -121,7 +121,7 @@ def test_backoff_grows_to_a_maximum_and_resets() -> None:
 def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None:
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.dry_runs.retry_s = 0.0
         ask = partial(tried, harness, harness.dry_runs)
@@ -135,7 +135,7 @@ def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None
 def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5, admitted())
         await harness.run_cycle()

@@ -21,6 +21,8 @@ from tests.operator.objects import create, job, job_document, node_seen, pod_see
 from muster import spec
 from muster.cluster import ObjectWrites, PodView
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import RawTrainingJob, V1Pod
 from muster.lifecycle import Timeouts, is_admitted, is_evicting, transitions
 from muster.model import RolePlacement
 from muster_operator.cache.admission_signing import (
@@ -30,8 +32,6 @@ from muster_operator.cache.admission_signing import (
     admitted_status,
 )
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawTrainingJob, V1Pod
-from muster_operator.kube.client import ApiError, ApiServerClient
 from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 
@@ -44,7 +44,7 @@ ADMISSION = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 17952552
 ALONE = [{"name": "trainer", "replicas": 1, "template": template()}]
 
 
-def harness_of(api: ApiServerClient, jobs: int = 1) -> OperatorHarness:
+def harness_of(api: AsyncKubeClient, jobs: int = 1) -> OperatorHarness:
     """A leader with the key, and a job of one pod."""
     harness = OperatorHarness(api)
     harness.writer.signer = SEAL
@@ -110,7 +110,7 @@ def view(phase: str = "Running", **fields: Any) -> dict[str, Any]:
 def test_the_pod_is_the_only_write_until_it_is_bound() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
@@ -133,7 +133,7 @@ def test_the_pod_is_the_only_write_until_it_is_bound() -> None:
 def test_one_status_records_admission_and_start() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         await harness.run_cycle()
         (pod,) = harness.cache.observe().pods["uid-llama"]
@@ -159,7 +159,7 @@ def seen_of(server: Server, pod: PodView, **status: Any) -> V1Pod:
 def test_the_status_of_a_larger_gang_is_written_first() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api, jobs=0)
         harness.submit("llama", 5)
         await harness.run_cycle()
@@ -174,7 +174,7 @@ def test_the_status_of_a_larger_gang_is_written_first() -> None:
 def test_without_the_key_the_status_is_written_first() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         harness.writer.signer = None
         await harness.run_cycle()
@@ -187,7 +187,7 @@ def test_without_the_key_the_status_is_written_first() -> None:
 def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api, jobs=0)
         now = harness.cache._clock()
         monkeypatch.setattr("muster_operator.leader.time.time", lambda: now)
@@ -211,7 +211,7 @@ def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.Mo
 def test_the_next_leader_has_the_decided_status() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         await harness.run_cycle()
         known = harness.cache.jobs.get("uid-llama")
@@ -279,7 +279,7 @@ def test_a_newer_status_wins_over_the_record() -> None:
 def test_it_stays_admitted_without_its_pod_and_its_status_precedes_the_next_pod() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         await harness.run_cycle()
         (pod,) = harness.cache.observe().pods["uid-llama"]
@@ -370,7 +370,7 @@ def test_the_next_leader_evicts_an_edited_job() -> None:
 def test_a_job_suspended_in_between_releases_its_capacity_and_resumes_in_a_new_attempt() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         await harness.run_cycle()
         harness.cache.jobs.on_upsert(single_pod_job(server.version + 1, 2, suspend=True))
@@ -398,7 +398,7 @@ def test_a_job_edited_into_an_invalid_one_in_between_keeps_its_capacity() -> Non
 def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: int) -> None:
     server = Server([("POST", r"/pods/llama-trainer", code)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
         harness.submit("good", 9)
@@ -435,7 +435,7 @@ def test_if_another_pod_has_its_name_the_status_is_written_first_after_a_pause()
     """That attempt then fails eventually, and the next one has other names."""
     server = Named()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
         for _ in range(5):
@@ -467,7 +467,7 @@ class Takes(Server):
 def test_if_the_annotation_is_removed_the_status_is_written_first_next_time() -> None:
     server = Takes()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
         await harness.run_cycle()
@@ -486,7 +486,7 @@ def test_after_four_failed_tries_the_status_is_written_first() -> None:
     """Then its start timeout counts."""
     server = Server([("POST", r"/pods/llama-trainer", 503)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         pauses = Clock(harness)
         for _ in range(4):
@@ -504,7 +504,7 @@ def test_after_four_failed_tries_the_status_is_written_first() -> None:
 def test_lagging_statuses_get_half_of_the_budget_in_a_long_burst() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api, jobs=0)
         now = harness.cache._clock()
         for number in range(80):
@@ -534,7 +534,7 @@ class Edits(Server):
 def test_a_pod_whose_job_became_invalid_during_creation_is_deleted() -> None:
     server = Edits()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         server.harness = harness = harness_of(api)
         await harness.run_cycle()
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
@@ -546,7 +546,7 @@ def test_a_pod_whose_job_became_invalid_during_creation_is_deleted() -> None:
 def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() -> None:
     server = Server()
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
         harness.leader.throttle._has_urgent_work = lambda: True  # no deferrable write is made
         for node in ("n1", "n2"):
@@ -569,7 +569,7 @@ def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() 
 def test_rejected_statuses_block_no_other_writes() -> None:
     server = Server([("PATCH", r"/trainingjobs/bad\d+/status", 422)])
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api, jobs=0)
         now = harness.cache._clock()
         for number in range(80):
@@ -661,7 +661,7 @@ def test_a_leader_loads_the_key_first(codes: tuple[int, ...], monkeypatch: pytes
     monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (LONG_S, LONG_S))
     server = Secrets(*codes)
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         (one, _, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
@@ -680,7 +680,7 @@ def test_without_the_key_statuses_are_written_first_after_a_timeout_with_a_log_l
     monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (0.1, 0.6))
     server = Secrets(code)
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         (one, _, _), stop = operator(api), asyncio.Event()
         running, began = asyncio.create_task(one.run(stop)), asyncio.get_running_loop().time()
         await until(lambda: one._leader.term is not None)
@@ -694,7 +694,7 @@ def test_without_the_key_statuses_are_written_first_after_a_timeout_with_a_log_l
 
 
 def test_while_pods_have_records_the_leader_waits_for_the_key() -> None:
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         one, _, _ = operator(api)
         forbidden, nobody = ApiError(403, "Forbidden", ""), ClusterError("no answer")
         assert [one._key_timeout_s(error) for error in (forbidden, ApiError(500, "", ""), nobody)] == [3.0, 60.0, inf]
@@ -709,7 +709,7 @@ def test_a_leader_that_continues_needs_no_new_key() -> None:
     """An API server that has just started may reject it for a moment."""
     server = Secrets(200)
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         (one, election, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
@@ -729,7 +729,7 @@ def test_a_leader_that_continues_needs_no_new_key() -> None:
 def test_losing_the_lease_while_loading_the_key_returns_to_standby() -> None:
     server = Secrets(503)
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         (one, election, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: server.holder == "me" and any("/secrets" in call for call in server.calls))

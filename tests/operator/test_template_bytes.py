@@ -12,13 +12,13 @@ from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster import spec
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster.spec.limits import MAX_ROLES_VALUES
 from muster_operator.cache.admission_signing import AdmissionSigner, PodAdmissionRecord
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.kube.client import ApiServerClient
 
 BOUND = 3000
 Document = dict[str, Any]
@@ -155,7 +155,7 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
     server = Cluster()
     server.jobs = (document("c", 7),)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api, most_template_bytes=BOUND)
         for one in (document("a", 5), document("b", 6), document("c", 7)):
             harness.cache.jobs.on_upsert(read(RawTrainingJob, one))
@@ -182,7 +182,7 @@ def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: byt
     admission = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
     pod.metadata.annotations.admitted = AdmissionSigner(key, "this").sign(admission)
 
-    async def story(api: ApiServerClient) -> None:
+    async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api, most_template_bytes=10)
         relist(harness.cache.jobs, [read(RawTrainingJob, told)], 7)
         assert set(harness.cache.jobs.invalid) == {"team/llama"}

@@ -9,11 +9,10 @@ from aiohttp import web
 from tests.operator.api_server import serve
 from tests.operator.election import TIMES, Cluster, until
 
+from muster.kube.async_client import AsyncKubeClient
+from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster_operator.__main__ import Operator
 from muster_operator.collectors.tokens import derive_token
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaderElector, LeaseCandidate
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
 
@@ -29,7 +28,7 @@ class Keys(Cluster):
         return await super().answer(request)
 
 
-def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector]:
+def operator(api: AsyncKubeClient) -> tuple[Operator, LeaderElector]:
     """An operator that polls collectors continuously."""
     flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
     settings = parse_flags([*flags, "--collector-image", "x", "--heartbeat-interval-seconds", "0.05"])
@@ -41,7 +40,7 @@ def test_a_leader_uses_the_key_that_another_leader_created_meanwhile() -> None:
     cluster = Keys()
     cluster.lists.set()
 
-    async def play(api: ApiServerClient) -> None:
+    async def play(api: AsyncKubeClient) -> None:
         (one, election), stop = operator(api), asyncio.Event()
         tokens = one._writer.pod_control.tokens
         assert tokens is not None

@@ -10,8 +10,8 @@ from tests.operator.caches import Knowing
 from tests.operator.objects import job, job_document, pod_seen, read, template
 
 from muster import spec
+from muster.kube.objects import RawTrainingJob, V1ContainerStatus
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
-from muster_operator.cache.k8s_types import RawTrainingJob, V1ContainerStatus
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.trace_status import TraceStatusTracker

@@ -14,12 +14,12 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, template
 
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.decision_writer import DecisionWriter
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.job_metrics import JobMetrics
-from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
 from muster_operator.leader import Leader
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
@@ -57,11 +57,11 @@ class Server:
         return web.json_response({"code": code, "reason": "AlreadyExists"}, status=code)
 
 
-Story = Callable[[UncertainWrites, ApiServerClient, ClusterCache], Awaitable[None]]
+Story = Callable[[UncertainWrites, AsyncKubeClient, ClusterCache], Awaitable[None]]
 
 
 def play(server: Server, story: Story) -> None:
-    async def told(api: ApiServerClient) -> None:
+    async def told(api: AsyncKubeClient) -> None:
         seen, _ = new_cache()
         await story(UncertainWrites(api, seen, lambda: server.now), api, seen)
 
@@ -80,7 +80,7 @@ def pod_document() -> dict[str, Any]:
 def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decision() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         await uncertain_writes.resolve_all()
@@ -95,7 +95,7 @@ def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decisio
 def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
     server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
         await uncertain_writes.resolve_all()
@@ -110,7 +110,7 @@ def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
 def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
     server = Server(job_document(version=7), code=code)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ApiError):
             await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
         await uncertain_writes.resolve_all()
@@ -123,7 +123,7 @@ def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
 def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
     server = Server(lost=4)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         for _ in range(3):
@@ -139,7 +139,7 @@ def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
 def test_after_the_request_lifetime_the_object_is_only_read() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         server.now = 70.0
@@ -152,7 +152,7 @@ def test_after_the_request_lifetime_the_object_is_only_read() -> None:
 def test_an_obsolete_write_is_only_read() -> None:
     server = Server(lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         seen.jobs.on_upsert(job_seen())
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(
@@ -170,7 +170,7 @@ def test_an_obsolete_write_is_only_read() -> None:
 def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
     server = Server(lost=3)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         metrics, choices = OperatorMetrics(), PodConfig("")
@@ -199,7 +199,7 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
 def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
     server = Server(lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         uncertain_writes.clear()

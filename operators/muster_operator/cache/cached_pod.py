@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from muster.cluster import PodView
+from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
+from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.admission_signing import SignedAdmission, parse_admission
-from muster_operator.cache.k8s_types import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
 from muster_operator.cache.times import parse_rfc3339
-from muster_operator.kube.resources import TRAINING_JOBS
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 

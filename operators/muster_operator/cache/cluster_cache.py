@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from muster import spec
 from muster.cluster import DecodeErrors, ObservedState
+from muster.kube.objects import V1Namespace, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
 from muster_operator.cache import name_index
 from muster_operator.cache.admission_signing import AdmissionSigner, may_admit_by_pod
@@ -17,7 +18,6 @@ from muster_operator.cache.cached_pod import CachedPod, JobKey
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.heartbeats import HeartbeatCache
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.k8s_types import V1Namespace, V1PriorityClass
 from muster_operator.cache.nodes import NodeCache
 from muster_operator.cache.pods import PodCache
 from muster_operator.cache.specs import SpecCache

@@ -14,9 +14,9 @@ import msgspec
 from pydantic import ValidationError
 
 from muster import spec
+from muster.kube.objects import RawCustomObject
 from muster.yaml_input.invalid_objects import invalid_reason, metadata_of, valid_part
 from muster.yaml_input.truncate import decode_truncated
-from muster_operator.cache.k8s_types import RawCustomObject
 from muster_operator.cache.mutation_cache import MutationCache
 
 D = TypeVar("D", bound=spec.Queue | spec.Flavor)

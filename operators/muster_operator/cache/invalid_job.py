@@ -13,9 +13,9 @@ import msgspec
 from pydantic import ValidationError
 
 from muster import spec
+from muster.kube.objects import RawTrainingJob
 from muster.yaml_input.invalid_objects import invalid_reason
 from muster.yaml_input.truncate import decode_truncated
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.specs import SpecTooLarge
 from muster_operator.cache.template_bytes import TooManyBytes
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping
 
 from muster import spec
+from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, was_accepted
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.specs import SpecCache
 
 

@@ -19,13 +19,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from muster import spec
+from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import is_finished
 from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
 from muster_operator.cache.cached_pod import CachedPod, JobKey
 from muster_operator.cache.invalid_job import InvalidJob, invalid_job
 from muster_operator.cache.job_reader import JobReader, read_metadata
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.mutation_cache import MutationCache
 from muster_operator.cache.pod_admissions import PodAdmissions
 from muster_operator.cache.specs import SpecCache

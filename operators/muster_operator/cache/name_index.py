@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from muster_operator.cache.k8s_types import V1Namespace, V1ObjectMeta, V1PriorityClass
+from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster_operator.cache.mutation_cache import MutationCache
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from muster.cluster import NodeView
+from muster.kube import objects
+from muster.kube.objects import V1Node
 from muster.model import NodeTaint, Resources
-from muster_operator.cache import k8s_types
-from muster_operator.cache.k8s_types import V1Node
 from muster_operator.cache.mutation_cache import MutationCache
 from muster_operator.cache.pod_requests import parse_resources
 from muster_operator.cache.times import parse_rfc3339
@@ -117,7 +117,7 @@ def node_view(node: V1Node) -> NodeView:
     )
 
 
-def _taint(taint: k8s_types.V1Taint) -> NodeTaint:
+def _taint(taint: objects.V1Taint) -> NodeTaint:
     return NodeTaint(taint.key, taint.value, cast(Effect, taint.effect))
 
 

@@ -9,10 +9,7 @@ from typing import cast
 import msgspec
 
 from muster import spec
-from muster.model import Resources
-from muster.quantity import clamp_quantity
-from muster.snapshot import pod_request
-from muster_operator.cache.k8s_types import (
+from muster.kube.objects import (
     ResourceList,
     V1Container,
     V1ContainerStatus,
@@ -20,6 +17,9 @@ from muster_operator.cache.k8s_types import (
     V1PodStatus,
     V1ResourceRequirements,
 )
+from muster.model import Resources
+from muster.quantity import clamp_quantity
+from muster.snapshot import pod_request
 from muster_operator.cache.lru_cache import LRUCache
 
 _CACHE = LRUCache[bytes, Resources]()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import replace
 
 from muster.cluster import PodView
+from muster.kube.objects import V1Pod
 from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
-from muster_operator.cache.k8s_types import V1Pod
 from muster_operator.cache.mutation_cache import MutationCache
 from muster_operator.cache.pod_tombstones import PodTombstones
 

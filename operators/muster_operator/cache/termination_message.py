@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from muster.heartbeat import finite_number
-from muster_operator.cache.k8s_types import V1ContainerStatus
+from muster.kube.objects import V1ContainerStatus
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 
 MAX_TRACES = 1_000_000

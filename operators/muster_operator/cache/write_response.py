@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from muster.errors import ClusterError
+from muster.kube.objects import V1PodMeta
 from muster.yaml_input.truncate import decode_truncated
-from muster_operator.cache.k8s_types import V1PodMeta
 
 
 class _WriteResponse(msgspec.Struct):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster import spec
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.resources import SECRETS
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
-from muster_operator.kube.resources import SECRETS
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector, secret_manifest
 from muster_operator.shared_key import SharedKey
 
@@ -32,7 +32,7 @@ def derive_token(key: bytes, uid: str) -> str:
 class CollectorTokens:
     """Tokens of jobs, and their Secrets."""
 
-    api: ApiServerClient
+    api: AsyncKubeClient
     config: CollectorSidecarConfig
     key: SharedKey
     _created: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Secret was created
@@ -53,7 +53,7 @@ class CollectorTokens:
 
     async def ensure(self, known: CachedJob) -> None:
         """Create the job's Secret if any of its pods has a collector: those pods mount it. Raises as
-        `ApiServerClient.post` does."""
+        `AsyncKubeClient.post` does."""
         attempt = known.job.status.attempt
         if self._created.get(known.uid) == attempt or not _has_any_collector(known.job.spec, self.config):
             return

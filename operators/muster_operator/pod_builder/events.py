@@ -7,7 +7,7 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import RecordEvent
-from muster_operator.kube.resources import EVENTS, TRAINING_JOBS, Resource
+from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
 
 CONTROLLER = "muster.dev/operator"
 _MAX_NOTE_BYTES = 1024  # limit of the API server

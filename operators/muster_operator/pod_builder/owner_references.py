@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster import spec
-from muster_operator.kube.resources import TRAINING_JOBS
+from muster.kube.resources import TRAINING_JOBS
 
 
 def owner_reference(job: spec.TrainingJob) -> dict[str, Any]:

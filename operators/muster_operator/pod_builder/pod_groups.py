@@ -9,9 +9,9 @@ import hashlib
 from typing import Any
 
 from muster import spec
+from muster.kube.resources import POD_GROUPS
 from muster.lifecycle.placement import pod_count
 from muster_operator import labels
-from muster_operator.kube.resources import POD_GROUPS
 from muster_operator.pod_builder.owner_references import owner_reference
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from muster.cli.exit_codes import usage_error
 
 if TYPE_CHECKING:
-    from muster.kubernetes.config import KubeContext
+    from muster.kube.config import KubeContext
 
 CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
 LOCAL, KUBERNETES = "local", "kubernetes"
@@ -56,7 +56,7 @@ def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> Kube
     context = options.context or environ.get(CONTEXT_ENV) or None
     if not named and (kind == LOCAL or (kind is None and context is None)):
         return None
-    from muster.kubernetes.config import KubeContext
+    from muster.kube.config import KubeContext
 
     return KubeContext(options.kubeconfig, context)
 

@@ -12,8 +12,8 @@ from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
     from muster.job_list import JobList
+    from muster.kube.config import KubeContext
     from muster.kubernetes.cluster_client import KubernetesClusterClient
-    from muster.kubernetes.config import KubeContext
     from muster.spec import TrainingJob
     from muster.yaml_input import AnyObject
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.kube.config import DEFAULT_NAMESPACE
+from muster.kube.sync_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, JsonObject, KubeClient
 from muster.kubernetes import paths, queries
-from muster.kubernetes.config import DEFAULT_NAMESPACE
 from muster.kubernetes.decode import WRONG_VERSION, decode, decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
-from muster.kubernetes.kube_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, JsonObject, KubeClient
 from muster.kubernetes.preconditions import replaced_conflict, uid_mismatch_as_conflict
 from muster.spec import Flavor, Queue, TrainingJob
 from muster.validation import (

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
+from muster.kube.config import KubeContext, load_config
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes import apply, delete, drain, paths, queries, submit
-from muster.kubernetes.config import KubeContext, load_config
 from muster.kubernetes.decode import heartbeats_from_status, to_event_row
-from muster.kubernetes.kube_client import KubeClient
 from muster.kubernetes.logs import Replica, read_log
 from muster.kubernetes.object_watch import watch_job
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions

@@ -8,9 +8,9 @@ from typing import Any
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
 from muster.job_list import JobList
+from muster.kube.sync_client import MERGE_PATCH, KubeClient
 from muster.kubernetes import paths
 from muster.kubernetes.decode import WRONG_VERSION
-from muster.kubernetes.kube_client import MERGE_PATCH, KubeClient
 from muster.lifecycle import is_finished
 from muster.spec import TrainingJob
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient
 from muster.kubernetes import paths
 from muster.kubernetes.decode import decode, to_unix_seconds
-from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient
 from muster.lifecycle import is_finished, pod_name
 from muster.log_options import LogOptions
 from muster.spec import TrainingJob

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 from muster.errors import ClusterError, NotFound
+from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
 from muster.kubernetes import paths
 from muster.kubernetes.decode import decode
-from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
 from muster.lifecycle import has_terminated
 from muster.spec import TrainingJob
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from muster.errors import Conflict, InvalidSpec, MusterError
-from muster.kubernetes.kube_client import JsonObject
+from muster.kube.sync_client import JsonObject
 
 
 def uid_precondition(uid: str) -> JsonObject:

@@ -16,9 +16,9 @@ from muster import model
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.errors import MusterError, NotFound, Refused
 from muster.job_list import JobList
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes import paths
 from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode_queues, to_node_view
-from muster.kubernetes.kube_client import KubeClient
 from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.snapshot import SnapshotCache, build_snapshot
 from muster.snapshot.jobs import to_gang, to_roles

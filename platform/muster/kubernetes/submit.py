@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
+from muster.kube.config import DEFAULT_NAMESPACE
+from muster.kube.sync_client import DRY_RUN, KubeClient
 from muster.kubernetes import paths, queries
 from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
-from muster.kubernetes.config import DEFAULT_NAMESPACE
 from muster.kubernetes.decode import decode, to_manifest
-from muster.kubernetes.kube_client import DRY_RUN, KubeClient
 from muster.kubernetes.preconditions import is_uid_mismatch, uid_precondition
 from muster.spec import TrainingJob
 

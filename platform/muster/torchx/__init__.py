@@ -25,7 +25,7 @@ def create_local_scheduler(session_name: str, **parameters: object) -> LocalSche
 
 def create_scheduler(session_name: str, **parameters: object) -> KubernetesScheduler:
     """The factory that TorchX looks up as `muster`; used parameters: `muster_kubeconfig` and `muster_context`."""
-    from muster.kubernetes.config import KubeContext
+    from muster.kube.config import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 
     kubeconfig, context = (parameters.get(name) for name in ("muster_kubeconfig", "muster_context"))

@@ -13,8 +13,8 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
 from muster.errors import ClusterError, NotFound, Refused
+from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.kubernetes.cluster_client import KubernetesClusterClient
-from muster.kubernetes.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.spec import TrainingJob
 from muster.torchx.appdef import to_training_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources

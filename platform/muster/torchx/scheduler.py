@@ -25,7 +25,7 @@ from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.env_vars import redact, redact_secrets
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
+from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob, max_job_name_length
 from muster.text.sanitize import sanitize_keep_colors

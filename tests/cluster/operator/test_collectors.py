@@ -12,8 +12,8 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
 
+from muster.kube.config import KubeContext
 from muster.kubernetes.cluster_client import KubernetesClusterClient
-from muster.kubernetes.config import KubeContext
 from muster_operator.collectors.tokens import derive_token
 
 ANSWERS = 'muster_heartbeats_total{outcome="ok"}'

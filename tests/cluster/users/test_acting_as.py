@@ -8,8 +8,8 @@ import yaml
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
-from muster.kubernetes.config import KubeContext, load_config
-from muster.kubernetes.kube_client import KubeClient
+from muster.kube.config import KubeContext, load_config
+from muster.kube.sync_client import KubeClient
 
 ACTING = {
     "as": "zoë",

@@ -9,9 +9,9 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
 from muster.errors import Conflict
+from muster.kube.config import KubeContext, load_config
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes import apply, queries
-from muster.kubernetes.config import KubeContext, load_config
-from muster.kubernetes.kube_client import KubeClient
 from muster.spec import TrainingJob
 
 Write = Callable[[KubeClient, TrainingJob], object]

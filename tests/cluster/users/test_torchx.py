@@ -147,7 +147,7 @@ def test_a_claim_for_the_run_folder_takes_the_place_of_the_empty_one(pool: Pool,
 
 
 def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
-    from muster.kubernetes.config import KubeContext
+    from muster.kube.config import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 
     pool.set_up()

@@ -21,13 +21,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient, V1Status
+from muster.kube.resources import Resource
 from muster.yaml_input.truncate import decode_truncated
-from muster_operator.kube.client import ApiError, ApiServerClient, V1Status
-from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
-_LOG = logging.getLogger("muster.operator")
+_LOG = logging.getLogger("muster.kube")
 _PAGE_SIZE = 500
 _WATCH_TIMEOUT_S = (300, 600)  # range of the server-side timeout of a watch
 _WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks arrive about once a minute; a quieter watch counts as dead
@@ -83,7 +83,7 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        api: ApiServerClient,
+        api: AsyncKubeClient,
         resource: Resource,
         object_type: type[T],
         handler: ResourceEventHandler[T],

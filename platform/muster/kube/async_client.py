@@ -18,9 +18,8 @@ import aiohttp
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.config import ApiServerEndpoint
-from muster_operator.kube.outages import Outages
-from muster_operator.kube.rate_limit import TokenBucket
+from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.outages import Outages
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -71,7 +70,36 @@ CallCounter = Callable[[str, str, str], None]
 """Called for each request: verb, resource, code ("error" if there was no answer)."""
 
 
-class ApiServerClient:
+class TokenBucket:
+    """Client-side rate limit, as in client-go: `per_s` tokens a second, at most `burst` at once.
+
+    Pure: times are seconds of one monotonic clock, and delays are returned.
+    """
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at: float | None = None
+
+    def reserve(self, now: float) -> float:
+        """Take a token; seconds to wait for it (0: available now)."""
+        self._refill(now)
+        self._tokens -= 1.0
+        return max(0.0, -self._tokens / self.per_s)
+
+    def available(self, now: float) -> float:
+        """Tokens left; negative while some are reserved in advance."""
+        self._refill(now)
+        return self._tokens
+
+    def _refill(self, now: float) -> None:
+        elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now if self._at is None else max(now, self._at)
+        self._tokens = min(float(self.burst), self._tokens + elapsed * self.per_s)
+
+
+class AsyncKubeClient:
     """Requests to one API server; an async context manager.
 
     `may_write` is called before every write. A write requested before an outage is not started after it; clients may

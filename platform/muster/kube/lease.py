@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiError, ApiServerClient
-from muster_operator.kube.resources import LEASES
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.resources import LEASES
 
-_LOG = logging.getLogger("muster.operator")
+_LOG = logging.getLogger("muster.kube")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class LeaderElector:
 
     def __init__(
         self,
-        api: ApiServerClient,
+        api: AsyncKubeClient,
         namespace: str,
         name: str,
         candidate: LeaseCandidate,
@@ -232,6 +232,29 @@ class LeaderElector:
             _LOG.warning("leadership lost", extra={"identity": self._candidate.identity})
             self.leading.clear()
             self.lost.set()
+
+
+class Fence:
+    """Whether this operator may write: it holds the Lease, and its state was listed in the present term.
+
+    Both are needed, because a Lease can be lost and acquired again during a decision or a list. An operator that was
+    frozen then and checked the Lease only would write decisions from before another leader's term. Without leader
+    election it may always write.
+    """
+
+    def __init__(self, election: LeaderElector | None) -> None:
+        self.election = election
+        self._term: str | None = None
+
+    def __call__(self) -> bool:
+        """Whether a write may start now."""
+        election = self.election
+        return election is None or (election.may_write() and election.acquired == self._term)
+
+    def enter(self, term: str | None) -> None:
+        """Everything was listed in this term (`LeaderElector.acquired`): decisions from it may be written in no other
+        term."""
+        self._term = term
 
 
 def _now_rfc3339() -> str:

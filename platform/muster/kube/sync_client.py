@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.kubernetes.config import ClientConfig
+from muster.kube.config import ClientConfig
 
 JsonObject = dict[str, Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muster_operator.labels import ADMITTED
-
+ADMITTED_ANNOTATION = "muster.dev/admitted"
+"""The annotation of a pod whose creation admits its job."""
 ResourceList = dict[str, str | int | float]
 
 
@@ -39,7 +39,7 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
 class PodAnnotations(msgspec.Struct):
     """The annotations of a pod that the operator reads."""
 
-    admitted: str = msgspec.field(name=ADMITTED, default="")
+    admitted: str = msgspec.field(name=ADMITTED_ANNOTATION, default="")
 
 
 class V1PodMeta(V1ObjectMeta, rename="camel"):

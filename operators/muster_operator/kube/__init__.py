@@ -1,1 +1,0 @@
-"""Access to the API server: client, list-and-watch, Lease."""
