@@ -79,7 +79,7 @@ class Operator:
         self._informers = InformerSet(api, self._cache)
         self._metrics = metrics
         self._job_metrics = JobMetrics(metrics, self._cache.jobs.visible, time.time)
-        self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.add)
+        self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.inc)
         uncertain_writes = UncertainWrites(api, self._cache)
         self._writer = DecisionWriter(
             api, self._cache, self._dry_runs, uncertain_writes, self._events, pod_config, settings.identity
@@ -91,9 +91,10 @@ class Operator:
         self._leader = Leader(self._cache, self._writer, metrics, self._job_metrics, fence)
         self._heartbeat_poller = self._build_heartbeat_poller(api) if collectors.config.image else None
         self._server = OperatorServer(
-            ServerCallbacks(metrics, self._liveness_error, self._readiness_error, self._positions, self._snapshot)
+            ServerCallbacks(
+                self._exposition, self._liveness_error, self._readiness_error, self._positions, self._snapshot
+            )
         )
-        metrics.before_scrape = self._refresh_metrics
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.
@@ -234,7 +235,7 @@ class Operator:
         )
 
     def _count_failure(self, component: str) -> None:
-        self._metrics.component_failures.add(1.0, (component,))
+        self._metrics.component_failures.labels(component).inc()
 
     def _wake_leader(self) -> None:
         self._leader.wakeup.set()
@@ -268,16 +269,16 @@ class Operator:
         term = self._leader.term
         return None if term is None or term.last_cycle is None else encode_snapshot(term.last_cycle.snapshot)
 
-    def _refresh_metrics(self) -> None:
+    def _exposition(self) -> bytes:
         leads = self._fence()
         if leads:  # otherwise several operators would count the same jobs
             self._job_metrics.refresh()
         else:
             self._job_metrics.reset()
-        self._metrics.leading.replace({(): 1.0 if leads and self._leader.term is not None else 0.0})
-        self._metrics.watch_version.replace(
-            {(name,): float(at) for name, at in self._informers.resource_versions().items()}
-        )
+        self._metrics.leading.set(leads and self._leader.term is not None)
+        for resource, version in self._informers.resource_versions().items():
+            self._metrics.watch_version.labels(resource).set(version)
+        return self._metrics.exposition()
 
 
 def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -41,33 +42,34 @@ class JobMetrics:
         now, queue = self._clock(), before.spec.queue
         if is_admitted(status) and not is_admitted(before.status):
             submitted_at = now if status.submitted_at is None else status.submitted_at
-            self._metrics.wait_s.observe(max(0.0, now - submitted_at), (queue,))
+            self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
             self._metrics.admission_s.observe(max(0.0, now - self.cycle_started_at))
-            self._metrics.admitted.add(1.0, (queue,))
+            self._metrics.admitted.labels(queue).inc()
         self._start_usage(before, status, now)
 
     def refresh(self) -> None:
         """Bring gauges and running counters up to date."""
-        now, depth = self._clock(), dict[tuple[str, ...], float]()
+        now, depth = self._clock(), Counter[tuple[str, str]]()
         before, self._scraped_jobs = self._scraped_jobs, {}
         for job in self._jobs():
             uid, status = job.metadata.uid, job.status
             self._scraped_jobs[uid] = job
-            key = (job.spec.queue, status.phase)
-            depth[key] = depth.get(key, 0.0) + 1.0
+            depth[job.spec.queue, status.phase] += 1
             if before.get(uid) is not job:
                 self._start_usage(job, status, now)
         for uid in tuple(self._running):
             self._accrue_usage(uid, now)
             if uid not in self._scraped_jobs:
                 del self._running[uid]
-        self._metrics.queue_jobs.replace(depth)
+        self._metrics.queue_jobs.clear()
+        for labels, number in depth.items():
+            self._metrics.queue_jobs.labels(*labels).set(number)
 
     def reset(self) -> None:
         """Another operator leads and counts from now on. The counters keep their values."""
         self._scraped_jobs.clear()
         self._running.clear()
-        self._metrics.queue_jobs.replace({})
+        self._metrics.queue_jobs.clear()
 
     def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
         """Start counting the usage in this status."""
@@ -90,5 +92,5 @@ class JobMetrics:
         running = self._running.get(uid)
         if running is not None:
             for cell, amount in running.amounts.items():
-                self._metrics.gpu_s.add(amount * max(0.0, now - running.since), cell)
+                self._metrics.gpu_s.labels(*cell).inc(amount * max(0.0, now - running.since))
             running.since = now

@@ -116,7 +116,7 @@ class Leader:
             return 0.0 if isinstance(outcome.api_error, Fenced) else self._back_off(term, outcome.api_error)
         term.failures, term.refused_cycles = 0, term.refused_cycles + 1 if outcome.refused else 0
         if outcome.conflicts or outcome.refused:
-            self._metrics.conflicts.add(outcome.conflicts)
+            self._metrics.conflicts.inc(outcome.conflicts)
             return min(_MAX_CONFLICT_BACKOFF_S, _CONFLICT_BACKOFF_S * 2.0 ** min(term.refused_cycles, 10))
         if outcome.unwritten:
             return 0.0
@@ -141,7 +141,7 @@ class Leader:
             term.engine.recheck()
             raise Fenced("aborted: the API server was unreachable during the decision")
         decided = time.monotonic()
-        self._metrics.cycles.add()
+        self._metrics.cycles.inc()
         self._metrics.scheduling_s.observe(decided - began)
         term.last_cycle, term.min_interval_s = cycle, min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (decided - began))
         try:

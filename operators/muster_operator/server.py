@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import ListenAddresses
 
 
@@ -17,7 +16,7 @@ from muster_operator.settings import ListenAddresses
 class ServerCallbacks:
     """Sources of the answers. Liveness and readiness errors are "" if there is none."""
 
-    metrics: OperatorMetrics
+    metrics: Callable[[], bytes]  # Prometheus' text format
     liveness_error: Callable[[], str]
     readiness_error: Callable[[], str]
     positions: Callable[[str | None], Iterable[dict[str, Any]]]  # of one namespace, or of all
@@ -67,8 +66,8 @@ class OperatorServer:
         return web.Response(text=error or "ok", status=503 if error else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = self._callbacks.metrics.text()
-        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._callbacks.metrics(), headers=headers)
 
     async def _positions(self, request: web.Request) -> web.Response:
         rows = list(self._callbacks.positions(request.query.get("namespace")))

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Unavailable
 from tests.cluster.controlplane.plane import ControlPlane
@@ -241,10 +242,11 @@ class Running:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         found: dict[tuple[str, str], set[str]] = {}
-        for verb, resource, code in re.findall(
-            r'muster_api_calls_total{verb="(.*?)",resource="(.*?)",code="(.*?)"}', text
-        ):
-            found.setdefault((verb, resource), set()).add(code)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "muster_api_calls_total":
+                    labels = sample.labels
+                    found.setdefault((labels["verb"], labels["resource"]), set()).add(labels["code"])
         return found
 
 

@@ -131,7 +131,7 @@ class OperatorHarness:
         )
         metrics, choices = OperatorMetrics(), PodConfig()
         self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.cache.templates))
-        self.events = EventRecorder(api, lambda: False, metrics.dropped_events.add)
+        self.events = EventRecorder(api, lambda: False, metrics.dropped_events.inc)
         self.writer = DecisionWriter(
             api, self.cache, self.dry_runs, UncertainWrites(api, self.cache), self.events, choices, "me"
         )

@@ -96,7 +96,10 @@ class PollerHarness:
         self.until(lambda: looked > times)
 
     def count(self, outcome: str) -> float:
-        return self.metrics.heartbeats.value((outcome,))
+        return self.sample("muster_heartbeats_total", outcome=outcome)
+
+    def sample(self, metric: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(metric, labels) or 0.0
 
 
 def test_an_answer_is_observed_and_wakes_the_leader_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +127,7 @@ def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monke
     (event,) = poller.pending_events
     assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
-    assert poller.metrics.unreachable_collectors.value() == 1.0
+    assert poller.sample("muster_collectors_unreachable") == 1.0
     world = poller.cache.observe()
     assert world.heartbeats[UID].step_changed_at == world.now
 
@@ -152,7 +155,7 @@ def test_a_failed_poll_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(heartbeat_poller, "poll_all", fails)
     monkeypatch.setattr(heartbeat_poller, "Backoff", lambda: Backoff((0.0, 0.0)))
     poller = PollerHarness("127.0.0.1")
-    poller.until(lambda: poller.metrics.component_failures.value(("collectors",)) >= 3)
+    poller.until(lambda: poller.sample("muster_component_failures_total", component="collectors") >= 3)
 
 
 def test_an_invalid_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +168,4 @@ def test_an_invalid_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(heartbeat_poller, "poll_all", lambda *sweep: [odd, PollResult(asked, answer)])
     poller.until(lambda: poller.woken > 0)
     assert poller.cache.observe().heartbeats[UID].step == 3
-    assert poller.metrics.component_failures.value(("collectors",)) >= 1
+    assert poller.sample("muster_component_failures_total", component="collectors") >= 1

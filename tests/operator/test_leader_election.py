@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 import pytest
@@ -122,17 +123,21 @@ def test_a_standby_counts_no_jobs() -> None:
     status = spec.TrainingJobStatus.model_validate({"conditions": [condition], "placement": [place]})
     running = job().model_copy(update={"status": status})
     metrics = OperatorMetrics()
-    accounts = JobMetrics(metrics, lambda: [running], lambda: now[0])
-    accounts.refresh()
+    job_metrics = JobMetrics(metrics, lambda: [running], lambda: now[0])
+    job_metrics.refresh()
     now[0] = 110.0
-    accounts.refresh()
-    counted = metrics.gpu_s.value(("research", "team", "nvidia.com/gpu"))
-    assert counted == 20.0
-    accounts.reset()
+    job_metrics.refresh()
+    gpu_seconds = partial(
+        metrics.registry.get_sample_value,
+        "muster_gpu_seconds_total",
+        {"queue": "research", "namespace": "team", "resource": "nvidia.com/gpu"},
+    )
+    assert gpu_seconds() == 20.0
+    job_metrics.reset()
     now[0] = 500.0
-    assert "muster_queue_jobs{" not in metrics.text()
-    accounts.refresh()
-    assert metrics.gpu_s.value(("research", "team", "nvidia.com/gpu")) == counted
+    assert b"muster_queue_jobs{" not in metrics.exposition()
+    job_metrics.refresh()
+    assert gpu_seconds() == 20.0
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -146,7 +151,7 @@ def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
             candidate.on_renewed(candidate.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
             one._leader.term = LeaderTerm(Engine())
-        text = one._metrics.text()
-        assert ("muster_queue_jobs{" in text, "\nmuster_leading 1\n" in text) == (leads, leads)
+        text = one._exposition().decode()
+        assert ("muster_queue_jobs{" in text, "\nmuster_leading 1.0\n" in text) == (leads, leads)
 
     serve(cluster, play)

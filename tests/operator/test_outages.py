@@ -101,7 +101,7 @@ def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
                 await asyncio.sleep(0)
             assert harness.leader.wakeup.is_set()
             api.outages.list_completed("trainingjobs", began)
-            while not harness.leader._metrics.cycles.value(()):  # noqa: ASYNC110 - likewise
+            while not harness.leader._metrics.registry.get_sample_value("muster_scheduling_cycles_total"):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
         leading.cancel()
 

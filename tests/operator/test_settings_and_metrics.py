@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from pathlib import Path
+
 import pytest
 from tests.operator.objects import job
 
@@ -9,7 +13,7 @@ from muster import spec
 from muster_operator.finalizers import desired_finalizers
 from muster_operator.job_metrics import JobMetrics
 from muster_operator.labels import IN_USE
-from muster_operator.metrics import Histogram, Metric, OperatorMetrics
+from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
 
 
@@ -19,34 +23,44 @@ def queue(*finalizers: str, leaving: bool = False) -> spec.Queue:
 
 
 def test_a_queue_has_the_finalizer_while_jobs_name_it() -> None:
-    nobody, somebody = frozenset[str](), frozenset({"q"})
-    assert desired_finalizers(queue("other"), nobody) == ["other", IN_USE]
-    assert desired_finalizers(queue(IN_USE), nobody) is None
-    assert desired_finalizers(queue(IN_USE, leaving=True), somebody) is None
-    assert desired_finalizers(queue("other", IN_USE, leaving=True), nobody) == ["other"]
-    assert desired_finalizers(queue("other", leaving=True), nobody) is None
+    unused, used = frozenset[str](), frozenset({"q"})
+    assert desired_finalizers(queue("other"), unused) == ["other", IN_USE]
+    assert desired_finalizers(queue(IN_USE), unused) is None
+    assert desired_finalizers(queue(IN_USE, leaving=True), used) is None
+    assert desired_finalizers(queue("other", IN_USE, leaving=True), unused) == ["other"]
+    assert desired_finalizers(queue("other", leaving=True), unused) is None
+
+
+def test_metrics_have_the_names_types_and_labels_of_their_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in re.findall(r"^\| `(muster_\w+)` \| (\w+) \| (.*?) ?\|", page, re.MULTILINE)
+    }
+    metrics = OperatorMetrics()
+    labels = {one._original_name: one._labelnames for one in vars(metrics).values() if hasattr(one, "_labelnames")}
+    types = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.exposition().decode(), re.MULTILINE)
+    assert {name: (kind, labels[name]) for name, kind in types} == documented
 
 
 def test_metrics_have_the_prometheus_text_format() -> None:
-    calls = Metric("counter", "calls_total", "Calls.", ("verb",))
-    calls.add(1, ('say "hi"\n',))
-    calls.add(1.5, ("GET",))
-    assert list(calls.lines()) == [
-        "# HELP calls_total Calls.",
-        "# TYPE calls_total counter",
-        'calls_total{verb="GET"} 1.5',
-        'calls_total{verb="say \\"hi\\"\\n"} 1',
+    metrics = OperatorMetrics()
+    metrics.count_call("GET", 'say "hi"\n', "200")
+    metrics.admission_s.observe(0.02)
+    lines = metrics.exposition().decode().splitlines()
+    assert lines[:3] == [
+        "# HELP muster_api_calls_total Requests to the API server.",
+        "# TYPE muster_api_calls_total counter",
+        'muster_api_calls_total{code="200",resource="say \\"hi\\"\\n",verb="GET"} 1.0',
     ]
-    waits = Histogram("wait_seconds", "Waits.", (1.0, 10.0))
-    for value in (0.5, 1.0, 3.0, 99.0):
-        waits.observe(value)
-    assert list(waits.lines())[2:] == [
-        'wait_seconds_bucket{le="1"} 2',
-        'wait_seconds_bucket{le="10"} 3',
-        'wait_seconds_bucket{le="+Inf"} 4',
-        "wait_seconds_sum 103.5",
-        "wait_seconds_count 4",
-    ]
+    assert {
+        'muster_admission_seconds_bucket{le="0.01"} 0.0',
+        'muster_admission_seconds_bucket{le="0.025"} 1.0',
+        'muster_admission_seconds_bucket{le="+Inf"} 1.0',
+        "muster_admission_seconds_count 1.0",
+        "muster_admission_seconds_sum 0.02",
+    } <= set(lines)
+    assert not any("_created" in line for line in lines)
 
 
 def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
@@ -60,25 +74,30 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     waiting = job()
     running = waiting.model_copy(update={"status": status})
     metrics, jobs = OperatorMetrics(), [running]
-    accounts = JobMetrics(metrics, lambda: jobs, lambda: now[0])
-    accounts.on_status_written(waiting, status)
+    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: now[0])
+    job_metrics.on_status_written(waiting, status)
     now[0] = 110.0
-    accounts.refresh()
-    cell = ("research", "team", "nvidia.com/gpu")
-    assert metrics.gpu_s.value(cell) == 20.0
-    assert metrics.admitted.value(("research",)) == 1.0
-    assert 'muster_wait_seconds_sum{queue="research"} 60' in metrics.text()
-    assert 'muster_queue_jobs{queue="research",phase="Admitted"} 1' in metrics.text()
+    job_metrics.refresh()
+    gpu_seconds = partial(
+        metrics.registry.get_sample_value,
+        "muster_gpu_seconds_total",
+        {"queue": "research", "namespace": "team", "resource": "nvidia.com/gpu"},
+    )
+    queue_jobs = partial(
+        metrics.registry.get_sample_value, "muster_queue_jobs", {"queue": "research", "phase": "Admitted"}
+    )
+    assert (gpu_seconds(), queue_jobs()) == (20.0, 1.0)
+    assert metrics.registry.get_sample_value("muster_admissions_total", {"queue": "research"}) == 1.0
+    assert metrics.registry.get_sample_value("muster_wait_seconds_sum", {"queue": "research"}) == 60.0
     jobs.clear()
     now[0] = 115.0
-    accounts.refresh()
-    accounts.refresh()
-    assert metrics.gpu_s.value(cell) == 30.0
-    assert 'phase="Admitted"' not in metrics.text()
+    job_metrics.refresh()
+    job_metrics.refresh()
+    assert (gpu_seconds(), queue_jobs()) == (30.0, None)
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "error"),
     [
         (["--lease-duration-seconds", "5"], "--lease-duration-seconds 5 must be above --renew-deadline-seconds 10"),
         (["--qps", "0"], "must be a number above 0; got '0'"),
@@ -87,11 +106,11 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     ],
 )
 def test_an_invalid_flag_is_rejected_with_the_valid_values(
-    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         parse_flags(flags)
-    assert complaint in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 def test_two_operators_on_one_host_have_different_identities() -> None:

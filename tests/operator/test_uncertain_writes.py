@@ -174,7 +174,7 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         metrics, choices = OperatorMetrics(), PodConfig("")
-        outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
+        outbox = EventRecorder(api, lambda: False, metrics.dropped_events.inc)
         writer = DecisionWriter(
             api,
             seen,

@@ -58,7 +58,7 @@ class HeartbeatPoller:
             except Exception:  # a bug that one answer caused: jobs are not polled meanwhile
                 pause_s = pauses.next_s()
                 _LOG.exception("collectors not polled", extra={"again_in_s": pause_s})
-                self.metrics.component_failures.add(1.0, ("collectors",))
+                self.metrics.component_failures.labels("collectors").inc()
             await asyncio.sleep(max(0.05, pause_s, began + self.interval_s - time.monotonic()))
 
     def _prune(self) -> None:
@@ -78,7 +78,7 @@ class HeartbeatPoller:
         polled = {target.uid for target in targets}
         for uid in self._unreachable.keys() - polled:
             self._mark_reachable(uid)
-        self.metrics.unreachable_collectors.replace({(): float(len(self._unreachable))})
+        self.metrics.unreachable_collectors.set(len(self._unreachable))
         if any(changes):
             self.on_change()
 
@@ -109,7 +109,7 @@ class HeartbeatPoller:
             return self._handle(result, now)
         except Exception:  # one bad answer must not affect the others
             _LOG.exception("invalid heartbeat", extra={"pod": result.target.pod})
-            self.metrics.component_failures.add(1.0, ("collectors",))
+            self.metrics.component_failures.labels("collectors").inc()
             return False
 
     def _handle(self, result: PollResult, now: float) -> bool:
@@ -117,10 +117,10 @@ class HeartbeatPoller:
         target, answer = result.target, result.response
         if answer is None:
             if self._is_running(target):
-                self.metrics.heartbeats.add(1.0, ("unreachable",))
+                self.metrics.heartbeats.labels("unreachable").inc()
                 self._mark_unreachable(target, result.error, now)
             return False
-        self.metrics.heartbeats.add(1.0, ("ok",))
+        self.metrics.heartbeats.labels("ok").inc()
         self._mark_reachable(target.uid)
         pod = self.cache.pods.get(target.uid, target.pod)
         if pod is not None and pod.view is not None and 0 < answer.traces <= MAX_TRACES:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 QUICK = ("--lease-duration-seconds", "10", "--renew-deadline-seconds", "7", "--retry-period-seconds", "1")
 """Another operator takes over soon, and none loses its Lease because the machine had something else to do."""
 
@@ -95,16 +97,17 @@ class Operator:
         except OSError:
             return 0, ""
 
-    def metric(self, line: str) -> float:
-        """The value of a metric, written with its labels; 0 if it is not there."""
-        for text in self.get("/metrics")[1].splitlines():
-            if text.startswith(f"{line} "):
-                return float(text.rpartition(" ")[2])
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric with these labels; 0 if there is none."""
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                if (sample.name, sample.labels) == (name, labels):
+                    return sample.value
         return 0.0
 
     def has_seen(self, resource: str) -> int:
         """The resourceVersion up to which it has seen a resource, by its plural name."""
-        return int(self.metric(f'muster_watch_version{{resource="{resource}"}}'))
+        return int(self.metric("muster_watch_version", resource=resource))
 
     @property
     def leads(self) -> bool:

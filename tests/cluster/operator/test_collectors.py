@@ -16,7 +16,6 @@ from muster.kube.config import KubeContext
 from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster_operator.collectors.tokens import derive_token
 
-ANSWERS = 'muster_heartbeats_total{outcome="ok"}'
 KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
 
 
@@ -55,14 +54,17 @@ def test_a_job_that_makes_steps_or_cannot_be_asked_does_not_stall(
     pool.submit("busy", pods=1, stallTimeoutSeconds=10, **steered(any_address()))
     pool.submit("mute", pods=1, stallTimeoutSeconds=10, **steered(any_address()))
     the_pod(pool, "mute")
-    silent = 'muster_heartbeats_total{outcome="unreachable"}'
-    before = operator.metric(silent)
+
+    def unanswered() -> float:
+        return operator.metric("muster_heartbeats_total", outcome="unreachable")
+
+    before = unanswered()
     with collecting(pool, the_pod(pool, "busy"), tmp_path):
 
         def steps() -> bool:
             keep_beating(tmp_path)
             was_asked = pool.status("busy").get("progress", {}).get("attempt") == 0
-            return was_asked and operator.metric(silent) > before + 10 and time.monotonic() > until
+            return was_asked and unanswered() > before + 10 and time.monotonic() > until
 
         until = time.monotonic() + 15.0  # more than what would be a stall
         pool.wait("some time passes", steps)
@@ -116,8 +118,10 @@ def test_who_has_just_written_a_checkpoint_leaves_rather_than_who_started_last(
         pool.submit("urgent", pods=1, gpus=4, priority=10)
         pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("older")[0]["metadata"])
         checkpoint(tmp_path, 200, time.time())
-        asked = operator.metric(ANSWERS)
-        pool.wait("it was asked since", lambda: operator.metric(ANSWERS) >= asked + 2)
+        answered = operator.metric("muster_heartbeats_total", outcome="ok")
+        pool.wait(
+            "it was asked since", lambda: operator.metric("muster_heartbeats_total", outcome="ok") >= answered + 2
+        )
         pool.annotate("older", stop_seconds=0)
         pool.wait_for_phase("urgent", "Running")
         pool.wait("the last news is there", lambda: pool.status("older")["lastCheckpoint"]["step"] == 200)

@@ -274,12 +274,12 @@ def test_after_an_outage_no_pod_is_created_for_a_job_that_is_deleted_before_the_
         pool.submit(name, pods=1)
     pool.wait("they wait for resources", lambda: all(pool.waits_for(name) for name in jobs))
     plane.kill_apiserver()
-    failed = 'muster_api_calls_total{verb="%s",resource="%s",code="error"}'
 
     def backoffs_are_long() -> bool:
         """Of both watches: each has failed often."""
         counts = [
-            [operator.metric(failed % (verb, of)) for verb in ("GET", "WATCH")] for of in ("pods", "trainingjobs")
+            [api_calls(operator, verb, resource, "error") for verb in ("GET", "WATCH")]
+            for resource in ("pods", "trainingjobs")
         ]
         return all(sum(both) >= 8 for both in counts)
 
@@ -291,7 +291,7 @@ def test_after_an_outage_no_pod_is_created_for_a_job_that_is_deleted_before_the_
         pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/{name}", gracePeriodSeconds=0)
     pool.submit("last", pods=1)
     pool.wait_for_phase("last", "Running")
-    assert operator.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 1
+    assert api_calls(operator, "POST", "pods", "201") == 1
 
 
 def foreign(pool: Pool, name: str, node: str, gpus: int) -> str:
@@ -344,7 +344,7 @@ def test_a_frozen_operator_that_wakes_late_writes_nothing(pool: Pool, start: Sta
     pool.wait_for_phase("last", "Running")
     assert not first.leads
     second.wait("the second leads", lambda: second.leads)
-    assert first.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 0
+    assert api_calls(first, "POST", "pods", "201") == 0
     assert {pod["metadata"]["labels"]["muster.dev/attempt"] for pod in pool.pods()} == {"0"}
 
 
@@ -358,8 +358,7 @@ def test_an_operator_that_could_not_renew_in_time_stands_by_and_leads_again(
     )
     pool.submit("before")
     pool.wait_for_phase("before", "Running")
-    lists = 'muster_api_calls_total{verb="GET",resource="pods",code="200"}'
-    listed = operator.metric(lists)
+    listed = api_calls(operator, "GET", "pods", "200")
     for number in range(2):
         losses = operator.log.read_text().count(LOST)
 
@@ -377,8 +376,12 @@ def test_an_operator_that_could_not_renew_in_time_stands_by_and_leads_again(
         operator.wait("it leads again", lambda: operator.leads)
         pool.submit(f"after-{number}")
         pool.wait_for_phase(f"after-{number}", "Running")
-    assert operator.metric(lists) == listed
+    assert api_calls(operator, "GET", "pods", "200") == listed
     assert [record for record in operator.records() if record["level"] == "error"] == []
+
+
+def api_calls(operator: Operator, verb: str, resource: str, code: str) -> float:
+    return operator.metric("muster_api_calls_total", verb=verb, resource=resource, code=code)
 
 
 def said(log: Path, message: str) -> bool:
@@ -400,14 +403,15 @@ def test_what_an_operator_tells_about_itself(pool: Pool, start: Start, tmp_path:
     (path,) = tmp_path.glob("muster-snapshot-*.json")
     assert decode_snapshot(path.read_bytes()).nodes
     queue, space = pool.queue("red"), pool.namespace
-    runs = f'muster_queue_jobs{{queue="{queue}",phase="Running"}}'
-    operator.wait("it knows that its last write was taken", lambda: operator.metric(runs) == 1)
-    assert operator.metric(f'muster_admissions_total{{queue="{queue}"}}') == 1
-    cell = f'muster_gpu_seconds_total{{queue="{queue}",namespace="{space}",resource="nvidia.com/gpu"}}'
-    operator.wait("GPU-seconds count", lambda: operator.metric(cell) > 0)
-    assert operator.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 2
-    patches = operator.metric('muster_api_calls_total{verb="PATCH",resource="trainingjobs/status",code="200"}')
-    assert patches == 2, "admitted, and running"
+    operator.wait(
+        "it knows that its last write was taken",
+        lambda: operator.metric("muster_queue_jobs", queue=queue, phase="Running") == 1,
+    )
+    assert operator.metric("muster_admissions_total", queue=queue) == 1
+    usage = {"queue": queue, "namespace": space, "resource": "nvidia.com/gpu"}
+    operator.wait("GPU-seconds count", lambda: operator.metric("muster_gpu_seconds_total", **usage) > 0)
+    assert api_calls(operator, "POST", "pods", "201") == 2
+    assert api_calls(operator, "PATCH", "trainingjobs/status", "200") == 2, "admitted, and running"
     records: list[dict[str, Any]] = operator.records()
     assert {"time", "level", "message"} <= records[0].keys()
 
