@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
+from muster.backoff import Backoff
 from muster.cluster import ObjectWrites, WritePhase, WriteStatus
 from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
@@ -30,9 +31,7 @@ from muster_operator.metrics import OperatorMetrics
 from muster_operator.trace_status import TraceStatusTracker
 
 _LOG = logging.getLogger("muster.operator")
-_CONFLICT_BACKOFF_S = 0.05  # for the watch to deliver the change
-_FAILURE_BACKOFF_S = (0.2, 15.0)
-_MAX_CONFLICT_BACKOFF_S = 5.0
+_CONFLICT_PAUSE_S = 0.05  # for the watch to deliver the change
 _MAX_IDLE_S = 60.0
 _INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # minimum interval between the starts of cycles, times the time to decide
 _START_WITHIN_S = 2.0  # what is not started by then is decided again on newer state,
@@ -51,8 +50,8 @@ class LeaderTerm:
     engine: Engine
     last_cycle: CycleResult | None = None
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
-    failures: int = 0
-    refused_cycles: int = 0  # consecutive cycles with a rejected status
+    failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
+    refusals: Backoff = field(default_factory=lambda: Backoff(0.1, 5.0))  # of cycles with a rejected status
 
 
 class Leader:
@@ -114,10 +113,14 @@ class Leader:
             return self._back_off(term, error)
         if outcome.api_error is not None:
             return 0.0 if isinstance(outcome.api_error, Fenced) else self._back_off(term, outcome.api_error)
-        term.failures, term.refused_cycles = 0, term.refused_cycles + 1 if outcome.refused else 0
-        if outcome.conflicts or outcome.refused:
+        term.failures.reset()
+        if outcome.conflicts:
             self._metrics.conflicts.inc(outcome.conflicts)
-            return min(_MAX_CONFLICT_BACKOFF_S, _CONFLICT_BACKOFF_S * 2.0 ** min(term.refused_cycles, 10))
+        if outcome.refused:
+            return term.refusals.fail(time.monotonic())
+        term.refusals.reset()
+        if outcome.conflicts:
+            return _CONFLICT_PAUSE_S
         if outcome.unwritten:
             return 0.0
         assert term.last_cycle is not None
@@ -244,9 +247,7 @@ class Leader:
         if not self._writer.api.outages.is_synced():
             _LOG.warning("scheduling cycle aborted", extra={"why": str(error)})
             return 0.0
-        term.failures += 1
-        least, most = _FAILURE_BACKOFF_S
-        pause_s = min(most, least * 2.0 ** min(term.failures - 1, 10))
+        pause_s = term.failures.fail(time.monotonic())
         _LOG.warning("scheduling cycle aborted", extra={"why": str(error), "again_in_s": pause_s})
         self.wakeup.clear()
         return pause_s

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError
 
@@ -19,9 +20,8 @@ INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})
 """Codes that mean that the request is invalid. All others may be transient."""
 
 _SERVER_WIDE_CODES = frozenset({401, 429})
-_MAX_BACKOFF_S = 30.0
-_MIN_BACKOFF_S = 1.0
-_MIN_INVALID_BACKOFF_S = 5.0  # for rejections that a user has to fix
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
+_MIN_INVALID_PAUSE_S = 5.0  # for rejections that a user has to fix
 _MAX_ENTRIES = 50_000
 
 
@@ -32,9 +32,8 @@ def is_server_wide(error: ClusterError) -> bool:
 
 @dataclass(slots=True)
 class _RetryState:
-    failures: int = 0  # consecutive cycles with a rejection
-    backoff_s: float = 0.0
-    until: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S))  # of cycles with a rejection
+    pause_s: float = 0.0
     reported: set[str] = field(default_factory=set)
 
 
@@ -49,11 +48,9 @@ class RetryLimiter:
         """Count a rejection; call once per cycle."""
         if len(self._states) >= _MAX_ENTRIES and key not in self._states:
             self._states.clear()  # costs only shorter pauses
-        streak = self._states.setdefault(key, _RetryState())
-        streak.failures += 1
-        first_s = _MIN_INVALID_BACKOFF_S if invalid else _MIN_BACKOFF_S
-        streak.backoff_s = min(_MAX_BACKOFF_S, first_s * 2.0 ** min(streak.failures - 1, 10))
-        streak.until = self.clock() + streak.backoff_s
+        state = self._states.setdefault(key, _RetryState())
+        state.backoff.min_s = _MIN_INVALID_PAUSE_S if invalid else _MIN_PAUSE_S
+        state.pause_s = state.backoff.fail(self.clock())
 
     def record_write_failure(self, key: str, error: ApiError) -> None:
         """As `record_failure`, logged once."""
@@ -63,35 +60,34 @@ class RetryLimiter:
 
     def may_retry(self, key: str) -> bool:
         """Whether the object has no pause at present."""
-        streak = self._states.get(key)
-        return streak is None or self.clock() >= streak.until
+        state = self._states.get(key)
+        return state is None or self.clock() >= state.backoff.retry_at
 
     def failures(self, key: str) -> int:
         """Consecutive cycles in which it was rejected."""
-        streak = self._states.get(key)
-        return 0 if streak is None else streak.failures
+        state = self._states.get(key)
+        return 0 if state is None else state.backoff.failures
 
     def end_backoffs(self) -> None:
         """End all pauses: the timers for their ends are gone."""
-        for streak in self._states.values():
-            streak.until = 0.0
+        for state in self._states.values():
+            state.backoff.retry_at = float("-inf")
 
     def backoff_s(self, key: str) -> float:
         """Seconds until the next try."""
-        streak = self._states.get(key)
-        return _MIN_BACKOFF_S if streak is None else streak.backoff_s
+        state = self._states.get(key)
+        return _MIN_PAUSE_S if state is None else state.pause_s
 
     def has_repeated(self, key: str) -> bool:
         """Whether it was rejected in more than one cycle."""
-        streak = self._states.get(key)
-        return streak is not None and streak.failures > 1
+        return self.failures(key) > 1
 
     def first_report(self, key: str, reason: str) -> bool:
         """Whether this is the first report of this reason since the rejections began; later calls return False."""
-        streak = self._states.setdefault(key, _RetryState())
-        if reason in streak.reported:
+        state = self._states.setdefault(key, _RetryState())
+        if reason in state.reported:
             return False
-        streak.reported.add(reason)
+        state.reported.add(reason)
         return True
 
     def reset(self, key: str) -> None:

@@ -11,38 +11,24 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from muster.backoff import Backoff
+
 _LOG = logging.getLogger("muster.operator")
-BACKOFF_S = (1.0, 60.0)
-_RESET_AFTER_S = 300.0  # a component that ran for so long starts with the shortest backoff again
 
 
-class Backoff:
-    """Exponential backoff of consecutive failures."""
-
-    def __init__(self, bounds_s: tuple[float, float] = BACKOFF_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._min_s, self._max_s = bounds_s
-        self._clock = clock
-        self._failures = 0
-        self._last_failure_at: float | None = None
-
-    def next_s(self) -> float:
-        """Record a failure; seconds to wait."""
-        now = self._clock()
-        if self._last_failure_at is not None and now - self._last_failure_at > _RESET_AFTER_S:
-            self._failures = 0
-        self._last_failure_at = now
-        self._failures += 1
-        return min(self._max_s, self._min_s * 2.0 ** min(self._failures - 1, 30))
+def component_backoff() -> Backoff:
+    """Between restarts of a component. One that ran for five minutes starts with the shortest pause again."""
+    return Backoff(1.0, 60.0, reset_after_s=300.0)
 
 
 async def supervise(name: str, component: Callable[[], Awaitable[None]], on_failure: Callable[[str], None]) -> None:
     """Run a component until cancelled, with restarts. `on_failure` is called on each failure, after it was logged."""
-    pauses = Backoff()
+    backoff = component_backoff()
     while True:
         try:
             await component()
         except Exception:
-            pause_s = pauses.next_s()
+            pause_s = backoff.fail(time.monotonic())
             _LOG.exception("component failed", extra={"component": name, "again_in_s": pause_s})
             on_failure(name)
             await asyncio.sleep(pause_s)

@@ -248,7 +248,6 @@ def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_supervisor, "_FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER_S", 0.08)
     machine.add("echo ran", index=0)
     machine.add("echo ran", index=1)
     machine.folder(0).path.parent.mkdir(parents=True)

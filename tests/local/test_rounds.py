@@ -113,7 +113,7 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_i
 def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
     parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER_S", 1.0)
+    monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER", 1)
     blocked, free = parts.service.submit(
         [shell_job("blocked", "true", failurePolicy={"maxRestarts": 0}), shell_job("free", "true")], dry_run=False
     )

@@ -117,7 +117,7 @@ def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
         harness.cache.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
         for _ in range(3):
             await harness.run_cycle()
-        assert harness.term.failures == 0
+        assert harness.term.failures.failures == 0
 
     serve(server, story)
 

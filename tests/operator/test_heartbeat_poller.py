@@ -12,6 +12,7 @@ import pytest
 from tests.operator.caches import Knowing
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.backoff import Backoff
 from muster.cluster import RecordEvent
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawTrainingJob, V1Container
@@ -26,7 +27,6 @@ from muster_operator.collectors.tokens import CollectorTokens, derive_token
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
 from muster_operator.shared_key import SharedKey
-from muster_operator.supervisor import Backoff
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)
@@ -153,7 +153,7 @@ def test_a_failed_poll_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -
         raise RecursionError
 
     monkeypatch.setattr(heartbeat_poller, "poll_all", fails)
-    monkeypatch.setattr(heartbeat_poller, "Backoff", lambda: Backoff((0.0, 0.0)))
+    monkeypatch.setattr(heartbeat_poller, "component_backoff", lambda: Backoff(0.0, 0.0))
     poller = PollerHarness("127.0.0.1")
     poller.until(lambda: poller.sample("muster_component_failures_total", component="collectors") >= 3)
 

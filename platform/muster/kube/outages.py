@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_RELIST_BACKOFF_S = (0.2, 15.0)  # before lists, after an outage that follows soon after another
+from muster.backoff import Backoff
+
 _REPEAT_WINDOW_S = 30.0  # after everything was listed
 
 
@@ -31,8 +32,7 @@ class Outages:
         self._clock = clock
         self._in_outage = False  # not everything was listed since the last outage
         self._recovered_at = float("-inf")  # when everything was listed after the last outage
-        self._consecutive = 0  # outages, each soon after the one before
-        self._next_list_at = float("-inf")
+        self._repeats = Backoff(0.2, 15.0)  # outages that follow soon after another
         self.reachable = asyncio.Event()
         """The newest request was answered, with whatever code; set initially."""
         # by resource: the count when its last complete list started; -1 while it is being listed
@@ -71,7 +71,7 @@ class Outages:
 
     def list_delay_s(self) -> float:
         """Seconds to wait before a list: 0 unless outages follow soon after one another."""
-        return max(0.0, self._next_list_at - self._clock())
+        return max(0.0, self._repeats.retry_at - self._clock())
 
     def list_started(self, resource: str) -> int:
         """A list of this resource starts; returns the count for `list_completed`."""
@@ -94,11 +94,12 @@ class Outages:
             self._watches.discard(watch)
 
     def _start_outage(self) -> None:
-        now, (least, most) = self._clock(), _RELIST_BACKOFF_S
+        now = self._clock()
         self._in_outage = True
-        self._consecutive = self._consecutive + 1 if now - self._recovered_at < _REPEAT_WINDOW_S else 0
-        pause_s = min(most, least * 2.0 ** min(self._consecutive - 1, 20)) if self._consecutive else 0.0
-        self._next_list_at = now + pause_s
+        if now - self._recovered_at < _REPEAT_WINDOW_S:
+            self._repeats.fail(now)
+        else:
+            self._repeats.reset()
 
     def _update_synced(self) -> None:
         if all(count == self.count for count in self._listed_counts.values()):

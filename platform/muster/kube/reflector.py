@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from muster.backoff import backoff_s
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, V1Status
 from muster.kube.resources import Resource
@@ -31,7 +32,7 @@ _LOG = logging.getLogger("muster.kube")
 _PAGE_SIZE = 500
 _WATCH_TIMEOUT_S = (300, 600)  # range of the server-side timeout of a watch
 _WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks arrive about once a minute; a quieter watch counts as dead
-_BACKOFF_S = (0.05, 10.0)
+_PAUSES_S = (0.1, 10.0)  # from the second failure in a row
 _NOT_LISTED = -1
 _MIN_WATCH_S = 1.0  # a shorter watch counts as failed, however it ended
 _EVENTS_PER_YIELD = 200  # events handled before the event loop runs other tasks
@@ -146,7 +147,7 @@ class Reflector(Generic[T]):
             if failures in (2, 5) or failures % 20 == 0:  # not every attempt of a long outage
                 _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
             if failures > 1:
-                await self._pause(self._backoff_s(failures - 1))
+                await self._pause(backoff_s(failures - 1, *_PAUSES_S) * self._random.uniform(0.5, 1.0))
 
     async def _pause(self, pause_s: float) -> None:
         """Sleep; while the API server is unreachable, only until it is reachable."""
@@ -158,10 +159,6 @@ class Reflector(Generic[T]):
                 await self._outages.reachable.wait()
         except TimeoutError:
             return
-
-    def _backoff_s(self, failures: int) -> float:
-        least, most = _BACKOFF_S
-        return float(min(most, least * 2.0 ** min(failures, 20)) * self._random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
         """List all objects, page by page, consistently: without a version the server reads from etcd. Each page is

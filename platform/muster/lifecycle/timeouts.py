@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.backoff import backoff_s
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -23,6 +25,4 @@ class Timeouts:
 
     def backoff(self, restarts: int) -> float:
         """Seconds before restart number `restarts` (1 is the first); 0 for none."""
-        if restarts < 1:
-            return 0.0
-        return float(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(restarts - 1, 30)))
+        return backoff_s(restarts, self.backoff_s, self.backoff_max_s)

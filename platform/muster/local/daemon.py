@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from muster.backoff import Backoff
 from muster.cluster import RecordEvent, Write
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
@@ -38,7 +39,6 @@ _LOG = logging.getLogger("muster.local")
 _DEFAULT_IDLE_S = 600.0
 _HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while jobs run
 _MAX_SLEEP_S = 60.0
-_MAX_RETRY_S = 30.0
 _REPORTS_RETRY_S = 30.0
 
 
@@ -55,7 +55,7 @@ class Daemon:
         self._wake_read_fd, self._wake_write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._mode = ""  # "", down (replicas are being stopped) or handover (they keep running)
         self._next_cycle_at: float | None = None
-        self._consecutive_failures = 0
+        self._failures = Backoff(1.0, 30.0)  # of cycles
         self._reports_not_before = 0.0  # monotonic
         self.tracker = RequestTracker(components.service, self.status, self.request_stop)
         self.tracker.on_change = self.wake
@@ -119,15 +119,13 @@ class Daemon:
                 return
             try:
                 self._run_cycle()
-                self._consecutive_failures = 0
+                self._failures.reset()
             except ClusterError as error:
                 _LOG.warning("%s; retrying", error)
-                self._consecutive_failures += 1
-                self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
+                self._next_cycle_at = time.time() + self._failures.fail(time.time())
             except Exception:
                 _LOG.exception("a cycle failed")
-                self._consecutive_failures += 1
-                self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
+                self._next_cycle_at = time.time() + self._failures.fail(time.time())
             if self._can_exit():
                 return
             self._wait()

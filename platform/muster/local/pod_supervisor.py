@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.devices import free_devices
@@ -35,7 +36,7 @@ from muster.local.store import SqliteStore
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # a shim that outlives grace, drain and this is killed
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
-_GIVE_UP_AFTER_S = 4.0  # with this pause before the next try, a pod whose own files are wrong is given up
+_GIVE_UP_AFTER = 3  # failed starts of a pod whose own files are wrong
 _FAST_POLL_S = 0.02
 
 
@@ -54,7 +55,7 @@ class PodSupervisor:
         self._devices = devices  # by node
         self._clock = clock
         self._shims: dict[str, ShimHandle] = {}
-        self._retries: dict[str, tuple[float, float]] = {}  # by pod that did not begin: (not before, next pause)
+        self._retries: dict[str, Backoff] = {}  # by pod that could not be started
         self._unknown_status: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
         self._changed = False
         self._next_sync_at: float | None = None
@@ -224,9 +225,9 @@ class PodSupervisor:
     def _can_start(self, pod: PodRecord, now: float) -> bool:
         if pod.deleting_at is not None or self._stopping_since is not None:
             return False
-        not_before, _ = self._retries.get(pod.name, (0.0, 0.0))
-        if now < not_before:
-            self._schedule_sync(not_before)
+        retry = self._retries.get(pod.name)
+        if retry is not None and now < retry.retry_at:
+            self._schedule_sync(retry.retry_at)
             return False
         return True
 
@@ -250,7 +251,7 @@ class PodSupervisor:
                 self._shims[pod.name] = start_shim(self._host, pod, job)
             except OSError as error:
                 self._retry_later(pod, now, str(error))
-                if self._retries[pod.name][1] > _GIVE_UP_AFTER_S and is_pod_error(error, self._host.home):
+                if self._retries[pod.name].failures >= _GIVE_UP_AFTER and is_pod_error(error, self._host.home):
                     self._fail_pod(record_start_error(pod, str(error), now))
             self._schedule_sync(now + _FAST_POLL_S)
 
@@ -263,9 +264,8 @@ class PodSupervisor:
 
     def _retry_later(self, pod: PodRecord, now: float, message: str) -> None:
         self._event(pod, "ReplicaStartFailed", f"{pod.name} could not be started and will be tried again: {message}")
-        _, pause = self._retries.get(pod.name, (now, _FIRST_RETRY_S))
-        self._retries[pod.name] = (now + pause, min(2 * pause, _MAX_RETRY_S))
-        self._schedule_sync(now + pause)
+        retry = self._retries.setdefault(pod.name, Backoff(_FIRST_RETRY_S, _MAX_RETRY_S))
+        self._schedule_sync(now + retry.fail(now))
 
     def _report_unknown_status(self, pod: PodRecord, now: float, message: str) -> None:
         if self._unknown_status.get(pod.name) != message:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.tracing.manifest import (
     MAX_MANIFEST_BYTES,
@@ -85,7 +86,7 @@ class Collector:
     store: TraceStore | None = None
     remote_manifest_loaded: bool = False  # the entries of this pod's earlier attempts in the store
     waiting: dict[str, WaitingTrace] = field(default_factory=dict)
-    backoff: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
+    backoff: dict[str, Backoff] = field(default_factory=dict)  # by name of a trace that could not be collected
     last_list_error: str = ""  # as logged
 
     def collect_finished(self, now: float, *, respect_backoff: bool = True) -> int:
@@ -96,7 +97,7 @@ class Collector:
         collected = 0
         # Traces that have killed a reader come last, so that they do not delay the others.
         for name in sorted(self.finished_traces(), key=self.claims.read_attempts):
-            if respect_backoff and now < self.backoff.get(name.spool_name, (0.0, 0.0))[0]:
+            if respect_backoff and (retry := self.backoff.get(name.spool_name)) is not None and now < retry.retry_at:
                 continue
             try:
                 if not self.claims.claim(name):
@@ -247,8 +248,7 @@ class Collector:
     def _defer(self, name: TraceName, now: float, error: Exception) -> None:
         file, reason = name.spool_name, f"{type(error).__name__}: {error}"
         previous = self.waiting.get(file)
-        backoff_s = min(max(1.0, 2 * self.backoff.get(file, (0.0, 0.0))[1]), MAX_BACKOFF_S)
-        self.backoff[file] = (now + backoff_s, backoff_s)
+        self.backoff.setdefault(file, Backoff(1.0, MAX_BACKOFF_S)).fail(now)
         if previous is None or previous.reason != reason:
             self.waiting[file] = WaitingTrace(file, reason, previous.since if previous else now)
             log(self.options, f"{file} cannot be collected, retrying: {reason}")
