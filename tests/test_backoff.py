@@ -1,4 +1,4 @@
-"""Pauses after consecutive failures."""
+"""Waiting after consecutive failures."""
 
 from __future__ import annotations
 
