@@ -10,7 +10,7 @@ import yaml
 from tests.local.small import shell_job
 
 from muster.errors import InvalidSpec
-from muster.local.restrictions import check_local_support
+from muster.local.job_checks import check_local_support
 from muster.spec import TrainingJob
 from muster.yaml_input import load_objects, parse_objects
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.local.devices import free_port
+from muster.local.nodes import free_port
 
 from .conftest import Pod
 

@@ -16,7 +16,7 @@ def test_a_report_that_cannot_be_built_leaves_one_line_that_says_why(tmp_path: P
         (tmp_path / "metrics").mkdir()
         (tmp_path / "metrics/rank-0.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
         (tmp_path / "report").write_text("no folder")
-    command = [sys.executable, "-m", "muster.local.build_report", str(tmp_path), "llama", str(os.getpid())]
+    command = [sys.executable, "-m", "muster.local.reports", str(tmp_path), "llama", str(os.getpid())]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()

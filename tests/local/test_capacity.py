@@ -9,8 +9,16 @@ import pytest
 
 from muster.cli.views.daemon_status import node_label_lines
 from muster.errors import InvalidSpec
-from muster.local.capacity import Capacity, cpu_milli, measure_capacity, memory_bytes, visible_gpus
-from muster.local.virtual_nodes import host_node, parse_shape, virtual_nodes
+from muster.local.nodes import (
+    Capacity,
+    cpu_milli,
+    host_node,
+    measure_capacity,
+    memory_bytes,
+    parse_shape,
+    virtual_nodes,
+    visible_gpus,
+)
 
 _SMI = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA H200\n"
 

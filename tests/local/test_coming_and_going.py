@@ -15,13 +15,13 @@ import pytest
 from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
+from muster.local.annotations import annotate_submitter, pass_variables
 from muster.local.client import LocalClient
-from muster.local.connection import DaemonUnavailable, request
 from muster.local.daemon import ALREADY_RUNNING_EXIT_CODE
+from muster.local.daemon_client import DaemonUnavailable, request
+from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironmentStore
 from muster.local.pod_folder import PodFolder
-from muster.local.submission import annotate_submitter, pass_variables
 from muster.log_options import LogOptions
 
 pytestmark = pytest.mark.slow

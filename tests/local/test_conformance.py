@@ -17,14 +17,14 @@ from muster import spec
 from muster.engine import Engine, run_cycle
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster
+from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironmentStore
 from muster.local.launcher import LaunchContext
+from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry
 from muster.local.pod_folder import PodFolder, ShimRunning
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import open_store
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 PATIENCE = 3  # times what a scenario asks for: real processes on a busy machine

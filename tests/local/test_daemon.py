@@ -12,7 +12,7 @@ from tests.local.small import ended, eventually, phase_of, processes_of, shell_j
 from muster import spec
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
 from muster.local.client import LocalClient
-from muster.local.connection import request
+from muster.local.daemon_client import request
 from muster.log_options import LogOptions
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from muster.errors import ClusterError
-from muster.local.devices import free_devices, free_port
+from muster.local.nodes import free_port
+from muster.local.pod_supervisor import free_devices
 from muster.local.records import PodRecord
 
 POD = PodRecord("p", "u", "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("1", "2"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.disk import log_fault, release_space
+from muster.local.home import log_fault, release_space
 
 
 def test_a_folder_that_cannot_be_looked_up_is_a_fault_of_the_logs(

@@ -13,6 +13,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
+from muster.local.annotations import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, annotate_submitter
 from muster.local.client import LocalClient
 from muster.local.environment import (
     PodAllocation,
@@ -21,19 +22,14 @@ from muster.local.environment import (
     command_line,
     daemon_environment,
     expand_references,
+    interpreter_environment,
     omitted_env_vars,
     pod_environment,
     submitted_environment,
 )
 from muster.local.home import open_home
+from muster.local.job_checks import check_local_support
 from muster.local.programs import data_argument, script_argument, unknown_launcher_argument
-from muster.local.restrictions import check_local_support
-from muster.local.submission import (
-    SUBMISSION_ANNOTATION,
-    WORKING_DIRECTORY_ANNOTATION,
-    annotate_submitter,
-    interpreter_environment,
-)
 
 BASE = {"PATH": "/usr/bin:/bin"}
 POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from tests.local.small import ended, eventually, shell_job
 
 from muster.errors import ClusterError
 from muster.local.client import LocalClient
-from muster.local.server import RequestTracker
+from muster.local.control_loop import RequestTracker
 
 
 class Clock:
@@ -24,39 +23,39 @@ class Clock:
         return self.now
 
 
-def desk_at(clock: Callable[[], float]) -> RequestTracker:
-    return RequestTracker(cast(Any, None), dict, lambda mode, force: None, clock)
+def tracker_at(clock: Callable[[], float]) -> RequestTracker:
+    return RequestTracker(lambda: None, clock)
 
 
 def test_before_its_first_request_a_daemon_stays_a_minute_however_short_it_may_idle() -> None:
     clock = Clock()
-    desk = desk_at(clock)
-    assert (desk.close_if_idle(0.0), desk.idle_remaining_s(0.0)) == (False, 60.0)
+    tracker = tracker_at(clock)
+    assert (tracker.close_if_idle(0.0), tracker.idle_remaining_s(0.0)) == (False, 60.0)
     clock.now += 59.9
-    assert not desk.close_if_idle(0.0)
+    assert not tracker.close_if_idle(0.0)
     clock.now += 0.1
-    assert desk.close_if_idle(0.0), "whoever started it is gone"
+    assert tracker.close_if_idle(0.0), "whoever started it is gone"
 
 
 def test_after_a_request_it_stays_as_long_as_it_was_told_and_not_while_it_answers() -> None:
     clock = Clock()
-    desk = desk_at(clock)
-    desk.begin_request()
+    tracker = tracker_at(clock)
+    tracker.begin_request()
     clock.now += 1000.0
-    assert not desk.close_if_idle(5.0)
-    desk.end_request()
-    assert (desk.close_if_idle(5.0), desk.idle_remaining_s(5.0)) == (False, 5.0)
+    assert not tracker.close_if_idle(5.0)
+    tracker.end_request()
+    assert (tracker.close_if_idle(5.0), tracker.idle_remaining_s(5.0)) == (False, 5.0)
     clock.now += 5.0
-    assert desk.close_if_idle(5.0)
-    with pytest.raises(ClusterError, match="the daemon is closing"):
-        desk.begin_request()
+    assert tracker.close_if_idle(5.0)
+    with pytest.raises(ClusterError, match="shutting down"):
+        tracker.begin_request()
 
 
 def test_a_daemon_that_was_told_not_to_idle_ends_as_soon_as_it_has_answered() -> None:
-    desk = desk_at(Clock())
-    desk.begin_request()
-    desk.end_request()
-    assert desk.close_if_idle(0.0)
+    tracker = tracker_at(Clock())
+    tracker.begin_request()
+    tracker.end_request()
+    assert tracker.close_if_idle(0.0)
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from tests.local.small import ended, eventually, shell_job
 from muster import spec
 from muster.errors import InvalidSpec
 from muster.local import shim
+from muster.local.annotations import job_log_limit
 from muster.local.client import LocalClient
-from muster.local.log_limits import job_log_limit
-from muster.local.logs import read_lines, tail_offset
+from muster.local.run_folder import read_lines, tail_offset
 from muster.log_options import LogOptions
 
 MI = 2**20

@@ -12,15 +12,14 @@ from muster import spec
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.transitions import finish
-from muster.local import disk
-from muster.local.defaults import ensure_default_objects
+from muster.local import home as home_module
+from muster.local.annotations import LOG_LIMIT_ANNOTATION, annotate_submitter
+from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironmentStore
-from muster.local.log_limits import LOG_LIMIT_ANNOTATION
+from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry
 from muster.local.store import SqliteStore, open_store
-from muster.local.submission import annotate_submitter
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
+from muster.local.wiring import ensure_default_objects
 from muster.yaml_input import AnyObject
 
 
@@ -82,13 +81,13 @@ def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
 ) -> None:
     submitted(objects, "before")
     queue = spec.Queue(metadata=spec.ObjectMeta(name="new"), spec=spec.QueueSpec())
-    monkeypatch.setattr(disk, "_free_bytes", lambda folder: 2**20 - 1)
+    monkeypatch.setattr(home_module, "_free_bytes", lambda folder: 2**20 - 1)
     for add in (lambda: submitted(objects, "late"), lambda: objects.apply([queue])):
         with pytest.raises(ClusterError) as refused:
             add()
         assert refused.value.reason == "StoreUnwritable"
     assert (len(store.jobs), "new" in store.queues) == (1, False)
-    monkeypatch.setattr(disk, "_free_bytes", lambda folder: 2**20)
+    monkeypatch.setattr(home_module, "_free_bytes", lambda folder: 2**20)
     submitted(objects, "late")
     objects.apply([queue])
     assert (len(store.jobs), "new" in store.queues) == (2, True)

@@ -10,13 +10,9 @@ import pytest
 from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
+from muster.local.annotations import OVERSUBSCRIBE_ANNOTATION, allow_oversubscription
 from muster.local.client import LocalClient
-from muster.local.oversubscription import (
-    OVERSUBSCRIBE_ANNOTATION,
-    allow_oversubscription,
-    check_processes,
-    processes_per_pod,
-)
+from muster.local.programs import check_processes, processes_per_pod
 from muster.model import Resources
 
 LAUNCH = ["python", "-m", "muster_components.launch"]

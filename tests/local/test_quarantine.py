@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.cluster import NodeView
-from muster.local.quarantine import QUARANTINE_S, Quarantine, with_unmanaged_usage
+from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.records import PodRecord
 from muster.model import Resources
 

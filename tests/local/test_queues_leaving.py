@@ -13,8 +13,9 @@ from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE
 from muster.lifecycle.transitions import finish
+from muster.local.control_loop import DaemonComponents
 from muster.local.home import open_home
-from muster.local.wiring import DaemonComponents, assemble
+from muster.local.wiring import assemble
 
 
 def a_queue(name: str, parent: str | None = None) -> spec.Queue:

@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 from muster import model, spec
-from muster.local.heartbeats import HeartbeatReader, rank_heartbeats
-from muster.local.logs import TAIL_BYTES, byte_range, read_lines, tail, tail_offset
 from muster.local.pod_folder import PodFolder
+from muster.local.run_folder import (
+    TAIL_BYTES,
+    HeartbeatReader,
+    byte_range,
+    rank_heartbeats,
+    read_lines,
+    tail,
+    tail_offset,
+)
 from muster.tables import queue_rows
 
 NOW = 1000.0
@@ -73,7 +80,7 @@ def test_the_last_lines_are_those_at_the_end_of_all(
     log = tmp_path / "log"
     log.write_bytes(b"left out\n" + text + b"left out")
     begin, end = len(b"left out\n"), len(b"left out\n") + len(text)
-    monkeypatch.setattr("muster.local.logs._BLOCK_BYTES", block)
+    monkeypatch.setattr("muster.local.run_folder._BLOCK_BYTES", block)
     everything = list(read_lines(log, begin, end, None))
     for count in range(len(everything) + 2):
         last = list(read_lines(log, tail_offset(log, begin, end, count), end, None))

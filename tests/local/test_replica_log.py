@@ -9,7 +9,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import NotFound
-from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
+from muster.local.run_folder import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
 
 
 def job(attempt: int, phase: str) -> spec.TrainingJob:

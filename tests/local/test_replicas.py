@@ -17,12 +17,11 @@ from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
 from muster.local import launcher, pod_supervisor, shim
-from muster.local.exit_status import is_pod_error
 from muster.local.home import Home, open_home
 from muster.local.launcher import LaunchContext
 from muster.local.pod_folder import PodFolder, ShimNotStarted
 from muster.local.pod_supervisor import PodSupervisor
-from muster.local.records import PodRecord
+from muster.local.records import PodRecord, is_pod_error
 from muster.local.store import SqliteStore, open_store
 
 UID = "0123456789abcdef"

@@ -12,9 +12,9 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.lifecycle import transitions
-from muster.local.daemon import Daemon
+from muster.local.control_loop import ControlLoop, DaemonComponents
 from muster.local.home import Home, open_home
-from muster.local.wiring import DaemonComponents, assemble
+from muster.local.wiring import assemble
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def add_ended(parts: DaemonComponents, name: str) -> spec.TrainingJob:
 
 def one_round(home: Home, parts: DaemonComponents) -> None:
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT)
-    Daemon(home, parts, 60.0, lock)._run_cycle()
+    ControlLoop(home, parts, 60.0, lock)._run_cycle()
     os.close(lock)
 
 

@@ -15,10 +15,10 @@ from muster import spec
 from muster.cluster import ObservedState
 from muster.engine import CycleResult
 from muster.local import pod_supervisor, shim
-from muster.local.daemon import Daemon
+from muster.local.cluster import QUARANTINE_S
+from muster.local.control_loop import ControlLoop, DaemonComponents
 from muster.local.home import Home, open_home
-from muster.local.quarantine import QUARANTINE_S
-from muster.local.wiring import DaemonComponents, assemble
+from muster.local.wiring import assemble
 from muster.yaml_input import AnyObject
 
 
@@ -36,14 +36,14 @@ def parts(opened: Home) -> Iterator[DaemonComponents]:
 
 
 @pytest.fixture
-def daemon(opened: Home, parts: DaemonComponents) -> Iterator[Daemon]:
+def daemon(opened: Home, parts: DaemonComponents) -> Iterator[ControlLoop]:
     lock = os.open(opened.lock, os.O_RDWR | os.O_CREAT)
-    yield Daemon(opened, parts, 60.0, lock)
+    yield ControlLoop(opened, parts, 60.0, lock)
     os.close(lock)
 
 
 def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once(
-    parts: DaemonComponents, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, daemon: ControlLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = shell_job("short", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")})
     uid = parts.service.submit([short], dry_run=False)[0].metadata.uid
@@ -90,7 +90,7 @@ def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(pa
 
 
 def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_it_has_ended(
-    parts: DaemonComponents, daemon: Daemon
+    parts: DaemonComponents, daemon: ControlLoop
 ) -> None:
     say = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
     save = f"trap {shlex.quote(say)} TERM; touch up; while :; do sleep 0.1; done"
@@ -111,7 +111,7 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_i
 
 
 def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
-    parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER", 1)
     blocked, free = parts.service.submit(
@@ -133,7 +133,7 @@ def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_r
 
 
 def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_the_others_go_on(
-    parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sick, other = parts.service.submit(
         [shell_job("sick", "sleep 600", gpus=5), shell_job("other", "sleep 600", gpus=5)], dry_run=False

@@ -8,8 +8,8 @@ import pytest
 
 from muster.errors import DaemonError
 from muster.local.daemon import idle_seconds
+from muster.local.daemon_client import start_daemon
 from muster.local.home import open_home
-from muster.local.start import start_daemon
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf"])
@@ -41,7 +41,7 @@ def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) ->
     opened.stopped_marker.mkdir()  # cannot be unlinked
     with pytest.raises(DaemonError, match=r"cannot start: IsADirectoryError: .*; see daemon\.log") as failure:
         start_daemon(opened)
-    assert failure.value.reason == "CannotStart"
+    assert failure.value.reason == "StartFailed"
     assert "IsADirectoryError" in opened.log.read_text()
 
 
@@ -52,8 +52,8 @@ def test_a_daemon_that_neither_answers_nor_detaches_is_told_as_what_it_said(
     program = home.parent / "wedged"
     program.write_text("#!/bin/sh\necho 'the disk hangs' >&2\nwhile :; do sleep 1; done\n")
     program.chmod(0o700)
-    monkeypatch.setattr("muster.local.start.sys.executable", str(program))
-    monkeypatch.setattr("muster.local.start._START_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("muster.local.daemon_client.sys.executable", str(program))
+    monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 5.0)
     with pytest.raises(DaemonError, match="the disk hangs") as refused:
         start_daemon(open_home(home))
-    assert refused.value.reason == "CannotStart"
+    assert refused.value.reason == "StartFailed"

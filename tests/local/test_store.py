@@ -12,10 +12,10 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.errors import ClusterError
 from muster.local import store
-from muster.local.defaults import ensure_default_objects
+from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.records import EventRecord, PodRecord
 from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
+from muster.local.wiring import ensure_default_objects
 from muster.model import Resources
 from muster.snapshot import pod_request
 

@@ -21,7 +21,7 @@ from tests.local.small import eventually
 from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 
 from muster.heartbeat_auth import MAX_REQUEST_AGE_S, HeartbeatSigner
-from muster.local.devices import free_port
+from muster.local.nodes import free_port
 from muster.tracing import heartbeat_server
 from muster.tracing.collector import main
 from muster.tracing.heartbeat_server import (

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.trainer.forked import Rank
 
-from muster.local.devices import free_port
+from muster.local.nodes import free_port
 
 TRAINER = "muster_components.trainer"
 TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")

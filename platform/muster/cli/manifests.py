@@ -14,8 +14,7 @@ from muster.cli.cluster_options import selected_context
 from muster.cli.output import print_note
 from muster.env_vars import is_secret_name, parse_env_options
 from muster.errors import InvalidSpec, Refused
-from muster.local.oversubscription import allow_oversubscription
-from muster.local.submission import pass_variables
+from muster.local.annotations import allow_oversubscription, pass_variables
 from muster.spec import TrainingJob
 from muster.text.humanize import parse_duration, parse_step_range
 from muster.yaml_input import AnyObject, ParsedObject, parse_objects

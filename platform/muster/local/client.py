@@ -17,17 +17,25 @@ from urllib.parse import quote, urlencode
 from muster.errors import NotFound, Refused
 from muster.job_list import JobList
 from muster.lifecycle import has_terminated
-from muster.local.connection import DaemonUnavailable
-from muster.local.daemon_client import DaemonClient
-from muster.local.environment import omitted_env_vars
-from muster.local.heartbeats import rank_heartbeats
+from muster.local import API_VERSION
+from muster.local.annotations import annotate_submitter, passed_variables
+from muster.local.daemon_client import DaemonClient, DaemonUnavailable
+from muster.local.environment import omitted_env_vars, submitter_environment
 from muster.local.home import Home, home_path, open_home
-from muster.local.logs import byte_range, log_path, read_lines, tail_offset
+from muster.local.nodes import HOST_SHAPE, parse_shape
 from muster.local.pod_folder import PodFolder
-from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
-from muster.local.submission import annotate_submitter, passed_variables, submitter_environment
-from muster.local.version import API_VERSION
-from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
+from muster.local.run_folder import (
+    byte_range,
+    check_attempt,
+    check_replica,
+    is_complete,
+    log_path,
+    newest_attempt,
+    newest_log_attempts,
+    rank_heartbeats,
+    read_lines,
+    tail_offset,
+)
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import Flavor, TrainingJob
 from muster.text.suggest import did_you_mean

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from muster import spec
@@ -34,17 +34,50 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.capacity import GPU
-from muster.local.devices import free_port
-from muster.local.heartbeats import HeartbeatReader
 from muster.local.home import Home
+from muster.local.job_checks import namespace_labels
+from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
-from muster.local.quarantine import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.records import EventRecord, PodRecord
+from muster.local.run_folder import HeartbeatReader
 from muster.local.store import SqliteStore
+from muster.model import Resources
 from muster.snapshot import pod_request
 
 _LOG = logging.getLogger("muster.local")
+QUARANTINE_S = 60.0
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """Jobs of which a status cannot be written, and until when they are left out of the cycles.
+
+    A cycle is one transaction, and the next one decides the same again: a single job whose status the database rejects
+    would otherwise stop the scheduling of all jobs. Its pods keep their resources meanwhile. Times are Unix seconds.
+    """
+
+    _until: dict[str, float] = field(default_factory=dict)  # by job uid
+
+    def add(self, uid: str, now: float) -> None:
+        """Leave this job out for `QUARANTINE_S`."""
+        self._until[uid] = now + QUARANTINE_S
+
+    def active(self, now: float) -> frozenset[str]:
+        """The uids of the jobs that are left out now."""
+        self._until = {uid: until for uid, until in self._until.items() if now < until}
+        return frozenset(self._until)
+
+
+def with_unmanaged_usage(nodes: tuple[NodeView, ...], pods: Iterable[PodRecord]) -> tuple[NodeView, ...]:
+    """The nodes with the requests of these pods, unless they have ended, as unmanaged usage."""
+    used: dict[str, Resources] = {}
+    for pod in pods:
+        if not pod.finished:
+            used[pod.node] = used.get(pod.node, Resources()).plus(pod.request)
+    return tuple(
+        replace(node, unmanaged_usage=node.unmanaged_usage.plus(used[node.name])) if node.name in used else node
+        for node in nodes
+    )
 
 
 @dataclass(slots=True)
@@ -143,7 +176,7 @@ class LocalCluster:
             self._namespaces = {name: namespace_labels(name) for name in sorted(names)}
         return self._namespaces
 
-    # ---- what the engine wants
+    # ---- writes
 
     def apply(self, writes: Sequence[Write]) -> None:
         """Carry out the writes in order, up to one that is refused. Raises `Conflict`, or `ClusterError` when the
@@ -274,8 +307,3 @@ class LocalCluster:
         for uid in uids:
             if uid not in self._store.jobs:
                 shutil.rmtree(self._home.job_pods_dir(uid), ignore_errors=True)
-
-
-def namespace_labels(name: str) -> dict[str, str]:
-    """The label that Kubernetes sets on every namespace; on this host the only one."""
-    return {"kubernetes.io/metadata.name": name}

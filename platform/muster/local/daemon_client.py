@@ -1,20 +1,167 @@
-"""Requests to the daemon of a home, which starts it if needed and replaces one with an incompatible API version."""
+"""Requests to the daemon of a home, and the start of a daemon that is not running or has an incompatible API version.
+
+The daemon is started in the background, without the client's secrets. If two clients start one at the same time, the
+second daemon finds the home locked and its client uses the first.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-from muster.errors import DaemonError, Refused
-from muster.local.connection import DaemonUnavailable, request
+from muster import errors
+from muster.errors import DaemonError, MusterError, Refused
+from muster.local import API_VERSION, version
+from muster.local.environment import daemon_environment
 from muster.local.home import Home
-from muster.local.start import start_daemon
-from muster.local.version import API_VERSION, version
-from muster.local.virtual_nodes import HOST_SHAPE
+from muster.local.nodes import HOST_SHAPE
 
+_START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
-_STARTUP_TIMEOUT_S = 60.0  # for a daemon to come up
 _MAX_DISCONNECTS = 5  # lost connections after which a request fails
+_LOG_LINES = 15  # of the daemon's log, in the error of a daemon that did not start
+_START_FAILED = "StartFailed"
+_ERROR_TYPES = {
+    kind.__name__: kind
+    for kind in (errors.InvalidSpec, errors.Refused, errors.NotFound, errors.Conflict, errors.ClusterError,
+                 errors.DaemonError, errors.MusterError)
+}  # fmt: skip
+
+
+class DaemonUnavailable(DaemonError):
+    """No daemon listens, or it is shutting down. The request was not processed and can be retried."""
+
+    reason = "NotRunning"
+
+
+def request(path: Path, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
+    """The decoded response. Raises the daemon's error, `DaemonUnavailable`, or `DaemonError` if the connection
+    breaks."""
+    connection = _UnixHTTPConnection(path, timeout_s)
+    try:
+        try:
+            connection.connect()
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise DaemonUnavailable(f"no daemon is running at {path}", reason="NotRunning") from error
+        headers = {"Content-Type": "application/json", "Host": "localhost"}
+        connection.request(method, url, None if body is None else json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except TimeoutError as error:
+        raise DaemonError(
+            f"the daemon did not answer within {timeout_s:g} s ({method} {url})", reason="Timeout"
+        ) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
+            raise DaemonUnavailable(f"the daemon at {path} was killed", reason="NotRunning") from error
+        message = f"the connection to the daemon was lost ({method} {url}): {error!r}"
+        raise DaemonError(message, reason="ConnectionLost") from error
+    finally:
+        connection.close()
+    if response.status >= 400:
+        raise _error_from_response(answer.get("error", {}))
+    return answer
+
+
+def _error_from_response(body: dict[str, str]) -> MusterError:
+    message, reason = body.get("message", "the daemon refused the request"), body.get("reason", "Error")
+    if reason == "ShuttingDown":
+        return DaemonUnavailable(message, reason="NotRunning")
+    kind = _ERROR_TYPES.get(body.get("type", ""), MusterError)
+    error = kind(message, field=body.get("field", ""), reason=reason)
+    error.job = body.get("job", "")
+    return error
+
+
+class _UnixHTTPConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = None) -> None:
+    """Start a daemon and wait until it, or another one that has the lock, answers. Raises `DaemonError` with the
+    daemon's reason, or StartFailed."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "muster.local.daemon", "--detach", "--home", str(home.path)]
+    command += ["--ready-fd", str(write_end)]
+    command += ["--nodes", nodes] if nodes is not None else []
+    command += ["--idle-seconds", str(idle_s)] if idle_s is not None else []
+    log_before = _size(home.log)
+    with os.fdopen(read_end, "rb", buffering=0) as ready_pipe:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(write_end,),
+                env=daemon_environment(os.environ, str(Path(sys.executable).parent)),
+            )
+        except OSError as error:
+            raise DaemonError(f"the daemon cannot be started: {error}", reason=_START_FAILED) from error
+        finally:
+            os.close(write_end)
+        answer = _read_ready_line(ready_pipe)
+        try:
+            _, stderr = child.communicate(timeout=_START_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:  # it did not detach
+            stderr = error.stderr or b""
+            child.stderr.close()  # type: ignore[union-attr]
+    if answer == "ok" or answer.startswith("AlreadyRunning:"):
+        return
+    reason, _, message = answer.partition(": ")
+    if message:
+        raise DaemonError(message, reason=reason)
+    output = stderr.decode(errors="replace").strip() or _log_tail(home, log_before)
+    raise DaemonError(f"the daemon did not start; its output:\n{output or '(none)'}", reason=_START_FAILED)
+
+
+def _read_ready_line(ready_pipe: IO[bytes]) -> str:
+    """The line that the daemon writes when it is ready or fails; empty if it exits or times out without one."""
+    line = b""
+    until = time.monotonic() + _START_TIMEOUT_S
+    poll = select.poll()
+    poll.register(ready_pipe, select.POLLIN)
+    while b"\n" not in line and time.monotonic() < until:
+        if poll.poll(1000):
+            part = ready_pipe.read(4096)
+            if not part:
+                break
+            line += part
+    return line.decode(errors="replace").strip()
+
+
+def _log_tail(home: Home, begin: int) -> str:
+    """The last lines of the daemon's log from byte `begin`; from its beginning if a new log was begun."""
+    try:
+        with open(home.log, "rb") as file:
+            file.seek(begin if _size(home.log) >= begin else 0)
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class DaemonClient:
@@ -57,7 +204,7 @@ class DaemonClient:
 
         All calls are idempotent: a submit carries an id, so that a retry is recognized.
         """
-        until, disconnects = time.monotonic() + _STARTUP_TIMEOUT_S, 0
+        until, disconnects = time.monotonic() + _START_TIMEOUT_S, 0
         while True:
             try:
                 answer = request(self._home.socket(), method, url, body, timeout_s)

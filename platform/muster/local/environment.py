@@ -1,19 +1,27 @@
-"""What a replica finds in its environment, and the command line it is started with (pure).
+"""The environment variables and the command line of a replica.
 
-A replica gets variables of whoever submitted its job, not of whoever started the daemon: those that training programs
-read (a list of names and prefixes, or by name), the template's literal variables, and the contract of
-docs/run-folder.md. The daemon itself is started with less: no secret of anybody reaches it.
+A replica gets variables of its job's submitter, not of the process that started the daemon: those that training
+programs read (a list of names and prefixes), those requested by name, the template's literal variables, and the
+variables of docs/run-folder.md. The daemon itself is started with fewer variables and without secrets.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from muster import spec
-from muster.errors import InvalidSpec
+from muster.errors import ClusterError, InvalidSpec
+from muster.local.annotations import INTERPRETER_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, passed_variables
+from muster.local.home import Home
 
 _ALLOWED = frozenset((
     "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH",
@@ -46,12 +54,13 @@ _DAEMON_VARIABLES = (
     "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_LOG_LIMIT", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
 )  # fmt: skip
+_ENVIRONMENT_FILE = "environment.json"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class PodAllocation:
-    """What this host gives one pod."""
+    """The resources of this host that one pod uses."""
 
     run_dir: str
     devices: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES
@@ -60,7 +69,7 @@ class PodAllocation:
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """Which pod of which attempt."""
+    """A pod of one attempt."""
 
     name: str
     role: str
@@ -70,25 +79,23 @@ class PodIdentity:
 
 
 def allowed_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
-    """The part of `environ` that the daemon gets, and jobs whose submitter is not known; PATH begins with `bin_folder`,
-    so that `python` is this interpreter."""
-    names = {name: value for name, value in environ.items() if name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)}
+    """The part of `environ` for the daemon, and for jobs submitted without an environment; PATH begins with
+    `bin_folder`, so that `python` is this interpreter."""
+    allowed = {name: value for name, value in environ.items() if name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)}
     folders = [folder for folder in (environ.get("PATH") or os.defpath).split(os.pathsep) if folder != bin_folder]
-    return names | {"PATH": os.pathsep.join([bin_folder, *folders])}
+    return allowed | {"PATH": os.pathsep.join([bin_folder, *folders])}
 
 
 def daemon_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
-    """What the daemon itself is started with: secrets do not even reach it."""
+    """The environment that the daemon is started with: no secrets."""
     return allowed_environment(environ, bin_folder) | {
         name: environ[name] for name in _DAEMON_VARIABLES if name in environ
     }
 
 
 def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Sequence[str] = ()) -> dict[str, str]:
-    """The part of its submitter's `environ` that a job gets, `names` included, on a PATH that begins with `bin_folder`.
-
-    Raises `InvalidSpec` for one of `names` that is not set.
-    """
+    """The part of its submitter's `environ` that a job gets, including `names`; PATH begins with `bin_folder`. Raises
+    `InvalidSpec` for one of `names` that is not set."""
     missing = [name for name in names if name not in environ]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -98,8 +105,8 @@ def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Se
 
 
 def omitted_env_vars(environ: Mapping[str, str], names: Sequence[str] = ()) -> list[str]:
-    """Names of the variables that a job does not get though its submitter may expect it: not those of a terminal or a
-    desktop session."""
+    """Names of the variables that a job does not get although its submitter may expect it; those of a terminal or
+    desktop session are not listed."""
     return sorted(
         name
         for name in environ
@@ -115,10 +122,10 @@ def _is_job_variable(name: str) -> bool:
 def pod_environment(
     base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation
 ) -> dict[str, str]:
-    """`base`, then the template's literal variables, then the contract, which wins."""
+    """`base`, then the template's literal variables, then those of docs/run-folder.md; later ones take precedence."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
-    environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # a log that is followed should not come in blocks of 8 KiB
-    contract = {
+    environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # else a followed log arrives in blocks of 8 KiB
+    contract = {  # docs/run-folder.md
         "MUSTER_JOB": job.metadata.name,
         "MUSTER_NAMESPACE": job.metadata.namespace or "default",
         "MUSTER_JOB_UID": job.metadata.uid,
@@ -148,7 +155,7 @@ def command_line(container: spec.Container, environment: Mapping[str, str]) -> l
 
 
 def expand_references(text: str, values: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes its value, `$$` one dollar; an unknown name stays as it is written."""
+    """`$(NAME)` becomes its value, `$$` one dollar sign; an unknown name is left as it is."""
 
     def replace(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -165,3 +172,74 @@ def find_executable(program: str, folders: Sequence[str], cwd: str) -> str | Non
     else:
         candidates = [os.path.join(cwd, folder, program) for folder in folders]
     return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+
+
+def submitter_environment(job: spec.TrainingJob) -> dict[str, str]:
+    """The part of this process's environment that a job submitted by it gets. Raises `InvalidSpec` for a variable that
+    the job requests and that is not set."""
+    return submitted_environment(os.environ, str(Path(sys.executable).parent), passed_variables(job))
+
+
+def working_directory(job: spec.TrainingJob, container: spec.Container) -> str:
+    """The folder in which a replica starts: workingDir, relative to the submitter's working directory."""
+    base = job.metadata.annotations.get(WORKING_DIRECTORY_ANNOTATION, "/")
+    return os.path.normpath(os.path.join(base, container.working_dir or "."))
+
+
+def interpreter_environment(base: Mapping[str, str], job: spec.TrainingJob) -> dict[str, str]:
+    """`base` with the submitter's interpreter first on PATH, and VIRTUAL_ENV if it is a virtual environment."""
+    folder = job.metadata.annotations.get(INTERPRETER_ANNOTATION)
+    if folder is None:
+        return dict(base)
+    others = [other for other in base["PATH"].split(os.pathsep) if other != folder]
+    environment = {name: value for name, value in base.items() if name != "VIRTUAL_ENV"}
+    if (Path(folder).parent / "pyvenv.cfg").exists():
+        environment["VIRTUAL_ENV"] = str(Path(folder).parent)
+    return environment | {"PATH": os.pathsep.join([folder, *others])}
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironmentStore:
+    """The environment of each job's submission, by uid of the job: in a file of mode 600, since it may hold tokens.
+
+    It is no part of the objects, which are printed, and is removed with its job.
+    """
+
+    home: Home
+
+    def save(self, uid: str, environment: Mapping[str, str]) -> None:
+        """Write it to the disk (fsync). Raises `ClusterError` StoreUnwritable."""
+        folder = self.home.job_pods_dir(uid)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=folder)  # of mode 600
+            with os.fdopen(handle, "w") as file:
+                json.dump(dict(environment), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, folder / _ENVIRONMENT_FILE)
+        except OSError as error:
+            message = f"the job's environment cannot be written to {folder}: {error.strerror}"
+            raise ClusterError(message, reason="StoreUnwritable") from error
+
+    def load(self, uid: str) -> dict[str, str] | None:
+        """The environment of a job; None if none was submitted with it. Raises OSError."""
+        path = self.home.job_pods_dir(uid) / _ENVIRONMENT_FILE
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise OSError(f"{path} cannot be read") from error
+        return {str(name): str(value) for name, value in content.items()}
+
+    def delete(self, uid: str) -> None:
+        """Remove the environment of a job that was not accepted."""
+        shutil.rmtree(self.home.job_pods_dir(uid), ignore_errors=True)
+
+    def delete_all_except(self, uids: Collection[str]) -> None:
+        """Remove environments without a job, which a killed daemon may have left."""
+        with suppress(OSError):
+            for folder in self.home.pods_dir.iterdir():
+                if folder.name not in uids:
+                    self.delete(folder.name)

@@ -1,13 +1,14 @@
-"""Where the engine of this host keeps everything: one folder that only its user can enter.
+"""The daemon's folder (MUSTER_HOME): its paths, who may enter it, and its free disk space.
 
-muster.db             the database; the truth
-daemon.lock           held by the one daemon; tells its pid
-daemon.sock           the only way in (or daemon.sock.path, which says where it is when this path is too long)
-reserve               disk space that a daemon gives back when it starts on a full disk
-left-out.json         names of variables that a job did not get, as its user was told last
-daemon.log            what the daemon has to say; two older ones are kept
-pods/<uid>/<pod>/     what shims and daemon tell each other (see shim.py); goes with the job's record
-runs/<namespace>-<job>-<uid8>/    the run folder; stays until its user removes it
+muster.db             the database
+daemon.lock           locked by the running daemon; contains its pid
+daemon.sock           the API; if its path is too long, daemon.sock.path contains another one
+daemon.stopped        exists after a deliberate stop
+reserve               disk space that a daemon releases if it starts on a full disk
+left-out.json         names of the variables that jobs did not get, as last reported to the user
+daemon.log            the daemon's log; two older files are kept
+pods/<uid>/<pod>/     files shared by a shim and the daemon (see shim.py); removed with the job
+runs/<namespace>-<job>-<uid8>/    the run folder; removed by its user only
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.errors import DaemonError, Refused
+from muster.errors import ClusterError, DaemonError, Refused
+from muster.text.humanize import format_resource
 
 _HOME_UNUSABLE = "HomeUnusable"
-_MAX_SOCKET_PATH_BYTES = 107  # bytes; sun_path is 108 with its final zero
+_MIN_FREE_BYTES = 2**20  # with less no object is accepted: the database's reserve is for running jobs
+_RESERVE_BYTES = 2**20
+_MIN_FREE_LOG_BYTES = 4096
+_MAX_SOCKET_PATH_BYTES = 107  # sun_path has 108 with its final zero byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +44,37 @@ class Home:
 
     @property
     def reserve_file(self) -> Path:
-        """Disk space for a daemon that starts on a full disk."""
+        """Reserved disk space, for a daemon that starts on a full disk."""
         return self.path / "reserve"
 
     @property
     def lock(self) -> Path:
-        """What the one daemon holds."""
+        """Locked by the running daemon."""
         return self.path / "daemon.lock"
 
     @property
     def log(self) -> Path:
-        """The daemon's own log."""
+        """The daemon's log."""
         return self.path / "daemon.log"
 
     @property
     def left_out(self) -> Path:
-        """Names of variables that a job did not get, as its user was told last."""
+        """Names of the variables that jobs did not get, as last reported to the user."""
         return self.path / "left-out.json"
 
     @property
     def socket_pointer(self) -> Path:
-        """A file with the socket's path, when that is not in this folder."""
+        """Contains the socket's path if that is not in this folder."""
         return self.path / "daemon.sock.path"
 
     @property
     def stopped_marker(self) -> Path:
-        """From a deliberate stop of the daemon until its next start: only `up`, a submit or an apply starts it."""
+        """Exists from a deliberate stop until the next start: only `up`, a submit or an apply starts the daemon."""
         return self.path / "daemon.stopped"
 
     @property
     def runs_dir(self) -> Path:
-        """Run folders."""
+        """The folder of all run folders."""
         return self.path / "runs"
 
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:
@@ -78,19 +83,19 @@ class Home:
 
     @property
     def pods_dir(self) -> Path:
-        """What shims and daemon tell each other."""
+        """The folder of the files that shims and the daemon share."""
         return self.path / "pods"
 
     def job_pods_dir(self, uid: str) -> Path:
-        """The folder of all pods of one job."""
+        """The part of `pods_dir` for one job."""
         return self.pods_dir / uid
 
     def pod_dir(self, uid: str, role: str, index: int, attempt: int) -> Path:
-        """The folder that the shim of one pod and the daemon share."""
+        """The part of `pods_dir` for one pod."""
         return self.job_pods_dir(uid) / f"{role}-{index}.attempt-{attempt}"
 
     def is_locked(self) -> bool:
-        """Whether a daemon has this home."""
+        """Whether a daemon runs for this home."""
         try:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -104,7 +109,7 @@ class Home:
         return False
 
     def socket(self) -> Path:
-        """Where the daemon listens. A folder outside the home is checked: a path in /tmp can be anyone's."""
+        """The socket's path. Raises `Refused` if it is in a folder outside the home that other users can enter."""
         direct = self.path / "daemon.sock"
         if _fits_socket_path(direct):
             return direct
@@ -114,23 +119,23 @@ class Home:
 
 
 def home_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder asked for, else $MUSTER_HOME, else ~/.muster; absolute, not yet made."""
+    """`given`, else $MUSTER_HOME, else ~/.muster; absolute, and not created here."""
     chosen = given if given is not None else os.environ.get("MUSTER_HOME") or "~/.muster"
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
 def open_home(given: str | os.PathLike[str] | None = None) -> Home:
-    """Make the folder if need be and check that it is ours alone.
+    """Create the folder if needed and check that only its user can enter it.
 
-    Raises `Refused` when it belongs to someone else, others can enter it, or it cannot be made; `DaemonError` when no
-    socket path short enough can be found.
+    Raises `Refused` if it belongs to another user, others can enter it, or it cannot be created; `DaemonError` if no
+    socket path is short enough.
     """
     path = home_path(given)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Refused(
-            f"MUSTER_HOME {path}: cannot be made: {error.strerror}; set MUSTER_HOME to a folder you may write to",
+            f"MUSTER_HOME {path}: cannot be created: {error.strerror}; set MUSTER_HOME to a folder you may write to",
             reason=_HOME_UNUSABLE,
         ) from error
     _check_private(path)
@@ -143,7 +148,7 @@ def open_home(given: str | os.PathLike[str] | None = None) -> Home:
             _check_socket_dir(folder)
             home.socket_pointer.write_text(f"{folder / 'daemon.sock'}\n")
         except OSError as error:
-            raise DaemonError(f"no place for the daemon's socket: {folder}: {error.strerror}") from error
+            raise DaemonError(f"the socket's folder {folder} cannot be created: {error.strerror}") from error
     return home
 
 
@@ -152,13 +157,13 @@ def _fits_socket_path(path: Path) -> bool:
 
 
 def _fallback_socket_dir(home: Path) -> Path:
-    """A short private folder that follows from the home's path."""
+    """A short path of a folder for this home only."""
     name = f"muster-{os.getuid()}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     for base in (runtime, "/tmp"):
         if base and os.path.isdir(base) and _fits_socket_path(Path(base) / name / "daemon.sock"):
             return Path(base) / name
-    raise DaemonError(f"no socket path under 108 bytes for MUSTER_HOME {home}; choose a shorter MUSTER_HOME")
+    raise DaemonError(f"MUSTER_HOME {home}: no socket path has less than 108 bytes; set a shorter MUSTER_HOME")
 
 
 def _points_to_directory(pointer: Path) -> bool:
@@ -169,7 +174,7 @@ def _points_to_directory(pointer: Path) -> bool:
 
 
 def _check_socket_dir(folder: Path) -> None:
-    """Anyone may make a folder in /tmp: only one that is ours alone is used. Raises `Refused`."""
+    """Any user may create a folder in /tmp: raises `Refused` unless only this user can enter it."""
     if folder.is_symlink():
         raise Refused(
             f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_HOME_UNUSABLE
@@ -183,14 +188,64 @@ def _check_private(path: Path) -> None:
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}", reason=_HOME_UNUSABLE) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise Refused(f"{path} is not a folder; set MUSTER_HOME to one", reason=_HOME_UNUSABLE)
+        raise Refused(f"{path} is not a folder; set MUSTER_HOME to a folder", reason=_HOME_UNUSABLE)
     if status.st_uid != os.getuid():
         raise Refused(
-            f"{path} belongs to user {status.st_uid}, not to you ({os.getuid()}); set MUSTER_HOME to your own",
+            f"{path} belongs to user {status.st_uid}; set MUSTER_HOME to a folder of your own (user {os.getuid()})",
             reason=_HOME_UNUSABLE,
         )
     if status.st_mode & 0o077:
         raise Refused(
-            f"{path} can be entered by others (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}",
+            f"{path} can be entered by other users (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}",
             reason=_HOME_UNUSABLE,
         )
+
+
+def check_free_space(folder: Path) -> None:
+    """Raise `ClusterError` StoreUnwritable if less than `_MIN_FREE_BYTES` are free."""
+    free = _free_bytes(folder)
+    if free < _MIN_FREE_BYTES:
+        needed, available = format_resource(_MIN_FREE_BYTES, "memory"), format_resource(free, "memory")
+        message = f"the disk of {folder} is full: at least {needed} must be free to accept objects; got {available}"
+        raise ClusterError(message, reason="StoreUnwritable")
+
+
+def log_fault(folder: Path) -> tuple[str, str] | None:
+    """(reason, message) if logs in this folder cannot be written, else None."""
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return "ReadOnlyFilesystem", f"logs cannot be written: the file system of {folder} is read-only"
+        if _free_bytes(folder) < _MIN_FREE_LOG_BYTES:
+            return "DiskFull", f"logs cannot be written: the disk of {folder} is full; pod output is lost"
+    except OSError as error:
+        return "LogsUnreachable", f"logs cannot be written: {folder}: {error.strerror}"
+    return None
+
+
+def reserve_space(file: Path) -> None:
+    """Reserve disk space in this file, for a daemon that starts on a full disk, if enough is free."""
+    with suppress(OSError):
+        if _free_bytes(file.parent) < _MIN_FREE_BYTES + _RESERVE_BYTES:
+            return
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, _RESERVE_BYTES)
+        finally:
+            os.close(handle)
+
+
+def release_space(file: Path) -> bool:
+    """Release the space of `reserve_space`. False if there was none or it cannot be removed."""
+    try:
+        file.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes for this user."""
+    stats = os.statvfs(folder)
+    return stats.f_frsize * (stats.f_bfree if os.geteuid() == 0 else stats.f_bavail)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused, together
+from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.annotations import check_annotations
-from muster.local.cluster import namespace_labels
-from muster.local.disk import check_free_space
-from muster.local.job_environments import JobEnvironmentStore
-from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, check_processes
+from muster.local.annotations import (
+    OVERSUBSCRIBE_ANNOTATION,
+    SUBMISSION_ANNOTATION,
+    SUBMITTER_ANNOTATIONS,
+    check_annotations,
+)
+from muster.local.environment import JobEnvironmentStore
+from muster.local.home import check_free_space
+from muster.local.job_checks import check_fits, check_local_support, check_unique_names
+from muster.local.programs import check_processes
 from muster.local.records import EventRecord
-from muster.local.restrictions import check_local_support
 from muster.local.store import SqliteStore
-from muster.local.submission import SUBMISSION_ANNOTATION, SUBMITTER_ANNOTATIONS
-from muster.snapshot.jobs import to_gang, to_roles
-from muster.snapshot.nodes import to_flavor, to_node
+from muster.snapshot.nodes import to_node
 from muster.text.suggest import did_you_mean
 from muster.validation import (
     apply_warnings,
@@ -32,8 +33,6 @@ from muster.validation import (
     check_edit,
     check_flavor_unused,
     check_no_children,
-    check_size,
-    check_submit,
     check_unfinished,
     resumed_in_vain,
     with_replicas,
@@ -83,7 +82,7 @@ class ObjectRegistry:
     ) -> list[spec.TrainingJob]:
         """Accept new jobs, all or none, with the `environments` of their submitter, one per job. Raises `Refused` or
         `InvalidSpec` for a job that could never start."""
-        _check_unique_names(jobs)
+        check_unique_names(jobs)
         checked: list[tuple[spec.TrainingJob, list[str] | None]] = []
         for job, environment in zip_longest(jobs, environments):
             try:
@@ -127,7 +126,7 @@ class ObjectRegistry:
                 reason="AlreadyExists",
             )
         notices = check_local_support(job, self._environment if environment is None else environment)
-        self._check_fits(job)
+        self._check_fits(job, self._store.queues, self._store.flavors)
         return self._with_server_fields(job, namespace), notices
 
     def apply(
@@ -137,7 +136,7 @@ class ObjectRegistry:
         document, for jobs that are created."""
         known: list[AnyObject] = [*self._store.flavors.values(), *self._store.queues.values()]
         check_apply(documents, known)
-        _check_unique_names(documents)
+        check_unique_names(documents)
         queues = {queue.metadata.name: queue for queue in (*known, *documents) if isinstance(queue, spec.Queue)}
         flavors = {flavor.metadata.name: flavor for flavor in (*known, *documents) if isinstance(flavor, spec.Flavor)}
         notices: dict[tuple[str, str], list[str]] = {}  # by namespace and name
@@ -208,28 +207,9 @@ class ObjectRegistry:
     # ---- checks
 
     def _check_fits(
-        self,
-        job: spec.TrainingJob,
-        queues: Mapping[str, spec.Queue] | None = None,
-        flavors: Mapping[str, spec.Flavor] | None = None,
+        self, job: spec.TrainingJob, queues: Mapping[str, spec.Queue], flavors: Mapping[str, spec.Flavor]
     ) -> None:
-        all_queues = list((self._store.queues if queues is None else queues).values())
-        all_flavors = list((self._store.flavors if flavors is None else flavors).values())
-        check_submit(job, all_queues, all_flavors, namespace_labels(_namespace(job)))
-        gang = to_gang(job, self._clock(), {}, to_roles(job.spec))
-        nodes = [to_node(view, all_flavors) for view in self._nodes]
-        kinds = [to_flavor(flavor) for flavor in all_flavors]
-        refused: list[Refused] = []
-        for check in (
-            partial(check_processes, job, self._nodes),
-            partial(check_size, gang, all_queues, kinds, nodes),
-        ):
-            try:
-                check()
-            except Refused as error:
-                refused.append(error)
-        if refused:
-            raise together(refused)
+        check_fits(job, self._nodes, list(queues.values()), list(flavors.values()), self._clock())
 
     def _check_job(
         self,
@@ -401,16 +381,6 @@ def _oversubscribe_value(job: spec.TrainingJob) -> str | None:
 
 def _uses_flavor(job: spec.TrainingJob, flavor: str) -> bool:
     return is_admitted(job.status) and any(part.flavor == flavor for part in job.status.placement)
-
-
-def _check_unique_names(documents: Sequence[AnyObject]) -> None:
-    seen: set[tuple[str, str, str]] = set()
-    for item in documents:
-        key = (item.kind, _namespace(item), item.metadata.name)
-        if key in seen:
-            message = f"metadata.name: must be unique; {item.kind} {item.metadata.name!r} is given twice"
-            raise InvalidSpec(message, field="metadata.name")
-        seen.add(key)
 
 
 def _result(

@@ -1,7 +1,7 @@
-"""What the daemon learns about a replica from the files its shim leaves, and says to it through them.
+"""The folder through which the daemon and the shim of a pod communicate: spec, stop request, state, exit.
 
-The files are the truth, not the daemon's memory of having started something: a daemon that comes back after kill -9
-looks here, and so does one that never went away.
+The pod's state is read from these files only, so that a daemon restarted after kill -9 sees the same as one that ran
+all the time. shim.py describes the files.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 @dataclass(frozen=True, slots=True)
 class ShimNotStarted:
-    """No shim has begun: it may be started."""
+    """No shim has started the replica; one may be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShimRunning:
-    """A shim holds the lock. `pid` is None in the moment before it has written who it is."""
+    """A shim holds the lock. `pid` is None until it has written its start file."""
 
     pid: int | None
     start_time: int
@@ -36,8 +36,8 @@ class ShimRunning:
 
 @dataclass(frozen=True, slots=True)
 class ShimExited:
-    """The replica's end. `exit_code` is 128 + signal when a signal ended it; `stopped`: we had asked it to stop;
-    `failed_at`: when its first rank failed, if a launcher noted that."""
+    """The replica has ended. `exit_code` is 128 + signal if a signal ended it; `stopped`: the daemon requested it;
+    `failed_at`: when its first rank failed, if a launcher recorded it."""
 
     exit_code: int
     started_at: float
@@ -50,7 +50,7 @@ class ShimExited:
 
 @dataclass(frozen=True, slots=True)
 class ShimLost:
-    """The shim began and is gone without a word: killed, or the host went down."""
+    """The shim started the replica and ended without an exit file: it was killed, or the host was restarted."""
 
     boot_id: str
 
@@ -60,26 +60,26 @@ ShimState: TypeAlias = ShimNotStarted | ShimRunning | ShimExited | ShimLost
 
 @dataclass(frozen=True, slots=True)
 class PodFolder:
-    """The folder that one shim and the daemon share."""
+    """The folder of one pod."""
 
     path: Path
 
     def write_spec(self, shim_spec: dict[str, Any]) -> None:
-        """Make the folder and say what to run. Raises OSError when there is no room."""
+        """Create the folder and write what to run. Raises OSError, for example on a full disk."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_atomically(self.path / shim.SPEC, json.dumps(shim_spec))
 
     def write_stop(self, grace_s: float) -> None:
-        """Say how long the replica has, before SIGTERM. Raises OSError when there is no room."""
+        """Write the grace period, before SIGTERM is sent. Raises OSError, for example on a full disk."""
         _write_atomically(self.path / shim.STOP, json.dumps({"grace_s": grace_s}))
 
     def prevent_start(self) -> bool:
-        """Keep a shim that may be on its way from ever starting the replica. False when one has begun already."""
+        """Prevent a shim that may be starting from starting the replica; False if one has started it."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                return True  # hence no shim
+                return True  # without folder there is no shim
             raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,20 +91,20 @@ class PodFolder:
             os.close(lock)
 
     def has_started(self) -> bool:
-        """Whether a shim has said that it runs the replica."""
+        """Whether a shim has started the replica."""
         return (self.path / shim.STARTED).exists()
 
     def first_rank_failure(self) -> tuple[int, float] | None:
-        """(Exit code, Unix time) of the first rank that failed, noted while others of the pod may still run."""
+        """(exit code, Unix time) of the first rank that failed; others of the pod may still run."""
         code, at = _read_json(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
         return (code, at) if type(code) is int and 0 < code < 256 and at is not None else None
 
     def port_in_use(self) -> bool:
-        """Whether a launcher noted that another program listens where the role was to meet."""
+        """Whether a launcher recorded that another program uses the rendezvous port."""
         return _read_json(self.path / shim.FAILURE).get("reason") == "PortInUse"
 
     def state(self) -> ShimState:
-        """Where the replica stands. Looks while holding the lock, so that a shim cannot begin in between."""
+        """The replica's state. Holds the lock meanwhile, so that no shim can start in between."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -137,8 +137,8 @@ class PodFolder:
         return ShimLost(started["boot_id"]) if started else ShimNotStarted()
 
     def log_times(self) -> list[tuple[float, int]]:
-        """(Unix time, bytes in the log then), before and after every growth, to a second. Lines that cannot be read,
-        since a full disk cut one short, tell nothing."""
+        """(Unix time, size of the log) before and after each growth, exact to a second. Truncated lines, which a full
+        disk may cause, are ignored."""
         try:
             lines = (self.path / shim.TIMES).read_text().splitlines()
         except OSError:
@@ -152,7 +152,7 @@ class PodFolder:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that is replaced atomically; empty when it is not there."""
+    """The object in a JSON file that is replaced atomically; empty if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Makes the processes of this host what the database says, and the database what became of them.
+"""Starts and stops the processes of pods as the database requires, and records how they end.
 
-The same pass runs every time something may have changed: for each pod, look at its folder, then start, adopt, stop or
-finish it. So a daemon that was killed needs no special recovery. What is decided is written before it is done: the
-record before the shim is started, the end before the room is given away.
+The same pass runs whenever something may have changed: it reads each pod's folder, then starts, adopts, stops or
+finishes the pod. So the restart of a killed daemon needs no special recovery. Each decision is stored before it takes
+effect: the record before the shim starts, the end before the resources are released.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pathlib import Path
 from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.local import shim
-from muster.local.devices import free_devices
-from muster.local.exit_status import (
+from muster.local.launcher import LaunchContext, ShimHandle, start_shim
+from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
+from muster.local.processes import Process, kill_matching
+from muster.local.records import (
     PORT_IN_USE,
+    EventRecord,
+    PodRecord,
     is_pod_error,
     record_exit,
     record_rank_failure,
     record_shim_lost,
     record_start_error,
 )
-from muster.local.launcher import LaunchContext, ShimHandle, start_shim
-from muster.local.logs import tail
-from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
-from muster.local.processes import Process, kill_matching
-from muster.local.records import EventRecord, PodRecord
+from muster.local.run_folder import tail
 from muster.local.store import SqliteStore
 
-_SHIM_EXIT_TIMEOUT_S = 15.0  # a shim that outlives grace, drain and this is killed
+_SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
-_GIVE_UP_AFTER = 3  # failed starts of a pod whose own files are wrong
+_GIVE_UP_AFTER = 3  # failed starts of a pod whose own files are invalid
 _FAST_POLL_S = 0.02
 
 
 class PodSupervisor:
-    """The pods of this host. Its owner holds the lock of the store."""
+    """The pods of this host. The caller holds the lock of the store."""
 
     def __init__(
         self,
@@ -56,110 +56,110 @@ class PodSupervisor:
         self._clock = clock
         self._shims: dict[str, ShimHandle] = {}
         self._retries: dict[str, Backoff] = {}  # by pod that could not be started
-        self._unknown_status: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
+        self._unknown_status: dict[str, str] = {}  # by pod whose folder cannot be read: the last error
         self._changed = False
         self._next_sync_at: float | None = None
         self._stopping_since: float | None = None
 
     def sync(self) -> bool:
-        """One pass; True when a record changed. `due()` tells when the next one is needed at the latest."""
+        """One pass over all pods; True if a record changed. `next_sync_at` is the time of the next one."""
         now = self._clock()
         self._next_sync_at = None
-        finished: list[PodRecord] = []
-        gone: list[PodRecord] = []
+        changed: list[PodRecord] = []
+        removed: list[PodRecord] = []
         startable: list[PodRecord] = []
         for pod in [pod for pods in self._store.pods.values() for pod in pods.values()]:
             try:
                 after = self._sync_pod(pod, now)
-            except OSError as error:  # of this pod's folder: the others go on
+            except OSError as error:  # affects this pod only
                 self._report_unknown_status(pod, now, str(error))
                 continue
             if after is None:
-                gone.append(pod)
+                removed.append(pod)
             elif after is not pod:
-                finished.append(after)
+                changed.append(after)
             elif pod.phase == "Pending" and pod.name not in self._shims and self._can_start(pod, now):
                 startable.append(pod)
-        finished += self._record_failing_peers(finished)
-        if finished or gone:
+        changed += self._record_failing_peers(changed)
+        if changed or removed:
             with self._store.transaction():
-                for pod in finished:
+                for pod in changed:
                     self._store.put_pod(pod)
-                for pod in gone:
+                for pod in removed:
                     self._store.remove_pod(pod)
             self._changed = True
         self._start_pods(startable, now)
-        return bool(finished or gone)
+        return bool(changed or removed)
 
     def pop_changed(self) -> bool:
-        """Whether any pass since the last call changed a record, whoever made it: the engine has to look again."""
+        """Whether any pass since the last call changed a record, so that the engine must run again."""
         changed, self._changed = self._changed, False
         return changed
 
     def next_sync_at(self) -> float | None:
-        """When the next pass is needed even if no process ends, Unix seconds; None: not by itself."""
+        """Unix time of the next pass if no process ends before; None if none is needed."""
         return self._next_sync_at
 
     def shim_fds(self) -> list[int]:
         """File descriptors that become readable when a shim ends."""
-        return [watch.process.fd for watch in self._shims.values()]
+        return [handle.process.fd for handle in self._shims.values()]
 
     def stop_all(self) -> None:
-        """The host goes down: every replica gets SIGTERM and its grace; none is started any more."""
+        """Stop all pods with SIGTERM and their grace periods, and start no more."""
         self._stopping_since = self._clock()
 
     def kill_all(self) -> None:
-        """The home is gone: end everything at once, there is nothing left to save it to."""
+        """Kill all processes at once: the home was removed, so that nothing can be saved."""
         ours = self._home_marker()
         kill_matching(lambda variables: any(variable.startswith(ours) for variable in variables))
 
     def live_shim_count(self) -> int:
-        """How many shims are known to live."""
+        """The number of running shims that are known."""
         return len(self._shims)
 
     def kill_orphans(self) -> int:
-        """Kill what runs on behalf of this home without a record: its job is gone. Returns the number of processes."""
-        living = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.finished}
+        """Kill processes of this home without a pod record, whose job was removed. Returns their number."""
+        recorded = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.finished}
         ours = self._home_marker()
 
         def is_orphan(variables: frozenset[bytes]) -> bool:
-            return any(variable.startswith(ours) for variable in variables) and not living & variables
+            return any(variable.startswith(ours) for variable in variables) and not recorded & variables
 
         return kill_matching(is_orphan)
 
     def _home_marker(self) -> bytes:
-        """How a variable begins that only replicas of this home have."""
+        """The beginning of a variable that only replicas of this home have."""
         return b"MUSTER_RUN_DIR=" + os.fsencode(self._host.home.runs_dir) + b"/"
 
     # ---- one pod
 
     def _sync_pod(self, pod: PodRecord, now: float) -> PodRecord | None:
-        """The record after a look at the pod; None when it is to be forgotten."""
+        """The pod's new record; None if it is to be removed."""
         if pod.finished:
             return None if pod.deleting_at is not None else pod
-        watch = self._shims.get(pod.name)
-        if watch is not None and not watch.has_exited():
-            return self._sync_running_pod(pod, watch, now)
-        if watch is not None:
+        handle = self._shims.get(pod.name)
+        if handle is not None and not handle.has_exited():
+            return self._sync_running_pod(pod, handle, now)
+        if handle is not None:
             self._shims.pop(pod.name).process.close()
         state = self._folder(pod).state()
         if isinstance(state, ShimRunning):
             process = Process.find(state.pid, state.start_time) if state.pid is not None else None
             if process is None:
-                self._schedule_sync(now + _FAST_POLL_S)  # about to write its pid, or about to let the lock go
+                self._schedule_sync(now + _FAST_POLL_S)  # it is about to write its pid, or to release the lock
                 return pod
-            self._shims[pod.name] = watch = ShimHandle(process, None)
-            return self._sync_running_pod(pod, watch, now)
+            self._shims[pod.name] = handle = ShimHandle(process, None)
+            return self._sync_running_pod(pod, handle, now)
         if pod.deleting_at is not None:
             if isinstance(state, ShimNotStarted) and not self._folder(pod).prevent_start():
-                self._schedule_sync(now + _FAST_POLL_S)  # a shim of an earlier daemon came first: stop it
+                self._schedule_sync(now + _FAST_POLL_S)  # a shim of an earlier daemon has just started
                 return pod
             if isinstance(state, ShimLost):
                 self._kill_leftovers(pod)
             return None
         if isinstance(state, ShimNotStarted):
-            if watch is not None:  # its shim ended without having begun, for whatever reason
-                self._retry_later(pod, now, self._shim_error(pod, watch))
+            if handle is not None:  # its shim ended before it started the replica
+                self._retry_later(pod, now, self._shim_error(pod, handle))
             return pod
         return self._finished_record(pod, state)
 
@@ -167,16 +167,16 @@ class PodSupervisor:
         if pod.phase != "Running" and not self._folder(pod).has_started():
             self._schedule_sync(now + _FAST_POLL_S)
             return pod
-        asked_at = pod.deleting_at if pod.deleting_at is not None else self._stopping_since
-        if asked_at is not None:
-            self._terminate(pod, handle, asked_at, now)
+        requested_at = pod.deleting_at if pod.deleting_at is not None else self._stopping_since
+        if requested_at is not None:
+            self._terminate(pod, handle, requested_at, now)
         self._retries.pop(pod.name, None)
         return pod if pod.phase == "Running" else replace(pod, phase="Running")
 
     def _terminate(self, pod: PodRecord, handle: ShimHandle, requested_at: float, now: float) -> None:
-        """SIGTERM once; the shim itself counts the grace. SIGKILL to the shim only when it is stuck."""
+        """Send SIGTERM once; the shim enforces the grace period. SIGKILL is for a shim that hangs."""
         if handle.stop_sent != (requested_at, pod.grace_s):
-            with suppress(OSError):  # a full disk: the shim then takes the grace of its spec
+            with suppress(OSError):  # a full disk: the shim uses the grace period of its spec
                 self._folder(pod).write_stop(max(0.0, requested_at + pod.grace_s - now))
             handle.process.send_signal(signal.SIGTERM)
             handle.stop_sent = (requested_at, pod.grace_s)
@@ -187,38 +187,36 @@ class PodSupervisor:
         self._schedule_sync(stuck_at)
 
     def _finished_record(self, pod: PodRecord, state: ShimState) -> PodRecord:
-        """The record of a pod of which no process is left."""
+        """The record of a pod whose shim has ended."""
         if isinstance(state, ShimLost):
             self._kill_leftovers(pod)
             return record_shim_lost(pod, state, self._host.boot_id, self._clock())
         assert isinstance(state, ShimExited)
         if state.collector_status not in (None, 0):
-            self._event(
-                pod, "CollectorFailed", f"the trace collector of {pod.name} ended with {state.collector_status}"
-            )
+            message = f"the trace collector of {pod.name} ended with exit code {state.collector_status}"
+            self._event(pod, "CollectorFailed", message)
         after = record_exit(pod, state, self._folder(pod), self._log(pod))
         if after.reason == PORT_IN_USE:
             message = (
-                f"another program has port {pod.port}, where {pod.name} was to listen: the gang meets at another one"
+                f"another program uses rendezvous port {pod.port} of {pod.name}; the gang restarts with another port"
             )
             self._event(pod, PORT_IN_USE, message)
         return after
 
-    def _record_failing_peers(self, finished: list[PodRecord]) -> list[PodRecord]:
-        """Pods that still end although a rank of theirs has failed, as soon as another one of their attempt failed.
+    def _record_failing_peers(self, changed: list[PodRecord]) -> list[PodRecord]:
+        """Records of pods that are still ending after a rank failed, if another pod of their attempt has failed.
 
-        Both are written at once: which failed first decides what the engine does, and it looks only once.
+        Both are written together, since the engine reacts to the first failure and evaluates it only once.
         """
-        failed = {(pod.job_uid, pod.attempt) for pod in finished if pod.phase == "Failed"}
-        known = {pod.name for pod in finished}
-        noted = []
-        for uid, attempt in failed:
-            for pod in self._store.pods[uid].values():
-                if pod.attempt == attempt and pod.name not in known and pod.phase == "Running":
-                    failing = record_rank_failure(pod, self._folder(pod), self._log(pod))
-                    if failing is not None:
-                        noted.append(failing)
-        return noted
+        failed = {(pod.job_uid, pod.attempt) for pod in changed if pod.phase == "Failed"}
+        known = {pod.name for pod in changed}
+        failing = [
+            record_rank_failure(pod, self._folder(pod), self._log(pod))
+            for uid, attempt in failed
+            for pod in self._store.pods[uid].values()
+            if pod.attempt == attempt and pod.name not in known and pod.phase == "Running"
+        ]
+        return [pod for pod in failing if pod is not None]
 
     # ---- starting
 
@@ -232,14 +230,14 @@ class PodSupervisor:
         return True
 
     def _start_pods(self, pods: Iterable[PodRecord], now: float) -> None:
-        """Choose devices, write that down, then start the shims."""
+        """Choose devices, store them, then start the shims."""
         chosen: list[PodRecord] = []
         with self._store.transaction():
             for pod in pods:
                 if pod.devices is None:
                     devices = free_devices(self._devices.get(pod.node, ()), self._pods_on_node(pod.node), pod.gpus)
                     if devices is None:
-                        continue  # a replica that leaves still has them; its end brings the next pass
+                        continue  # a terminating replica still has them; its end triggers the next pass
                     pod = replace(pod, devices=devices)
                     self._store.put_pod(pod)
                 chosen.append(pod)
@@ -256,26 +254,24 @@ class PodSupervisor:
             self._schedule_sync(now + _FAST_POLL_S)
 
     def _fail_pod(self, failed: PodRecord) -> None:
-        """The failure rules of its job decide what follows: the room is not kept for a pod that can never begin."""
+        """Fail a pod that can never start, so that the failure rules of its job apply."""
         with self._store.transaction():
             self._store.put_pod(failed)
         self._retries.pop(failed.name, None)
         self._changed = True
 
     def _retry_later(self, pod: PodRecord, now: float, message: str) -> None:
-        self._event(pod, "ReplicaStartFailed", f"{pod.name} could not be started and will be tried again: {message}")
+        self._event(pod, "ReplicaStartFailed", f"{pod.name} could not be started; retrying: {message}")
         retry = self._retries.setdefault(pod.name, Backoff(_FIRST_RETRY_S, _MAX_RETRY_S))
         self._schedule_sync(now + retry.fail(now))
 
     def _report_unknown_status(self, pod: PodRecord, now: float, message: str) -> None:
         if self._unknown_status.get(pod.name) != message:
-            self._event(
-                pod, "ReplicaStatusUnknown", f"what became of {pod.name} cannot be seen, it is tried again: {message}"
-            )
+            self._event(pod, "ReplicaStatusUnknown", f"the status of {pod.name} cannot be read; retrying: {message}")
             self._unknown_status[pod.name] = message
         self._schedule_sync(now + _FIRST_RETRY_S)
 
-    # ---- small things
+    # ---- helpers
 
     def _pods_on_node(self, node: str) -> Iterable[PodRecord]:
         return [pod for pods in self._store.pods.values() for pod in pods.values() if pod.node == node]
@@ -291,23 +287,30 @@ class PodSupervisor:
             with self._store.transaction():
                 self._store.add_event(EventRecord(pod.job_uid, self._clock(), "Warning", reason, message))
         except ClusterError:
-            pass  # the disk may be what it is about
+            pass  # the disk may be full, which may be what the event is about
 
     def _shim_error(self, pod: PodRecord, handle: ShimHandle) -> str:
-        """What its shim said, or else how it ended."""
+        """The shim's error message or exit code."""
         output = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
         code = handle.popen.returncode if handle.popen is not None else None
-        return output if code == shim.NO_SPACE else f"its shim ended with {code}: {output or 'without a word'}"
+        return output if code == shim.NO_SPACE else f"its shim ended with exit code {code}: {output or 'no output'}"
 
     def _kill_leftovers(self, pod: PodRecord) -> None:
-        """What the replica of a shim that was killed had started: the first process went with it, its children not."""
-        mark, ours = _pod_marker(pod), self._home_marker()
-        kill_matching(lambda variables: mark in variables and any(one.startswith(ours) for one in variables))
+        """Kill what a killed shim left: its replica's first process ended with it, the children of that one did not."""
+        marker, ours = _pod_marker(pod), self._home_marker()
+        kill_matching(lambda variables: marker in variables and any(one.startswith(ours) for one in variables))
 
     def _schedule_sync(self, when: float) -> None:
         self._next_sync_at = when if self._next_sync_at is None else min(self._next_sync_at, when)
 
 
 def _pod_marker(pod: PodRecord) -> bytes:
-    """What only processes of this pod have in their environment."""
+    """A variable that only processes of this pod have."""
     return f"MUSTER_POD={pod.name}".encode()
+
+
+def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], count: int) -> tuple[str, ...] | None:
+    """The first `count` devices of a node that no unfinished pod has; None if there are fewer."""
+    taken = {device for pod in on_node if not pod.finished for device in pod.devices or ()}
+    free = [device for device in all_devices if device not in taken]
+    return tuple(free[:count]) if len(free) >= count else None

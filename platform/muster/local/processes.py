@@ -1,4 +1,4 @@
-"""Naming a process for good, and finding what a replica left behind when its shim was killed."""
+"""Processes of this host: handles that cannot refer to another process, and killing by environment."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _KILL_TIMEOUT_S = 5.0
 
 
 def boot_id(file: Path | None = None) -> str:
-    """What is different after every start of this host."""
+    """An id that changes with every start of this host. Raises `DaemonError`."""
     try:
         return (file or _BOOT_ID).read_text().strip()
     except OSError as error:
-        raise DaemonError(f"the engine on this host needs Linux: {file or _BOOT_ID}: {error.strerror}") from error
+        raise DaemonError(f"the daemon requires Linux: {file or _BOOT_ID}: {error.strerror}") from error
 
 
 def check_platform() -> None:
-    """Raise `DaemonError` where replicas could not be minded safely."""
+    """Raises `DaemonError` on a system without pidfds."""
     if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
-        raise DaemonError("the engine on this host needs Linux 5.4 or newer; submit to a cluster instead")
+        raise DaemonError("the daemon requires Linux 5.4 or newer; submit to a cluster instead")
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when it is gone."""
+    """When a process started, in clock ticks since boot; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -42,14 +42,14 @@ def start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process by pidfd: a signal can never reach another one that got its pid."""
+    """A process by pidfd, so that no signal reaches another process that got its pid."""
 
     pid: int
     fd: int
 
     @classmethod
     def find(cls, pid: int, started: int | None = None) -> Process | None:
-        """The process `pid` if it lives and (when given) started at `started`."""
+        """The process `pid` if it exists and, if given, started at `started`."""
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -60,25 +60,25 @@ class Process:
         return cls(pid, fd)
 
     def has_exited(self) -> bool:
-        """Whether it ended; as a zombie it has."""
+        """Whether it has ended; a zombie has."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(0))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing when it is gone."""
+        """Send a signal; no error if it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file descriptor."""
         os.close(self.fd)
 
 
 def kill_matching(matches: Callable[[frozenset[bytes]], bool]) -> int:
-    """Kill every process of ours whose environment ("NAME=value" as bytes) is `doomed`; how many there were.
+    """Kill all processes of this user whose initial environment ("NAME=value" as bytes) matches; returns their number.
 
-    The environment is the one the program was started with. Ends when they are gone, or after 5 s.
+    Returns once they have ended, or after 5 s.
     """
     killed: dict[int, Process] = {}
     deadline = time.monotonic() + _KILL_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""What the daemon answers: one method a verb, plain values in and out. Knows nothing of HTTP.
+"""The calls of the daemon's API, independent of HTTP: plain values in and out.
 
-Every method takes the lock of the store for as short as it can; the engine plans without holding it.
+Methods hold the lock of the store only as long as needed; the engine plans without it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from muster import model, spec
@@ -17,8 +16,7 @@ from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, transitions
 from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
-from muster.local.disk import log_fault
-from muster.local.home import Home
+from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.tables import node_rows, queue_rows, waiting_by_queue
@@ -27,22 +25,31 @@ from muster.yaml_input import AnyObject
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 
 
-@dataclass(slots=True)
 class ChangeNotifier:
-    """What the newest round said, and the bell that rings when anything has changed."""
+    """Wakes watching requests after changes, and has the result of the last cycle."""
 
-    condition: threading.Condition = field(default_factory=threading.Condition)
-    waits: Mapping[str, model.Wait] = field(default_factory=dict)  # by job uid
-    snapshot: model.Snapshot | None = None
+    def __init__(self) -> None:
+        self.waits: Mapping[str, model.Wait] = {}  # by job uid
+        self.snapshot: model.Snapshot | None = None
+        self._condition = threading.Condition()
+
+    def publish(self, waits: Mapping[str, model.Wait], snapshot: model.Snapshot) -> None:
+        """Set the result of a cycle."""
+        self.waits, self.snapshot = waits, snapshot
 
     def notify(self) -> None:
-        """Wake whoever watches."""
-        with self.condition:
-            self.condition.notify_all()
+        """Wake all that wait."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the next change, at most `timeout_s`."""
+        with self._condition:
+            self._condition.wait(timeout_s)
 
 
 class DaemonService:
-    """The verbs."""
+    """The calls of the API."""
 
     def __init__(
         self, home: Home, store: SqliteStore, cluster: LocalCluster, objects: ObjectRegistry, notifier: ChangeNotifier
@@ -59,16 +66,17 @@ class DaemonService:
     def submit(
         self, jobs: Sequence[spec.TrainingJob], dry_run: bool, environments: Sequence[Mapping[str, str] | None] = ()
     ) -> list[spec.TrainingJob]:
-        """Accept jobs, all or none, or say why one could never start. `environments`: of their submitter, one a job."""
+        """Accept jobs, all or none; `environments` are those of the submitter, one per job. Raises `Refused` for a job
+        that could never start."""
         with self._cluster.lock:
             stored = self._objects.submit(jobs, dry_run=True, environments=environments)
             state = self._cluster.observe()
         for job in stored:
-            verdict = check_feasibility(job, state)
-            if verdict is not None:
-                refusal = Refused(verdict.message, reason=verdict.reason)
-                refusal.job = f"{job.metadata.namespace}/{job.metadata.name}"
-                raise refusal
+            wait = check_feasibility(job, state)
+            if wait is not None:
+                error = Refused(wait.message, reason=wait.reason)
+                error.job = f"{job.metadata.namespace}/{job.metadata.name}"
+                raise error
         if dry_run:
             return stored
         with self._cluster.lock:
@@ -82,7 +90,7 @@ class DaemonService:
         return [self._with_live_status(job) for job in jobs if namespace in (None, job.metadata.namespace)]
 
     def job(self, namespace: str, name: str) -> spec.TrainingJob:
-        """One job with its live position and estimate."""
+        """One job with its current position and estimate."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
             self._prune_log_faults()
@@ -90,15 +98,15 @@ class DaemonService:
 
     def patch(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
         """Set suspend or cancel."""
-        for name_of, value in fields.items():
-            if name_of not in _PATCHABLE_FIELDS or not isinstance(value, bool):
-                message = f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false"
-                raise InvalidSpec(message, field=name_of)
+        for field, value in fields.items():
+            if field not in _PATCHABLE_FIELDS or not isinstance(value, bool):
+                message = f"{field}: must be suspend or cancel, with value true or false; got {value!r}"
+                raise InvalidSpec(message, field=field)
         with self._cluster.lock:
             return self._objects.patch(namespace, name, fields)
 
     def scale(self, namespace: str, name: str, replicas: Mapping[str, Any]) -> spec.TrainingJob:
-        """Change how many pods roles have."""
+        """Change the number of pods of roles."""
         for role, count in replicas.items():
             if type(count) is not int:
                 raise InvalidSpec(f"replicas of {role}: must be an integer; got {count!r}", field=role)
@@ -106,13 +114,13 @@ class DaemonService:
             return self._objects.scale(namespace, name, replicas)
 
     def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        """What happened to a job, oldest first."""
+        """The events of a job, oldest first."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
             return [event.to_json() for event in self._store.events(job.metadata.uid)]
 
     def pods(self, namespace: str, name: str) -> dict[str, Any]:
-        """Where a job leaves its files, and its pods."""
+        """The pods of a job, its folders, and the job itself."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
             records = list(self._store.pods.get(job.metadata.uid, {}).values())
@@ -135,7 +143,7 @@ class DaemonService:
     def apply(
         self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()
     ) -> list[ObjectResult]:
-        """Create or change objects. `environments`: of whoever applies, one an object."""
+        """Create or change objects; `environments` are those of the client, one per object."""
         with self._cluster.lock:
             return self._objects.apply(documents, environments)
 
@@ -145,7 +153,7 @@ class DaemonService:
             return self._objects.delete(kind, namespace, name)
 
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
-        """Delete objects, (kind, name, namespace) each: all or none."""
+        """Delete objects, (kind, name, namespace) each, all or none."""
         with self._cluster.lock:
             return self._objects.delete_all(targets)
 
@@ -161,35 +169,34 @@ class DaemonService:
             return sorted(self._store.flavors.values(), key=lambda flavor: flavor.metadata.name)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes and what is taken of them."""
+        """The nodes as rows, with usage and pods."""
         with self._cluster.lock:
-            living = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.finished]
-        pods: dict[str, list[str]] = {}
-        for pod in living:
-            pods.setdefault(pod.node, []).append(pod.name)
-        return node_rows(self._cluster.nodes, self._notifier.snapshot, pods)
+            unfinished = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.finished]
+        pods_by_node: dict[str, list[str]] = {}
+        for pod in unfinished:
+            pods_by_node.setdefault(pod.node, []).append(pod.name)
+        return node_rows(self._cluster.nodes, self._notifier.snapshot, pods_by_node)
 
     def snapshot(self) -> bytes:
-        """The newest world that was planned on, for `muster replay`."""
+        """The planner's input in the last cycle, for `muster replay`."""
         if self._notifier.snapshot is None:
-            raise NotFound("nothing was planned yet; ask again in a moment")
+            raise NotFound("no scheduling cycle has run yet; try again in a moment")
         return encode_snapshot(self._notifier.snapshot)
 
-    # ---- small things
+    # ---- helpers
 
     def unfinished_jobs(self) -> list[spec.TrainingJob]:
-        """Jobs that are not over."""
+        """Jobs that have not finished."""
         with self._cluster.lock:
             return [job for job in self._store.jobs.values() if not is_finished(job.status)]
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Sleep until something changed, at most `timeout_s`."""
-        with self._notifier.condition:
-            self._notifier.condition.wait(timeout_s)
+        """Wait for the next change, at most `timeout_s`."""
+        self._notifier.wait(timeout_s)
 
     def _with_live_status(self, job: spec.TrainingJob) -> spec.TrainingJob:
-        """The job with what is true now and written to its status only now and then, or never: what the newest plan
-        says of it, and whether its logs can be written."""
+        """The job with what its stored status lacks: the result of the last cycle, and whether its logs can be
+        written."""
         if is_finished(job.status):
             return job
         if is_admitted(job.status):
@@ -200,7 +207,7 @@ class DaemonService:
         return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, time.time())})
 
     def _prune_log_faults(self) -> None:
-        """Those of jobs that ended or are no longer there. The caller holds the lock."""
+        """Remove those of jobs that have finished or were deleted. The caller holds the lock."""
         for uid in list(self._log_faults):
             job = self._store.jobs.get(uid)
             if job is None or is_finished(job.status):

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from muster.errors import ClusterError
-from muster.local.capacity import GPU
+from muster.local.nodes import GPU
 from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
 from muster.snapshot import pod_request

@@ -1,4 +1,4 @@
-"""How the parts of the daemon are put together, in the order in which they need each other."""
+"""Builds the parts of the daemon in the order in which they depend on each other, and its default objects."""
 
 from __future__ import annotations
 
@@ -6,47 +6,45 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
+from muster import spec
 from muster.cluster import NodeView
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.capacity import GPU, measure_capacity
 from muster.local.cluster import LocalCluster
-from muster.local.defaults import ensure_default_objects
-from muster.local.disk import release_space, reserve_space
-from muster.local.environment import allowed_environment
-from muster.local.home import Home
-from muster.local.job_environments import JobEnvironmentStore
-from muster.local.launcher import LaunchContext
-from muster.local.log_limits import default_log_limit
+from muster.local.control_loop import DaemonComponents
+from muster.local.environment import JobEnvironmentStore, allowed_environment
+from muster.local.home import Home, release_space, reserve_space
+from muster.local.launcher import LaunchContext, default_log_limit
+from muster.local.nodes import (
+    BLOCK_LABEL,
+    GPU,
+    HOST_SHAPE,
+    HOSTNAME_LABEL,
+    LOCAL_LABEL,
+    RACK_LABEL,
+    host_node,
+    measure_capacity,
+    parse_shape,
+    virtual_nodes,
+)
 from muster.local.objects import ObjectRegistry
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.processes import boot_id, check_platform
 from muster.local.reports import ReportBuilder
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.local.store import SqliteStore, open_store
-from muster.local.virtual_nodes import HOST_SHAPE, host_node, parse_shape, virtual_nodes
 
-_SHAPE_SETTING = "nodes"  # setting
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonComponents:
-    """A daemon taken apart."""
-
-    store: SqliteStore
-    supervisor: PodSupervisor
-    cluster: LocalCluster
-    service: DaemonService
-    reports: ReportBuilder
-    notifier: ChangeNotifier
-    shape: str
+DEFAULT_FLAVOR, DEFAULT_QUEUE = "local", "default"
+_SHAPE_SETTING, _DEFAULT_QUEUE_SETTING = "nodes", "default_queue"
+_DEFAULT_COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")
 
 
 def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> DaemonComponents:
-    """Everything but the loop and the socket. `shape` None: as last time. Raises `MusterError`."""
+    """All parts except the loop and the server; `shape` None: that of the last start. Raises `MusterError`."""
     check_platform()
     boot = boot_id(boot_id_file)
     store = _open_database(home)
@@ -54,25 +52,25 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Daemon
     nodes, devices = _nodes(shape)
     ensure_default_objects(store, nodes, time.time())
     environment = allowed_environment(os.environ, str(Path(sys.executable).parent))
-    host = LaunchContext(
+    context = LaunchContext(
         home=home, boot_id=boot, environment=environment, umask=_umask(),
         collector=tuple(shlex.split(os.environ.get("MUSTER_COLLECTOR") or "")) or _DEFAULT_COLLECTOR,
         log_limit=default_log_limit(os.environ),
     )  # fmt: skip
-    replicas = PodSupervisor(host, store, devices)
-    cluster = LocalCluster(home, store, replicas, nodes)
-    replicas.kill_orphans()
+    supervisor = PodSupervisor(context, store, devices)
+    cluster = LocalCluster(home, store, supervisor, nodes)
+    supervisor.kill_orphans()
     environments = JobEnvironmentStore(home)
     environments.delete_all_except(store.jobs)
     objects = ObjectRegistry(store, nodes, environment, environments, time.time)
-    news = ChangeNotifier()
-    service = DaemonService(home, store, cluster, objects, news)
+    notifier = ChangeNotifier()
+    service = DaemonService(home, store, cluster, objects, notifier)
     reports = ReportBuilder(store, cluster.run_dir, environment)
-    return DaemonComponents(store, replicas, cluster, service, reports, news, shape)
+    return DaemonComponents(store, supervisor, cluster, service, reports, notifier, shape)
 
 
 def _open_database(home: Home) -> SqliteStore:
-    """The database; on a full disk with the help of what was set aside. Raises `ClusterError`."""
+    """The database; on a full disk the reserved space is released to open it. Raises `ClusterError`."""
     try:
         store = open_store(home.database)
     except ClusterError as error:
@@ -84,13 +82,11 @@ def _open_database(home: Home) -> SqliteStore:
     return store
 
 
-_DEFAULT_COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")
-
-
-def _resolve_shape(store: SqliteStore, wanted: str | None) -> str:
-    """The shape to show; written down for the next start. Raises `Refused` when jobs are on the present nodes."""
+def _resolve_shape(store: SqliteStore, requested: str | None) -> str:
+    """The shape of the nodes, stored for the next start; empty for the host. Raises `Refused` JobsRunning if it changes
+    while jobs run."""
     before = store.settings.get(_SHAPE_SETTING, "")
-    after = before if wanted is None else "" if wanted == HOST_SHAPE else wanted
+    after = before if requested is None else "" if requested == HOST_SHAPE else requested
     if after == before:
         return before
     if after:
@@ -100,7 +96,8 @@ def _resolve_shape(store: SqliteStore, wanted: str | None) -> str:
     ]
     if running:
         raise Refused(
-            f"--nodes {wanted}: jobs run on the present nodes ({', '.join(sorted(running)[:8])}); let them end first",
+            f"--nodes {requested}: jobs run on the current nodes ({', '.join(sorted(running)[:8])}); wait for them to"
+            " end, or cancel them",
             field="nodes",
             reason="JobsRunning",
         )
@@ -110,7 +107,7 @@ def _resolve_shape(store: SqliteStore, wanted: str | None) -> str:
 
 
 def _nodes(shape: str) -> tuple[tuple[NodeView, ...], dict[str, tuple[str, ...]]]:
-    """The nodes, and what CUDA_VISIBLE_DEVICES calls the GPUs of each."""
+    """The nodes, and by node the names of its GPUs in CUDA_VISIBLE_DEVICES."""
     if not shape:
         capacity = measure_capacity()
         node = host_node(capacity)
@@ -120,6 +117,39 @@ def _nodes(shape: str) -> tuple[tuple[NodeView, ...], dict[str, tuple[str, ...]]
 
 
 def _umask() -> int:
-    """The umask that we were started with."""
-    mask = os.umask(0o077)
-    return mask
+    """The umask that the daemon was started with; sets the daemon's own to 077."""
+    return os.umask(0o077)
+
+
+def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: float) -> None:
+    """Create flavor `local` and queue `default` at the first start only, so that users may delete or change them.
+
+    The queue guarantees all pod slots and limits no other resource. While it is unchanged, it is updated with the
+    nodes.
+    """
+    slots = str(sum(node.allocatable.get("pods") for node in nodes))
+    requested = spec.QueueSpec(
+        namespace_selector=spec.LabelSelector(),
+        resources=[spec.FlavorQuota(flavor=DEFAULT_FLAVOR, guaranteed={"pods": slots})],
+    )
+    written = store.settings.get(_DEFAULT_QUEUE_SETTING)
+    with store.transaction():
+        if written is None:
+            store.put(spec.Flavor(metadata=_metadata(DEFAULT_FLAVOR, now), spec=_flavor()))
+            store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=requested))
+        elif (queue := store.queues.get(DEFAULT_QUEUE)) is None or queue.spec.model_dump_json() != written:
+            return
+        elif queue.spec != requested:
+            metadata = queue.metadata.model_copy(update={"generation": queue.metadata.generation + 1})
+            store.put(queue.model_copy(update={"spec": requested, "metadata": metadata}))
+        store.put_setting(_DEFAULT_QUEUE_SETTING, requested.model_dump_json())
+
+
+def _flavor() -> spec.FlavorSpec:
+    levels = (("block", BLOCK_LABEL), ("rack", RACK_LABEL), ("host", HOSTNAME_LABEL))
+    topology = [spec.TopologyLevel(name=name, node_label=label) for name, label in levels]
+    return spec.FlavorSpec(node_labels={LOCAL_LABEL: "true"}, topology=topology)
+
+
+def _metadata(name: str, now: float) -> spec.ObjectMeta:
+    return spec.ObjectMeta(name=name, uid=uuid.uuid4().hex, creation_timestamp=now)

@@ -13,12 +13,12 @@ from torchx.version import TORCHX_IMAGE
 
 from muster.env_vars import not_passed_message
 from muster.errors import DaemonError, MusterError
-from muster.local.capacity import measure_capacity
+from muster.local.annotations import allow_oversubscription, annotate_submitter, pass_variables
 from muster.local.client import LocalClient
-from muster.local.oversubscription import allow_oversubscription, check_processes
-from muster.local.restrictions import check_local_support
-from muster.local.submission import annotate_submitter, pass_variables, submitter_environment
-from muster.local.virtual_nodes import host_node
+from muster.local.environment import submitter_environment
+from muster.local.job_checks import check_local_support
+from muster.local.nodes import host_node, measure_capacity
+from muster.local.programs import check_processes
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
 from muster.torchx.appdef import to_training_job

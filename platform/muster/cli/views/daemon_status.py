@@ -13,7 +13,7 @@ from muster.text.humanize import format_duration, pluralize
 
 def node_label_lines(shape: str) -> list[str]:
     """One line for each group of virtual nodes with labels set by the user."""
-    from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
+    from muster.local.nodes import HOST_SHAPE, parse_shape
 
     groups = parse_shape(shape) if shape != HOST_SHAPE else ()
     return [

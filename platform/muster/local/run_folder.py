@@ -1,0 +1,278 @@
+"""Reads a job's run folder (docs/run-folder.md): its logs, their tails and lines between two times, and heartbeats.
+
+A log has a size limit: its shim punches a hole into the oldest part, so that the rest keeps its offsets. Lines have no
+time. The shim records the log's size just before and after it grew, so `since` and `until` are exact to about a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from muster.cluster import Heartbeat
+from muster.errors import NotFound
+from muster.heartbeat import NUMERIC_FIELDS, ClockReading, finite_number, parse_heartbeat
+from muster.spec import TERMINAL_PHASES, TrainingJob
+
+TAIL_BYTES = 4096
+_POLL_S = 0.2
+_BLOCK_BYTES = 2**18
+_FINISHED_JOB_PHASES = ("Terminating", *TERMINAL_PHASES)
+_FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
+_FileStamp = tuple[int, int] | None  # modification time in ns and inode; None: no file
+
+
+def log_path(run_dir: Path, role: str, index: int, attempt: int) -> Path:
+    """The log of one pod (docs/run-folder.md)."""
+    return run_dir / "logs" / f"{role}-{index}.attempt-{attempt}.log"
+
+
+def tail(path: Path) -> str:
+    """The last 4 KiB, from the beginning of a line if there is one; empty without a log."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            data = file.read(TAIL_BYTES)
+    except OSError:
+        return ""
+    if size > TAIL_BYTES and b"\n" in data[:-1]:
+        data = data.partition(b"\n")[2]
+    return data.decode(errors="replace")
+
+
+def byte_range(times: list[tuple[float, int]], since: float | None, until: float | None) -> tuple[int, int | None]:
+    """Bytes [begin, end) of a log that may have been written from `since` to `until`; end None: to its end.
+
+    `times` are (Unix time, size at that time). No requested line is left out; up to a second more may be included.
+    """
+    stamps = [stamp for stamp, _ in times]
+    begin = 0
+    if since is not None:
+        earlier = bisect_right(stamps, since)
+        begin = times[earlier - 1][1] if earlier else 0
+    end = None
+    if until is not None:
+        later = bisect_left(stamps, until)
+        end = times[later][1] if later < len(times) else None
+    return begin, end
+
+
+def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:
+    """The offset of the last `count` lines of bytes [begin, end); a last line without newline counts. Reads backwards,
+    no more than needed."""
+    try:
+        with open(path, "rb") as file:
+            begin = max(begin, _data_offset(file))
+            size = file.seek(0, 2)
+            top = size if end is None else min(end, size)
+            if count == 0:
+                return max(begin, top)
+            position, remaining = top, count
+            while position > begin:
+                start = max(begin, position - _BLOCK_BYTES)
+                file.seek(start)
+                block = file.read(position - start)
+                at = len(block) - (position == top and block.endswith(b"\n"))  # that newline ends the last line
+                while (at := block.rfind(b"\n", 0, at)) >= 0:
+                    remaining -= 1
+                    if remaining == 0:
+                        return start + at + 1
+                position = start
+    except FileNotFoundError:
+        pass
+    return begin
+
+
+def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[], bool] | None) -> Iterator[str]:
+    """Lines of bytes [begin, end), without newlines; bytes that are not UTF-8 are replaced.
+
+    With `is_finished` the log is followed: new lines are awaited until it returns True.
+    """
+    position, rest, over = begin, b"", is_finished is None
+    while True:
+        start, data = _read_block(path, position, end)
+        if start != position and rest:  # its end was dropped
+            rest += b"\n"
+        position = start + len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+        if len(data) == _BLOCK_BYTES:
+            continue  # there may be more already
+        if over or (end is not None and position >= end):
+            break
+        over = is_finished is None or is_finished()  # if over, read once more: the end may have been written since
+        if not data and not over:
+            time.sleep(_POLL_S)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]:
+    """(offset, data): at most one block, since logs may be larger than memory, from `position`, or from the log's
+    beginning if that part was dropped."""
+    try:
+        with open(path, "rb") as file:
+            while True:
+                start = _resume_offset(file, position)
+                file.seek(start)
+                data = file.read(_BLOCK_BYTES if end is None else max(0, min(_BLOCK_BYTES, end - start)))
+                if _resume_offset(file, start) == start:  # none of it was dropped meanwhile
+                    return start, data
+    except FileNotFoundError:
+        return position, b""
+
+
+def _resume_offset(file: BinaryIO, position: int) -> int:
+    """The offset to continue at; a log that became shorter was truncated and is read from its beginning."""
+    if os.fstat(file.fileno()).st_size < position:
+        return 0
+    return max(position, _data_offset(file))
+
+
+def _data_offset(file: BinaryIO) -> int:
+    """The offset of a log's first byte that was not dropped. Moves the file's position."""
+    try:
+        data = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    except OSError:  # empty, or a file system without holes
+        return 0
+    if data == 0:
+        return 0
+    block = os.pread(file.fileno(), _BLOCK_BYTES, data)
+    return data + len(block) - len(block.lstrip(b"\0"))
+
+
+_FINISHED_JOB_PHASES = ("Terminating", *TERMINAL_PHASES)
+_FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
+
+
+def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
+    """Raises `NotFound` for a role or index that the job does not have, unless the folder `logs` has its log of the
+    given `attempt`: a replica that was removed since can still be read."""
+    if attempt is not None and f"{role}-{index}.attempt-{attempt}.log" in {path.name for path in logs.glob("*.log")}:
+        return
+    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
+    if role not in replicas:
+        raise NotFound(
+            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
+            field="role",
+            reason="RoleNotFound",
+        )
+    if not 0 <= index < replicas[role]:
+        raise NotFound(
+            f"index: must be 0 to {replicas[role] - 1} for role {role!r} of job {job.metadata.name!r}; got {index}",
+            field="index",
+            reason="ReplicaNotFound",
+        )
+
+
+def check_attempt(job: TrainingJob, attempt: int) -> None:
+    """Raises `NotFound` for an attempt that has not begun."""
+    newest = job.status.attempt
+    if attempt > newest:
+        valid = "0" if newest == 0 else f"0 to {newest}"
+        message = f"attempt: must be {valid} for job {job.metadata.name!r}; got {attempt}"
+        raise NotFound(message, field="attempt", reason="AttemptNotFound")
+
+
+def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
+    """The newest attempt that has a log; with `follow`, an unfinished job's current attempt even without a log."""
+    attempts = [
+        int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
+        for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
+    ]
+    if follow and job.status.phase not in _FINISHED_JOB_PHASES:
+        return max([job.status.attempt, *attempts])
+    return max(attempts, default=job.status.attempt)
+
+
+def newest_log_attempts(logs: Path) -> dict[tuple[str, int], int]:
+    """By (role, index): the newest attempt that has a log in this folder."""
+    newest: dict[tuple[str, int], int] = {}
+    for path in logs.glob("*.attempt-*.log"):
+        pod, _, attempt = path.name.removesuffix(".log").rpartition(".attempt-")
+        role, _, index = pod.rpartition("-")
+        if index.isdigit() and attempt.isdigit():
+            newest[role, int(index)] = max(int(attempt), newest.get((role, int(index)), 0))
+    return newest
+
+
+def is_complete(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
+    """Whether an attempt's log is complete; `pods` are the replica's pods of that attempt from the daemon's API."""
+    if job.status.attempt < attempt:
+        return False
+    finished = [pod["phase"] in _FINISHED_POD_PHASES for pod in pods]
+    if job.status.attempt > attempt or job.status.phase in _FINISHED_JOB_PHASES:
+        return all(finished)
+    return bool(finished) and finished[0]
+
+
+@dataclass(slots=True)
+class _CachedHeartbeat:
+    heartbeat_stamp: _FileStamp = None
+    checkpoint_stamp: _FileStamp = None
+    heartbeat: Heartbeat | None = None
+
+
+class HeartbeatReader:
+    """The newest heartbeats, by job uid. Called often for every running job, so a file is parsed only if it changed."""
+
+    def __init__(self) -> None:
+        self._cache: dict[str, _CachedHeartbeat] = {}
+
+    def read(self, run_dirs: Iterable[tuple[str, Path]], now: float) -> dict[str, Heartbeat]:
+        """Heartbeats of these jobs (uid, run folder), with their newest checkpoints; unchanged ones are the same
+        objects."""
+        self._cache = {
+            uid: self._refresh(self._cache.get(uid) or _CachedHeartbeat(), run_dir, ClockReading(now))
+            for uid, run_dir in run_dirs
+        }
+        return {uid: entry.heartbeat for uid, entry in self._cache.items() if entry.heartbeat is not None}
+
+    def _refresh(self, cached: _CachedHeartbeat, run_dir: Path, clock: ClockReading) -> _CachedHeartbeat:
+        heartbeat_file, latest_file = run_dir / "heartbeats" / "rank-0.json", run_dir / "checkpoints" / "latest"
+        stamps = _file_stamp(heartbeat_file), _file_stamp(latest_file)
+        if stamps != (cached.heartbeat_stamp, cached.checkpoint_stamp):
+            fields = read_json(heartbeat_file), read_json(latest_file)
+            cached.heartbeat = parse_heartbeat(*fields, clock, cached.heartbeat)
+            cached.heartbeat_stamp, cached.checkpoint_stamp = stamps
+        return cached
+
+
+def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
+    """The last heartbeat of each rank, by rank, without files that cannot be read; invalid numbers are None."""
+    found = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "heartbeats").glob("rank-*.json")]
+    return sorted(
+        (fields for fields in found if isinstance(fields.get("rank"), int)), key=lambda fields: fields["rank"]
+    )
+
+
+def _drop_invalid_numbers(heartbeat: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value
+        for name, value in heartbeat.items()
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that is replaced atomically; empty if it is missing or invalid.
+
+    The user's program writes it: only a regular file is opened, and no more is read than a valid object can have.
+    """
+    from muster.tracing.heartbeat_server import read_json_object
+    from muster.tracing.shared_folder import SharedFolder
+
+    return read_json_object(SharedFolder(path.parent), path.name, []) or {}
+
+
+def _file_stamp(path: Path) -> _FileStamp:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
