@@ -116,7 +116,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) 
         database.execute("CREATE TABLE later (x)")
     database.close()
     before = (home / "muster.db").read_bytes()
-    with pytest.raises(MusterError, match="made by a newer Muster") as refusal:
+    with pytest.raises(MusterError) as refusal:
         LocalClient.connect(home)
     assert refusal.value.reason == "NewerDatabase"
     assert (home / "muster.db").read_bytes() == before

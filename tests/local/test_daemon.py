@@ -231,8 +231,9 @@ def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -
 
 def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) -> None:
     client.submit(shell_job("fixed", "true", suspend=True))
-    with pytest.raises(InvalidSpec, match="'bogus' cannot be set here"):
+    with pytest.raises(InvalidSpec) as refused:
         request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v2/jobs/default/fixed", {"queue": "bogus"})
+    assert refused.value.field == "queue"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_suspended_jobs_are_not_counted_as_waiting(client: LocalClient) -> None:
 
 def test_a_shape_that_is_none_is_refused_and_the_daemon_goes_on_as_it_was(client: LocalClient) -> None:
     before = client.status()
-    with pytest.raises(InvalidSpec, match="--nodes '4by8': not NODESxGPUS") as refusal:
+    with pytest.raises(InvalidSpec, match="--nodes '4by8': must be NODESxGPUS") as refusal:
         LocalClient.up(before["home"], nodes="4by8")
     assert refusal.value.field == "nodes"
     assert client.status()["pid"] == before["pid"]

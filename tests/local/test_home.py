@@ -21,7 +21,7 @@ def test_a_home_is_made_for_its_user_alone(tmp_path: Path) -> None:
 def test_a_home_that_others_can_enter_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
-    with pytest.raises(Refused, match=r"can be entered by others \(mode 755\); run: chmod 700"):
+    with pytest.raises(Refused, match=r"can be entered by other users \(mode 755\); run: chmod 700"):
         open_home(tmp_path / "open")
 
 
@@ -35,7 +35,7 @@ def test_a_home_of_someone_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_is_no_home(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Refused, match="cannot be made: File exists"):
+    with pytest.raises(Refused, match="cannot be created: File exists"):
         open_home(tmp_path / "file")
 
 
@@ -52,7 +52,7 @@ def test_a_path_too_long_for_a_socket_gets_a_private_folder_elsewhere_and_a_poin
 def test_a_socket_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     home = open_home(tmp_path / ("long-" * 30))
     home.socket().parent.chmod(0o777)
-    with pytest.raises(Refused, match="can be entered by others"):
+    with pytest.raises(Refused, match="can be entered by other users"):
         home.socket()
     Path(home.socket_pointer.read_text().strip()).parent.rmdir()
 

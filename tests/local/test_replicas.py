@@ -293,7 +293,7 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
         assert machine.replicas.live_shim_count() == 0
     (event,) = machine.store.events(UID)
     assert (event.reason, event.count) == ("ReplicaStartFailed", 1)
-    assert "its shim ended with 1: no interpreter for you" in event.message
+    assert "its shim ended with exit code 1: no interpreter for you" in event.message
     due = machine.replicas.next_sync_at()
     assert due is not None
     assert due > time.time()

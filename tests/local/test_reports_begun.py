@@ -52,7 +52,7 @@ def test_a_file_where_the_reports_folder_should_be_is_an_event(opened: Home, par
     (run_dir / "report").write_text("the user's own")
     one_round(opened, parts)
     (event,) = parts.store.events(job.metadata.uid)
-    assert (event.reason, "could not be begun" in event.message) == ("ReportFailed", True)
+    assert (event.reason, "could not be started" in event.message) == ("ReportFailed", True)
     assert parts.store.jobs[job.metadata.uid].status.traces == spec.TraceStatus()
 
 

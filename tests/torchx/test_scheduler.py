@@ -276,7 +276,7 @@ def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: p
         (utils.echo("x"), {"topology": "rak"}, "has no level 'rak'; did you mean 'rack'?"),
         (utils.echo("x"), {"flavors": ["h200"]}, "flavor 'h200' does not exist"),
         (shell("true", replicas=5, cpu=2), {}, "the largest that fits is 2 pods"),
-        (shell("true", entrypoint="no-such-program"), {}, "'no-such-program' is no program found"),
+        (shell("true", entrypoint="no-such-program"), {}, "program 'no-such-program' not found"),
         (utils.sh("x", mounts=["type=bind", "src=/a", "dst=/b"]), {}, "there are no volumes on this host"),
         (shell("true", entrypoint="python", args=["no/such.py"]), {}, "the script 'no/such.py' does not exist"),
     ],

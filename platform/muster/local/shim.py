@@ -1,19 +1,18 @@
-"""The small process beside each replica: it owns the replica and outlives the daemon.
+"""The parent process of one replica, which outlives the daemon: `python -I -S shim.py FOLDER`.
 
-The daemon may be killed at any instruction, and yet a replica must run exactly once and its end must be known. So each
-replica has a parent of its own that takes a lock before it starts anything, collects the whole tree of processes, and
-leaves the exit code in a file. It is started by file name (`python -I -S shim.py FOLDER`), imports next to nothing and
-never anything of Muster: a host may run hundreds of them.
+The daemon may be killed at any instruction, yet a replica must run exactly once and its exit code must be known. So
+each replica has a parent that takes a lock before it starts anything, reaps the whole tree of processes, and writes the
+exit code to a file. A host may run hundreds of shims, so this file imports few modules and nothing of Muster.
 
-Files in FOLDER, all but `spec.json`, `stop.json` and `failure.json` written here:
+Files in FOLDER; the shim writes all except `spec.json`, `stop.json` and `failure.json`:
 
-    spec.json      what to run: argv, env, cwd, log, log_limit, grace_s, umask, boot_id, and perhaps a collector
-    lock           held (flock) as long as the shim lives
-    started.json   the shim's pid and start time; from here on the replica counts as run and never runs again
-    times          "unix-time bytes-in-log" just before and after the log grew, to a second
+    spec.json      what to run: argv, env, cwd, log, log_limit, grace_s, umask, boot_id, optionally a collector
+    lock           locked (flock) while the shim runs
+    started.json   the shim's pid and start time; once it exists, the replica is never started again
+    times          "unix-time bytes-in-log" just before and after the log grew, exact to a second
     stop.json      {"grace_s"}: read at SIGTERM
-    failure.json   {"exit_code", "failed_at"}: left by a launcher when its first rank failed (MUSTER_FAILURE_FILE)
-    exit.json      the end; the last thing written, once no process of the replica is left
+    failure.json   {"exit_code", "failed_at"}: written by a launcher when its first rank fails (MUSTER_FAILURE_FILE)
+    exit.json      exit code and times; written last, once no process of the replica is left
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from typing import Any, NoReturn
 SPEC, LOCK, STARTED, TIMES, STOP, EXIT = "spec.json", "lock", "started.json", "times", "stop.json", "exit.json"
 FAILURE = "failure.json"
 ALREADY_RUNS, ALREADY_RAN, NO_SPACE = 75, 76, 74  # exit codes of a shim that started nothing
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a replica that could not start, as a shell gives them
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a replica that could not start, as those of a shell
 _EXIT_BYTES = 4096
 _TICK_S = 1.0
 _MIN_DRAIN_S = 2.0
@@ -41,24 +40,24 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Shim:
-    """One replica from its lock to its exit file."""
+    """Runs one replica; the lock is held."""
 
     def __init__(self, folder: str, spec: dict[str, Any]) -> None:
         self.folder = folder
         self.spec = spec
-        self.main_pid = 0  # pid; 0 when it does not live
+        self.main_pid = 0  # 0: not running
         self.collector_pid = 0
         self.main_status: int | None = None
         self.collector_status: int | None = None
-        self.deadline: float | None = None  # monotonic; when the grace is over
+        self.deadline: float | None = None  # monotonic; end of the grace period
         self.stopped = False
         self.killed = False
         self.log_size = -1
-        self.log_dropped = 0  # bytes from the beginning of the log that are there no more
-        self.log_checked_at = 0.0  # the newest look that found no growth; 0 when that look is in the index
+        self.log_dropped = 0  # bytes that were dropped from the beginning of the log
+        self.log_checked_at = 0.0  # last check that found no growth; 0 if that check is in `times`
 
     def run(self) -> None:
-        """Start, wait, clean up, write the end."""
+        """Start the processes, wait, clean up, write the exit file."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         out_of_memory_kills = _out_of_memory_kills()
         started_at = time.time()
@@ -94,29 +93,29 @@ class Shim:
         )
 
     def _wait(self) -> None:
-        """Sleep until a signal, the deadline or the next look at the log; then reap whoever ended."""
-        pause = _TICK_S
+        """Sleep until a signal, the deadline or the next check of the log; then reap children."""
+        timeout_s = _TICK_S
         if self.deadline is not None:
-            pause = min(pause, max(0.0, self.deadline - time.monotonic()))
-        received = signal.sigtimedwait(_SIGNALS, pause)
+            timeout_s = min(timeout_s, max(0.0, self.deadline - time.monotonic()))
+        received = signal.sigtimedwait(_SIGNALS, timeout_s)
         if received is not None and received.si_signo != signal.SIGCHLD:
             self._stop()
         self._reap()
         self._record_log_size()
 
     def _stop(self) -> None:
-        """Pass SIGTERM on to the main process, as Kubernetes does, and let the grace begin.
+        """Send SIGTERM to the main process and start the grace period, as a kubelet does.
 
-        Once: whoever asks again (a daemon that came back and does not know) may only shorten the grace, for to many
-        programs, our launcher among them, a second SIGTERM means to stop at once, without the checkpoint.
+        SIGTERM is sent once: a repeated request, for example of a restarted daemon, can only shorten the grace period,
+        since many programs, Muster's launcher included, exit at a second SIGTERM without a checkpoint.
         """
-        grace = self.spec["grace_s"]
+        grace_s = self.spec["grace_s"]
         try:
             with open(os.path.join(self.folder, STOP)) as file:
-                grace = float(json.load(file)["grace_s"])
+                grace_s = float(json.load(file)["grace_s"])
         except (OSError, ValueError, KeyError):
-            pass  # nobody said otherwise (or the disk is full): the replica's own grace
-        end = time.monotonic() + grace
+            pass  # no other grace period was given, or the disk was full: that of the spec applies
+        end = time.monotonic() + grace_s
         self.deadline = end if self.deadline is None else min(self.deadline, end)
         if self.main_pid and not self.stopped:
             self.stopped = True
@@ -139,18 +138,18 @@ class Shim:
                 self.collector_pid, self.collector_status = 0, os.waitstatus_to_exitcode(status)
 
     def _kill_descendants(self, keep_pid: int) -> None:
-        """Kill until no descendant is left. Orphans become our children, so ours are all there is to kill."""
+        """Kill until no descendant is left. Orphans become children of this process, so its children are enough."""
         while True:
             self._reap()
-            left = [pid for pid in _children() if pid != keep_pid]
-            if not left:
+            remaining = [pid for pid in _children() if pid != keep_pid]
+            if not remaining:
                 return
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)  # it is our child and not reaped, so it is there
+            for pid in remaining:
+                os.kill(pid, signal.SIGKILL)  # a child that was not reaped, so the pid is valid
             signal.sigtimedwait((signal.SIGCHLD,), 0.05)
 
     def _drain_collector(self) -> None:
-        """Let the collector take what the replica wrote last; at most as long as the grace when one runs."""
+        """Let the collector process the last files; if a grace period runs, until its end."""
         if not self.collector_pid:
             return
         os.kill(self.collector_pid, signal.SIGTERM)
@@ -162,7 +161,7 @@ class Shim:
             self._wait()
 
     def _record_log_size(self) -> None:
-        """Remember how long the log was now, so that it can be read by time though its lines carry none."""
+        """Record the log's size, so that it can be read by time although its lines have none."""
         try:
             now, size = time.time(), os.stat(self.spec["log"]).st_size
             limit = self.spec.get("log_limit", 0)
@@ -173,18 +172,18 @@ class Shim:
                 self.log_checked_at = now
                 return
             with open(os.path.join(self.folder, TIMES), "a") as file:
-                if self.log_checked_at:  # so that it is known when the growth began, too
+                if self.log_checked_at:  # the time before the growth
                     file.write(f"{self.log_checked_at:.3f} {self.log_size}\n")
                 file.write(f"{now:.3f} {size}\n")
             self.log_size, self.log_checked_at = size, 0.0
         except OSError:
-            pass  # a full disk or a removed folder costs the index, not the replica
+            pass  # a full disk or a removed folder affects `times` only, not the replica
 
     def _drop_oldest_log(self, size: int, limit: int) -> None:
-        """Keep the newest three quarters of `limit`, after a line that says what is gone. Raises OSError.
+        """Keep the newest three quarters of `limit`, after a line that says what was dropped. Raises OSError.
 
-        A hole is punched: the file keeps its length, so that whoever writes or follows it stays where it is. Where the
-        file system cannot do that, all is dropped.
+        A hole is punched: the file keeps its size, so that offsets of writers and readers stay valid. On a file system
+        without this, the whole log is dropped.
         """
         file = os.open(self.spec["log"], os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -192,7 +191,7 @@ class Shim:
             end_of_line = os.pread(file, _MAX_LINE_BYTES, cut).find(b"\n")
             cut += end_of_line + 1
             line = f"muster: the first {cut} bytes of this log were dropped; the limit is {limit} bytes\n".encode()
-            os.pwrite(file, line, cut - len(line))  # first: on a full disk this block is still ours
+            os.pwrite(file, line, cut - len(line))  # before the hole, since on a full disk this block is allocated
             if _punch(file, cut - len(line)):
                 self.log_dropped = cut - len(line)
                 return
@@ -204,7 +203,7 @@ class Shim:
             os.close(file)
 
     def _write_exit(self, end: dict[str, Any]) -> None:
-        """Into the room reserved at the start: this must succeed on a full disk."""
+        """Write into the space reserved at the start, so that it succeeds on a full disk."""
         reserved = os.path.join(self.folder, EXIT + ".tmp")
         text = json.dumps(end).encode().ljust(_EXIT_BYTES)
         file = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
@@ -214,7 +213,7 @@ class Shim:
 
 
 def failed_at(folder: str) -> float | None:
-    """When the first rank failed, as the launcher noted it, Unix seconds; None when nobody noted anything."""
+    """Unix time when the first rank failed, as the launcher recorded it, or None."""
     try:
         with open(os.path.join(folder, FAILURE)) as file:
             at = json.load(file)["failed_at"]
@@ -224,7 +223,7 @@ def failed_at(folder: str) -> float | None:
 
 
 def _spawn(command: dict[str, Any], umask: int) -> int:
-    """Fork and exec `what` in a session of its own, its output appended to its log, its end tied to ours."""
+    """Fork and exec `command` in its own session; output goes to its log, and it is killed if the shim is."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -235,13 +234,13 @@ def _spawn(command: dict[str, Any], umask: int) -> int:
         if os.getppid() != parent:
             os._exit(128 + signal.SIGKILL)  # the shim died before the line above took effect
         os.umask(umask)
-        nothing = os.open(os.devnull, os.O_RDONLY)
+        null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         for number in (*_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
             signal.signal(number, signal.SIG_DFL)
-        # A collector that is told to stop before it can listen must hear of it later, not die of it.
+        # A SIGTERM before the collector has a handler must be pending, not kill it.
         signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGTERM,) if command.get("holds_sigterm") else ())
         os.chdir(command["cwd"])
         os.execvpe(command["argv"][0], command["argv"], command["env"])
@@ -254,13 +253,13 @@ def _spawn(command: dict[str, Any], umask: int) -> int:
 
 
 def _children() -> list[int]:
-    """Pids of our children, those that wait to be reaped included."""
-    me = os.getpid()
+    """Pids of the children of this process, including zombies."""
+    own_pid = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children") as file:
+        with open(f"/proc/{own_pid}/task/{own_pid}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
-        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == me]
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == own_pid]
 
 
 def _parent(pid: str) -> int:
@@ -272,7 +271,7 @@ def _parent(pid: str) -> int:
 
 
 def _out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot."""
+    """The number of processes that the kernel has killed since boot because memory was exhausted."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -281,9 +280,9 @@ def _out_of_memory_kills() -> int:
 
 
 def _punch(file: int, length: int) -> bool:
-    """Give back the first `length` bytes of a file, which then read as zeros; False where that cannot be done."""
+    """Deallocate the first `length` bytes of a file, which then read as zeros; False if that is not supported."""
     libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, "fallocate64", None) or libc.fallocate  # musl has one, of 64 bits
+    function = getattr(libc, "fallocate64", None) or libc.fallocate  # musl has only fallocate, with 64 bits
     return bool(function(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length)) == 0)
 
 
@@ -292,13 +291,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _start_time() -> int:
-    """When this process started, in clock ticks since boot: with the pid it names a process for good."""
+    """When this process started, in clock ticks since boot; with the pid it identifies a process."""
     with open("/proc/self/stat") as file:
         return int(file.read().rpartition(")")[2].split()[19])
 
 
 def _acquire_lock(lock: int) -> bool:
-    """Take the lock; a daemon that looks whether it is taken holds it for a moment, so try for half a second."""
+    """Take the lock, within half a second, since a daemon that checks the lock holds it for a moment."""
     for _ in range(50):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -309,8 +308,8 @@ def _acquire_lock(lock: int) -> bool:
 
 
 def main(folder: str) -> NoReturn:
-    """Run the replica of FOLDER unless somebody does, or did."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # whoever reads started.json may signal us
+    """Run the replica of FOLDER unless a shim does or did."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # signals may be sent once started.json exists
     lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _acquire_lock(lock):
         sys.exit(ALREADY_RUNS)
@@ -327,7 +326,7 @@ def main(folder: str) -> NoReturn:
             json.dump({"pid": os.getpid(), "start_time": _start_time(), "boot_id": spec["boot_id"]}, file)
         os.rename(started + ".tmp", started)
     except OSError as error:
-        print(f"muster: no room to run in {folder}: {error}", file=sys.stderr)
+        print(f"muster: cannot write to {folder}: {error}", file=sys.stderr)
         sys.exit(NO_SPACE)
     Shim(folder, spec).run()
     sys.exit(0)

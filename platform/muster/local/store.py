@@ -1,8 +1,8 @@
-"""Objects, pods and events in one SQLite file: the truth of the cluster on this host.
+"""The database of this host: objects, pods and events in one SQLite file.
 
-Everything is also in memory, because a plan reads all of it many times a minute; what did not change keeps its
-identity. A write is one transaction: on disk first (fsync), then in memory, so that nobody acts on what a crash could
-take back. One process has it open: the daemon that holds the lock.
+Objects and pods are also kept in memory, since each scheduling cycle reads all of them; unchanged ones stay the same
+Python objects. A transaction is on disk (fsync) before it ends, so that no process is started or stopped for a write
+that a crash could lose. Only the daemon that holds the lock of the home opens the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from muster.spec import Flavor, Queue, TrainingJob
 from muster.yaml_input import KINDS, AnyObject
 
 SCHEMA = 1
-MAX_EVENTS_PER_JOB = 200  # kept of one job
+MAX_EVENTS_PER_JOB = 200
 RESERVED_BYTES = 2 * 2**20
-"""So much may be written in the database, and in its write-ahead log, once the disk is full."""
-_CHECKPOINT_PAGES = 128  # of 4 KiB: the log is begun anew long before it needs more than it has set aside
+"""Space in the database, and in its write-ahead log, that remains usable on a full disk."""
+_CHECKPOINT_PAGES = 128  # of 4 KiB: the log is restarted long before it exceeds its reserved size
 T = TypeVar("T")
 _SCHEMA_SQL = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -41,14 +41,14 @@ CREATE INDEX events_of_job ON events (job_uid, id);
 
 
 class SqliteStore:
-    """The open database. Not thread-safe: its owner holds a lock."""
+    """The open database. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._undo: list[Callable[[], None]] | None = None  # of the transaction in progress
         self.version = 0  # the newest resourceVersion
         self.settings: dict[str, str] = {}
-        self.jobs: dict[str, TrainingJob] = {}  # by uid, as all below but queues and flavors (by name)
+        self.jobs: dict[str, TrainingJob] = {}  # by uid; queues and flavors by name
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.pods: dict[str, dict[str, PodRecord]] = {}  # by job uid, then by name
@@ -67,7 +67,7 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside reach the disk together, or none of them happened. Raises `ClusterError`."""
+        """All writes inside are committed together, or none. Raises `ClusterError` StoreUnwritable."""
         undo: list[Callable[[], None]] = []
         version, self._undo = self.version, undo
         try:
@@ -89,10 +89,10 @@ class SqliteStore:
             self._undo = None
 
     def reserve_space(self) -> None:
-        """Have free pages in the database and a long write-ahead log, so that jobs can be stopped on a full disk.
+        """Reserve free pages in the database and in its write-ahead log, so that jobs can be stopped on a full disk.
 
-        SQLite uses both again and gives neither back, the log until it is closed. Without effect on a disk that is full
-        already.
+        SQLite reuses both and does not return them to the disk, the log until it is closed. Without effect on a disk
+        that is already full.
         """
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         with suppress(sqlite3.Error):
@@ -116,7 +116,7 @@ class SqliteStore:
         self._cache_object(stored)
 
     def remove(self, item: AnyObject) -> None:
-        """Forget an object; of a job also its events."""
+        """Remove an object; with a job also its events."""
         self._connection.execute("DELETE FROM objects WHERE uid = ?", (item.metadata.uid,))
         if isinstance(item, TrainingJob):
             self._connection.execute("DELETE FROM events WHERE job_uid = ?", (item.metadata.uid,))
@@ -136,7 +136,7 @@ class SqliteStore:
         self._cache_set(self.pods.setdefault(pod.job_uid, {}), pod.name, pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
-        """Forget a pod."""
+        """Remove a pod."""
         self._connection.execute("DELETE FROM pods WHERE name = ?", (pod.name,))
         self._cache_delete(self.pods[pod.job_uid], pod.name)
 
@@ -146,7 +146,7 @@ class SqliteStore:
         self._cache_set(self.settings, name, value)
 
     def add_event(self, event: EventRecord) -> None:
-        """Write an event; the same words twice in a row are one event that is counted."""
+        """Write an event; a repetition of the last one only increases its count."""
         last = self._connection.execute(
             "SELECT id, reason, message FROM events WHERE job_uid = ? ORDER BY id DESC LIMIT 1", (event.job_uid,)
         ).fetchone()
@@ -171,7 +171,7 @@ class SqliteStore:
         return [EventRecord(*row) for row in rows]
 
     def close(self) -> None:
-        """Close the file; its write-ahead log is folded in."""
+        """Close the file, including its write-ahead log."""
         self._connection.close()
 
     def _write_setting(self, name: str, value: str) -> None:
@@ -200,7 +200,7 @@ class SqliteStore:
 
 
 def _pod_resources(pod: PodRecord, job: TrainingJob | None) -> Resources:
-    """What a pod asks for whose record does not say so: what its role does, or all that is known of it."""
+    """The requests of a pod whose record has none: those of its role, else its GPUs."""
     for role in job.spec.roles if job is not None else ():
         if role.name == pod.role:
             return pod_request(role.template.spec)
@@ -208,7 +208,7 @@ def _pod_resources(pod: PodRecord, job: TrainingJob | None) -> Resources:
 
 
 def _undo_step(where: dict[str, T], key: str) -> Callable[[], None]:
-    """What puts back the value that `key` has now."""
+    """A function that restores the current value of `key`."""
     missing = key not in where
     before = where.get(key)
 
@@ -222,16 +222,16 @@ def _undo_step(where: dict[str, T], key: str) -> Callable[[], None]:
 
 
 def open_store(path: Path) -> SqliteStore:
-    """Open the database, or make it.
+    """Open or create the database.
 
-    Raises `ClusterError`: reason NewerDatabase when a newer Muster made it (it is left untouched), StoreUnreadable
-    when it is no database or damaged, StoreUnwritable when it cannot be made.
+    Raises `ClusterError`: NewerDatabase if a newer Muster created it (it is not changed), StoreUnreadable if it is
+    damaged or not a database, StoreUnwritable if it cannot be created.
     """
     if path.exists() and path.stat().st_size:
         _check_schema(path)
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-        _check_not_newer(_schema_version(connection), path)  # it may have come since the look above
+        _check_not_newer(_schema_version(connection), path)  # it may have been created since the check above
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if _schema_version(connection) == 0:
@@ -241,12 +241,13 @@ def open_store(path: Path) -> SqliteStore:
         raise ClusterError(f"{path} cannot be opened: {error}", reason="StoreUnwritable") from error
     except (sqlite3.DatabaseError, ValueError) as error:
         raise ClusterError(
-            f"{path} cannot be read: {error}; move it away to begin with an empty one", reason="StoreUnreadable"
+            f"{path} cannot be read: {error}; move the file away to start with an empty database",
+            reason="StoreUnreadable",
         ) from error
 
 
 def _check_schema(path: Path) -> None:
-    """Look at the version without writing a byte."""
+    """Check the version without writing to the file."""
     try:
         connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)
         try:
@@ -255,7 +256,8 @@ def _check_schema(path: Path) -> None:
             connection.close()
     except sqlite3.DatabaseError as error:
         raise ClusterError(
-            f"{path} cannot be read: {error}; move it away to begin with an empty one", reason="StoreUnreadable"
+            f"{path} cannot be read: {error}; move the file away to start with an empty database",
+            reason="StoreUnreadable",
         ) from error
     _check_not_newer(found, path)
 
@@ -263,8 +265,8 @@ def _check_schema(path: Path) -> None:
 def _check_not_newer(found: int, path: Path) -> None:
     if found > SCHEMA:
         raise ClusterError(
-            f"{path} was made by a newer Muster (schema {found}; this one reads up to {SCHEMA}): use that version,"
-            " or set MUSTER_HOME to another folder. It was left as it is",
+            f"{path} was created by a newer Muster (schema {found}; this version supports up to {SCHEMA}); use that"
+            " version, or set MUSTER_HOME to another folder. The file was not changed",
             reason="NewerDatabase",
         )
 
