@@ -236,7 +236,7 @@ def test_the_output_says_what_was_rounded_and_what_never_ran() -> None:
         rows = list(csv.DictReader(file))
     fractions = sum(int(row["num_gpu"]) > 0 and int(row["gpu_milli"]) < 1000 for row in rows)
     never = sum(not row["scheduled_time"] for row in rows)
-    assert f"{fractions} jobs ask for a part of a GPU" in notes
+    assert f"{fractions} jobs request a fraction of a GPU" in notes
     assert f"{never} jobs never ran in the recording" in notes
 
 

@@ -1,4 +1,4 @@
-"""The very same engine and planner on a cluster in memory, under a virtual clock.
+"""Runs the engine and planner on a simulated cluster in memory with a virtual clock.
 
 workload = read_workload(Path("nodes.csv"), Path("jobs.csv"))
 result = run(workload, POLICIES["muster"])
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
-from muster.simulate.result import DurationStats, RefusedJob, SimulationResult, write_placements
+from muster.simulate.metrics import DurationStats, RefusedJob, SimulationResult, write_placements
+from muster.simulate.pods import JobBehavior
 from muster.simulate.run import SimulationConfig, SimulationProgress, compare, run
 from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
-from muster.simulate.work import JobBehavior
 from muster.simulate.workload import RecordedWorkload, WorkloadAssumptions, read_workload
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""A cluster in memory under a virtual clock.
+"""A cluster in memory with a virtual clock.
 
-It speaks the same protocol as a real one and refuses the same things: statuses are guarded by their version, pods take
-time to start and to stop, work that no checkpoint kept is lost.
+It behaves as a real one: a status is written only with the current resource version, pods take time to start and to
+stop, and work after the last checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, NotFound
 from muster.lifecycle import ACTIVE_POD_PHASES
-from muster.simulate.event_queue import EventQueue
-from muster.simulate.pods import NullObserver, SimJob, SimulatedPods, SimulationObserver
-from muster.simulate.work import JobBehavior
+from muster.simulate.pods import EventQueue, JobBehavior, NullObserver, SimJob, SimulatedPods, SimulationObserver
 
 
 class SimCluster:
     """Jobs, pods and nodes in memory. Implements `muster.cluster.Cluster`.
 
-    `shows_checkpoints`: whether newest checkpoints are told as they are made. Where nobody can ever be evicted, nobody
-    asks for them, and a long simulation is spared most of its news.
+    `report_checkpoints`: whether heartbeats report checkpoints. The engine needs them only if gangs can be evicted;
+    without them a long simulation has far fewer changes.
     """
 
     def __init__(
@@ -62,10 +60,10 @@ class SimCluster:
         self._pods = SimulatedPods(self._event_queue, self.nodes, self._observer)
         self._report_checkpoints = report_checkpoints
 
-    # ---- what the engine sees and asks
+    # ---- the engine's interface
 
     def observe(self) -> ObservedState:
-        """The world now."""
+        """The current state."""
         if self._node_views is None:
             self._node_views = tuple(self.nodes.values())
         if self._report_checkpoints:
@@ -81,22 +79,22 @@ class SimCluster:
         )
 
     def apply(self, writes: Sequence[Write]) -> None:
-        """Carry out the writes in order. Raises Conflict at the first status that changed meanwhile."""
+        """Apply the writes in order. Raises Conflict at the first status that was changed meanwhile."""
         for write in writes:
             self.apply_one(write)
 
     def apply_one(self, write: Write) -> None:
-        """Carry out one write."""
+        """Apply one write."""
         if isinstance(write, WriteStatus):
             self._write_status(write)
         elif isinstance(write, WriteQueueStatus):
             if write.queue in self._queues:
-                status = {"status": write.status}
-                self._queues[write.queue] = self._queues[write.queue].model_copy(update=status)
+                queue = self._queues[write.queue].model_copy(update={"status": write.status})
+                self._queues[write.queue] = queue
         elif isinstance(write, WriteFlavorStatus):
             if write.flavor in self._flavors:
-                message = {"status": write.status}
-                self._flavors[write.flavor] = self._flavors[write.flavor].model_copy(update=message)
+                flavor = self._flavors[write.flavor].model_copy(update={"status": write.status})
+                self._flavors[write.flavor] = flavor
         elif isinstance(write, RecordEvent):
             self.events.append(write)
             self._observer.event_recorded(write, self.now)
@@ -111,23 +109,21 @@ class SimCluster:
                 del self._jobs[write.job_uid]
                 self._heartbeats.pop(write.job_uid, None)
 
-    # ---- what users do
+    # ---- users
 
     def submit(self, job: spec.TrainingJob, behavior: JobBehavior) -> str:
-        """A user submits a job; returns its uid. Raises Conflict when there is one of that name."""
+        """Submit a job; returns its uid. Raises Conflict if the name is in use."""
         meta = job.metadata
         uid = meta.uid or f"uid-{meta.namespace or 'default'}-{meta.name}"
         if uid in self._jobs:
-            raise Conflict(f"job {meta.name} exists already")
-        fresh = job.model_copy(
-            update={"metadata": meta.model_copy(update={"uid": uid, "creation_timestamp": self.now})}
-        )
-        self._jobs[uid] = SimJob(fresh, behavior)
+            raise Conflict(f"job {meta.name} already exists")
+        stored = meta.model_copy(update={"uid": uid, "creation_timestamp": self.now})
+        self._jobs[uid] = SimJob(job.model_copy(update={"metadata": stored}), behavior)
         self._bump_resource_version(uid)
         return uid
 
     def edit(self, uid: str, **fields: object) -> None:
-        """A user changes fields of a job's spec, such as `suspend=True`."""
+        """Change fields of a job's spec, such as `suspend=True`."""
         job = self.job(uid)
         meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
         requested = job.spec.model_copy(update=fields)
@@ -135,39 +131,39 @@ class SimCluster:
         self._bump_resource_version(uid)
 
     def delete(self, uid: str) -> None:
-        """A user deletes a job; it goes once its pods are gone."""
+        """Delete a job; it is removed after its pods."""
         job = self.job(uid)
         meta = job.metadata.model_copy(update={"deletion_timestamp": self.now})
         self._jobs[uid].job = job.model_copy(update={"metadata": meta})
         self._bump_resource_version(uid)
 
     def put_queue(self, queue: spec.Queue) -> None:
-        """Create or replace a queue; its status stays."""
+        """Create or replace a queue; its status is kept."""
         old = self._queues.get(queue.metadata.name)
         self._queues[queue.metadata.name] = queue if old is None else queue.model_copy(update={"status": old.status})
 
     def job_uids(self) -> tuple[str, ...]:
-        """All jobs that are there, in the order they came."""
+        """The uids of all jobs, in the order of submission."""
         return tuple(self._jobs)
 
     def has_job(self, uid: str) -> bool:
-        """Whether the job is still there."""
+        """Whether the job exists."""
         return uid in self._jobs
 
     def job(self, uid: str) -> spec.TrainingJob:
-        """A job as it is now. Raises NotFound."""
+        """A job. Raises NotFound."""
         if uid not in self._jobs:
-            raise NotFound(f"there is no job {uid}")
+            raise NotFound(f"job {uid} does not exist")
         return self._jobs[uid].job
 
     def pods(self, uid: str) -> tuple[PodView, ...]:
-        """The pods of a job, none for a job that is gone."""
+        """The pods of a job; none if it does not exist."""
         return tuple(self._jobs[uid].pods.values()) if uid in self._jobs else ()
 
-    # ---- what goes wrong
+    # ---- faults
 
     def fail_node(self, name: str, *, deleted: bool = False) -> None:
-        """A node stops answering, or is deleted: its pods are lost."""
+        """A node becomes unreachable, or is deleted: its pods are lost."""
         node = self.nodes[name]
         if deleted:
             del self.nodes[name]
@@ -179,7 +175,7 @@ class SimCluster:
                 self._pods.mark_lost(entry, pod)
 
     def restore_node(self, node: NodeView) -> None:
-        """A node that was lost answers again, empty; or a new one joins."""
+        """A node becomes ready again without pods, or is added."""
         for entry, pod in self._pods_on_node(node.name):
             if pod.phase == "Lost":
                 self._pods.remove(entry, pod.name)
@@ -188,7 +184,7 @@ class SimCluster:
         self._event_queue.schedule_now()
 
     def lose_pod(self, uid: str, index: int = 0) -> None:
-        """A running pod vanishes without a trace. Raises NotFound when there is none of this index."""
+        """Remove a running pod. Raises NotFound if there is none with this index."""
         entry = self._jobs[uid]
         pod = next((pod for pod in entry.pods.values() if pod.index == index and pod.phase == "Running"), None)
         if pod is None:
@@ -204,29 +200,29 @@ class SimCluster:
         return self._event_queue.now
 
     def next_event_time(self) -> float | None:
-        """When something happens next by itself."""
+        """The time of the next scheduled event."""
         return self._event_queue.next_time()
 
     def advance(self, to: float) -> None:
-        """Let time pass until `to`; all that is due by then happens, in order."""
+        """Advance the clock to `to` and run all events until then, in order."""
         self._event_queue.advance(to)
 
     def schedule(self, when: float, callback: Callable[[], None]) -> None:
-        """Put something on the agenda."""
+        """Schedule an event."""
         self._event_queue.schedule(when, callback)
 
-    # ---- the rest
+    # ---- helpers
 
     def _write_status(self, write: WriteStatus) -> None:
         entry = self._jobs.get(write.job_uid)
         if entry is None or entry.job.metadata.resource_version != write.resource_version:
-            raise Conflict(f"job {write.job_uid} changed meanwhile")
+            raise Conflict(f"job {write.job_uid} was changed meanwhile")
         entry.job = entry.job.model_copy(update={"status": write.status})
         self._bump_resource_version(write.job_uid)
         self._observer.status_written(entry.job, self.now)
 
     def _bump_resource_version(self, uid: str) -> None:
-        """Every change of a job gives it a new version."""
+        """Give a changed job a new resource version."""
         entry = self._jobs[uid]
         meta = entry.job.metadata.model_copy(update={"resource_version": str(next(self._versions))})
         entry.job = entry.job.model_copy(update={"metadata": meta})
@@ -235,14 +231,14 @@ class SimCluster:
         return [(entry, pod) for entry in self._jobs.values() for pod in entry.pods.values() if pod.node == name]
 
     def _update_heartbeats(self) -> None:
-        """Newest checkpoints, as far as there are new ones."""
+        """Update the heartbeats of jobs that have a new checkpoint."""
         for uid, entry in self._jobs.items():
             attempt = entry.attempt
             if attempt is None or attempt.behavior.checkpoint_every_s is None:
                 continue
-            made, at = attempt.checkpoint_count(self.now), attempt.last_checkpoint_at(self.now)
+            number, at = attempt.checkpoint_count(self.now), attempt.last_checkpoint_at(self.now)
             old = self._heartbeats.get(uid)
             if at is not None and (old is None or old.checkpoint_at != at):
                 self._heartbeats[uid] = Heartbeat(
-                    at=at, step=made, step_changed_at=at, checkpoint_step=made, checkpoint_at=at
+                    at=at, step=number, step_changed_at=at, checkpoint_step=number, checkpoint_at=at
                 )

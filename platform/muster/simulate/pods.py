@@ -1,41 +1,147 @@
-"""What simulated pods do: come up, work, exit, stop when they are told to, or get lost."""
+"""Simulated pods: how they start, work, write checkpoints, exit, stop or get lost, on a virtual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import heapq
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Protocol
 
 from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Resources
-from muster.simulate.event_queue import EventQueue
-from muster.simulate.work import Attempt, JobBehavior
 from muster.snapshot import pod_request
 
 
+class EventQueue:
+    """A virtual clock with scheduled events. Events of the same time run in the order in which they were scheduled."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self._items: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = count()
+
+    def schedule(self, when: float, callback: Callable[[], None]) -> None:
+        """Schedule an event."""
+        heapq.heappush(self._items, (when, next(self._sequence), callback))
+
+    def next_time(self) -> float | None:
+        """The time of the next event."""
+        return self._items[0][0] if self._items else None
+
+    def schedule_now(self) -> None:
+        """Schedule an empty event now, so that the simulation runs another cycle."""
+        if self.next_time() != self.now:
+            self.schedule(self.now, _no_op)
+
+    def advance(self, to: float) -> None:
+        """Advance the clock to `to` and run all events until then, in order."""
+        while self._items and self._items[0][0] <= to:
+            when, _, callback = heapq.heappop(self._items)
+            self.now = max(self.now, when)
+            callback()
+        self.now = max(self.now, to)
+
+
+def _no_op() -> None:
+    """The event of `schedule_now`."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobBehavior:
+    """How a simulated job behaves. Times in seconds; `runtime_s` is its run time at full size.
+
+    A gang of fewer pods works proportionally slower. Work until the last checkpoint survives a stop; all work does if
+    the job also writes a checkpoint at SIGTERM. `exit_codes` are those of attempts 0, 1, ... (then 0); an attempt that
+    fails does so after `fails_after_s`. In `stuck_attempts` the last pod never becomes ready. Pods of `endless_roles`
+    run until they are stopped.
+    """
+
+    runtime_s: float
+    start_delay_s: float = 0.0
+    stop_s: float = 0.0  # from SIGTERM to exit; at most the grace period
+    checkpoint_every_s: float | None = None
+    checkpoint_on_stop: bool = False
+    exit_codes: tuple[int, ...] = ()
+    fails_after_s: float = 0.0
+    stuck_attempts: frozenset[int] = frozenset()
+    endless_roles: frozenset[str] = frozenset()
+
+    def exit_code(self, attempt: int) -> int:
+        """The exit code of this attempt if it is not stopped."""
+        return self.exit_codes[attempt] if attempt < len(self.exit_codes) else 0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of the whole gang, from the time when all its pods are ready."""
+
+    behavior: JobBehavior
+    number: int
+    pods: int
+    full_size: int
+    started_at: float
+    prior_work_s: float  # seconds of work, at full size, that earlier attempts saved
+
+    @property
+    def rate(self) -> float:
+        """Seconds of work per second."""
+        return self.pods / self.full_size
+
+    @property
+    def ends_at(self) -> float:
+        """When it exits if it is not stopped."""
+        if self.behavior.exit_code(self.number) != 0:
+            return self.started_at + self.behavior.fails_after_s
+        return self.started_at + max(0.0, self.behavior.runtime_s - self.prior_work_s) / self.rate
+
+    def checkpoint_count(self, now: float) -> int:
+        """The number of checkpoints it has written."""
+        interval_s = self.behavior.checkpoint_every_s
+        return 0 if interval_s is None else int(max(0.0, now - self.started_at) // interval_s)
+
+    def last_checkpoint_at(self, now: float) -> float | None:
+        """When it wrote its last checkpoint."""
+        number, interval_s = self.checkpoint_count(now), self.behavior.checkpoint_every_s
+        return None if number == 0 or interval_s is None else self.started_at + number * interval_s
+
+    def saved_s(self, now: float, *, graceful: bool) -> float:
+        """Seconds of work, at full size, that a stop at `now` keeps."""
+        until = now if graceful and self.behavior.checkpoint_on_stop else self.last_checkpoint_at(now)
+        gained = 0.0 if until is None else (until - self.started_at) * self.rate
+        return min(self.behavior.runtime_s, self.prior_work_s + gained)
+
+    def lost_pod_s(self, now: float, *, graceful: bool) -> float:
+        """Pod-seconds of this attempt that a stop at `now` loses."""
+        if graceful and self.behavior.checkpoint_on_stop:
+            return 0.0
+        since = self.last_checkpoint_at(now)
+        return (now - (self.started_at if since is None else since)) * self.pods
+
+
 class SimulationObserver(Protocol):
-    """Whoever keeps the records of a simulation."""
+    """Receives what happens in a simulation."""
 
     def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
-        """A pod took its place."""
+        """A pod was created on its node."""
 
     def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
-        """A pod gave its place back; `pod` is how it was last seen."""
+        """A pod released its resources; `pod` is its last state."""
 
     def status_written(self, job: spec.TrainingJob, now: float) -> None:
-        """A job got a new status."""
+        """A job has a new status."""
 
     def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None:
-        """Pod-seconds were thrown away."""
+        """Pod-seconds of work were lost."""
 
     def event_recorded(self, event: RecordEvent, now: float) -> None:
-        """Something happened to a job."""
+        """An event of a job was recorded."""
 
 
 class NullObserver:
-    """Keeps no records."""
+    """Ignores everything."""
 
     def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
     def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
@@ -46,13 +152,13 @@ class NullObserver:
 
 @dataclass(slots=True)
 class SimJob:
-    """A job, what it does, and its pods by name."""
+    """A job, its behavior, and its pods by name."""
 
     job: spec.TrainingJob
     behavior: JobBehavior
     pods: dict[str, PodView] = field(default_factory=dict)
-    attempt: Attempt | None = None  # while the whole gang works
-    completed_work_s: float = 0.0  # of work, at full size, that a stop would leave behind
+    attempt: Attempt | None = None  # while the whole gang is ready
+    completed_work_s: float = 0.0  # at full size, saved by earlier attempts
     _requests: tuple[spec.TrainingJobSpec, dict[str, Resources]] | None = None  # by role, of one spec
 
     @property
@@ -61,15 +167,15 @@ class SimJob:
         return self.job.metadata.uid
 
     def request(self, role: str) -> Resources:
-        """What a pod of the role asks for if it is made now; nothing for a role that the job does not have."""
-        requested = self.job.spec
-        if self._requests is None or self._requests[0] is not requested:
-            self._requests = requested, {part.name: pod_request(part.template.spec) for part in requested.roles}
+        """The requests of a new pod of the role; empty for a role that the job does not have."""
+        job_spec = self.job.spec
+        if self._requests is None or self._requests[0] is not job_spec:
+            self._requests = job_spec, {part.name: pod_request(part.template.spec) for part in job_spec.roles}
         return self._requests[1].get(role, Resources())
 
 
 class SimulatedPods:
-    """All pods of a simulated cluster. `nodes` is the cluster's own, by name, and may change."""
+    """All pods of a simulated cluster. `nodes` is the cluster's dict, by name, and changes with it."""
 
     def __init__(self, event_queue: EventQueue, nodes: Mapping[str, NodeView], observer: SimulationObserver) -> None:
         self._event_queue = event_queue
@@ -79,7 +185,7 @@ class SimulatedPods:
         self._changed_jobs: dict[str, SimJob] = {}
 
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
-        """Every job's pods by uid; the tuples of jobs whose pods did not change stay the same."""
+        """The pods of all jobs, by uid; unchanged tuples are the same objects."""
         for uid, entry in self._changed_jobs.items():
             if entry.pods:
                 self._views[uid] = tuple(entry.pods.values())
@@ -89,7 +195,7 @@ class SimulatedPods:
         return self._views
 
     def create(self, entry: SimJob, write: CreatePod) -> None:
-        """Start a pod; nothing if it is there already."""
+        """Create a pod unless it exists."""
         if write.name in entry.pods:
             return
         pod = PodView(
@@ -116,7 +222,7 @@ class SimulatedPods:
             self._event_queue.schedule_now()
 
     def delete(self, entry: SimJob, write: DeletePod) -> None:
-        """Stop a pod: at once if nothing runs in it, else within its grace; a lost one only with its node."""
+        """Stop a pod: at once if nothing runs in it, else within its grace period; a lost one once its node is ready."""
         pod = entry.pods.get(write.name)
         if pod is None:
             return
@@ -132,12 +238,12 @@ class SimulatedPods:
             self._event_queue.schedule(gone_at, lambda: self.remove(entry, write.name))
 
     def mark_lost(self, entry: SimJob, pod: PodView) -> None:
-        """A pod's node is gone or silent."""
+        """The pod's node was deleted or is unreachable."""
         self.stop_work(entry, graceful=False)
         self._update(entry, replace(pod, phase="Lost", ready=False))
 
     def remove(self, entry: SimJob, name: str) -> None:
-        """A pod is gone for good."""
+        """Remove a pod."""
         pod = entry.pods.pop(name, None)
         if pod is None:
             return
@@ -146,12 +252,12 @@ class SimulatedPods:
             self._observer.pod_released(entry.job, pod, self._event_queue.now)
 
     def remove_all(self, entry: SimJob) -> None:
-        """A job is gone, and its pods with it."""
+        """Remove the pods of a removed job."""
         for name in list(entry.pods):
             self.remove(entry, name)
 
     def stop_work(self, entry: SimJob, *, graceful: bool) -> None:
-        """The gang stops working: what no checkpoint kept is lost."""
+        """The gang stops working; work that no checkpoint has is lost."""
         attempt, entry.attempt = entry.attempt, None
         if attempt is not None:
             now = self._event_queue.now
@@ -159,7 +265,7 @@ class SimulatedPods:
             self._observer.work_lost(entry.job, attempt.lost_pod_s(now, graceful=graceful))
 
     def _become_ready(self, entry: SimJob, name: str) -> None:
-        """A pod is ready; when it is the last of its gang, the work begins."""
+        """A pod becomes ready; after the last one of the gang, work begins."""
         pod = entry.pods.get(name)
         if pod is None or pod.phase != "Pending" or pod.deleting:
             return

@@ -1,5 +1,5 @@
-"""Replay a workload: jobs arrive when they did, the engine decides as it would on a real cluster, and time jumps from
-one event to the next."""
+"""Replays a workload: jobs arrive at their recorded times, the engine decides as on a real cluster, and the clock jumps
+from event to event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from muster.cluster import ObservedState
 from muster.engine import MUSTER, POLICIES, Engine, Policy, replay, run_cycle
 from muster.model import Wait
 from muster.simulate.cluster import SimCluster
-from muster.simulate.idle_capacity import IdleCapacity, demand_of
-from muster.simulate.metrics import MetricsRecorder
-from muster.simulate.result import DurationStats, RefusedJob, SimulationResult
+from muster.simulate.metrics import (
+    DurationStats,
+    IdleCapacity,
+    MetricsRecorder,
+    RefusedJob,
+    SimulationResult,
+    demand_of,
+)
 from muster.simulate.trace_csv import TraceJob
 from muster.simulate.workload import (
     JobFactory,
@@ -33,12 +38,12 @@ INFEASIBLE_CODES = frozenset({
     "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "UnknownFlavor",
     "UnknownTopologyLevel", "LargerThanQuota", "LargerThanCluster",
 })  # fmt: skip
-"""Why a job could not start even on the empty cluster."""
+"""Reasons why a job cannot start even in the empty cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationProgress:
-    """How far a simulation has come."""
+    """The progress of a simulation."""
 
     finished: int
     jobs: int
@@ -48,7 +53,7 @@ class SimulationProgress:
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """How a workload is replayed. `queue_tree` None: the recording's queues share the cluster equally."""
+    """How a workload is replayed. `queue_tree` None: the workload's queues share the cluster equally."""
 
     assumptions: WorkloadAssumptions = field(default_factory=WorkloadAssumptions)
     queue_tree: tuple[spec.Queue, ...] | None = None
@@ -68,12 +73,12 @@ def compare(
     policies: Iterable[Policy] = POLICIES.values(),
     config: SimulationConfig = SimulationConfig(),
 ) -> tuple[SimulationResult, ...]:
-    """The same workload under each policy, in their order."""
+    """Replay the workload under each policy, in this order."""
     return tuple(run(workload, policy, config) for policy in policies)
 
 
 class _Replay:
-    """One run in the making."""
+    """One run."""
 
     def __init__(self, workload: RecordedWorkload, policy: Policy, config: SimulationConfig) -> None:
         self.workload = workload
@@ -82,14 +87,14 @@ class _Replay:
         names = flavor_names(workload.nodes)
         self.jobs = JobFactory(names, config.assumptions)
         self.names = names
-        kinds = build_flavors(workload.nodes, names)
+        flavors = build_flavors(workload.nodes, names)
         tree = list(config.queue_tree) if config.queue_tree is not None else build_queues(workload, names)
         nodes = tuple(build_nodes(workload.nodes, names))
-        self.metrics = MetricsRecorder(IdleCapacity(nodes, kinds[0].spec.topology))
+        self.metrics = MetricsRecorder(IdleCapacity(nodes, flavors[0].spec.topology))
         first = min(row.submit_s for row in workload.jobs)
-        standing = {(row.queue, config.assumptions.priority(row)) for row in workload.jobs}
-        evictions = policy.preempts and len(standing) > 1  # equals of one queue never make way for each other
-        self.cluster = SimCluster(nodes, kinds, tree, now=first, observer=self.metrics, report_checkpoints=evictions)
+        ranks = {(row.queue, config.assumptions.priority(row)) for row in workload.jobs}
+        evictions = policy.preempts and len(ranks) > 1  # jobs of one queue and priority never preempt each other
+        self.cluster = SimCluster(nodes, flavors, tree, now=first, observer=self.metrics, report_checkpoints=evictions)
         self.engine = Engine(policy, status_refresh_s=inf)
         self.rows: dict[str, TraceJob] = {}
         self.arrivals = 0
@@ -102,13 +107,13 @@ class _Replay:
         return self._summarize(refused, wall_s)
 
     def _schedule_arrivals(self) -> tuple[RefusedJob, ...]:
-        """Put every arrival on the agenda, but for jobs that could never start."""
+        """Schedule the arrival of every job that could start; returns the others."""
         rows = sorted(self.workload.jobs, key=lambda row: row.submit_s)
         jobs = [self.jobs.job(row, number) for number, row in enumerate(rows)]
-        impossible = _find_infeasible(jobs, self.cluster.observe())
+        infeasible = _find_infeasible(jobs, self.cluster.observe())
         refused = []
         for row, job in zip(rows, jobs, strict=True):
-            wait = impossible.get(id(job.spec))
+            wait = infeasible.get(id(job.spec))
             if wait is not None:
                 refused.append(RefusedJob(row.name, wait.reason, wait.message))
                 continue
@@ -123,25 +128,25 @@ class _Replay:
         self.arrivals += 1
 
     def _run_events(self) -> None:
-        """Jump from event to event until nothing is left to happen."""
-        cluster, engine, records = self.cluster, self.engine, self.metrics
-        shown_at, wake_at = 0.0, None
+        """Advance from event to event until none is left."""
+        cluster, engine = self.cluster, self.engine
+        reported_at, wake_at = 0.0, None
         while True:
             times = [at for at in (cluster.next_event_time(), wake_at) if at is not None]
             if not times:
                 return
             cluster.advance(max(cluster.now, min(times)))
             wake_at = run_cycle(cluster, engine).wake_at
-            records.cycle_finished(cluster.now)
-            if self.config.progress is not None and time.perf_counter() - shown_at >= self.config.progress_every_s:
-                shown_at = time.perf_counter()
+            self.metrics.cycle_finished(cluster.now)
+            if self.config.progress is not None and time.perf_counter() - reported_at >= self.config.progress_every_s:
+                reported_at = time.perf_counter()
                 self._report_progress()
 
     def _report_progress(self) -> None:
         if self.config.progress is not None:
-            done = len(self.metrics.finished)
+            finished = len(self.metrics.finished)
             waiting = self.arrivals - len(self.metrics.started)
-            self.config.progress(SimulationProgress(done, len(self.rows), self.cluster.now, waiting))
+            self.config.progress(SimulationProgress(finished, len(self.rows), self.cluster.now, waiting))
 
     def _summarize(self, refused: tuple[RefusedJob, ...], wall_s: float) -> SimulationResult:
         self._report_progress()
@@ -173,10 +178,10 @@ class _Replay:
     def _notes(self) -> tuple[str, ...]:
         workload, notes = self.workload, []
         if workload.fractional_jobs:
-            notes.append(f"{workload.fractional_jobs} jobs ask for a part of a GPU; each got a whole one")
+            notes.append(f"{workload.fractional_jobs} jobs request a fraction of a GPU; each got a whole GPU")
         if workload.never_scheduled:
             notes.append(
-                f"{workload.never_scheduled} jobs never ran in the recording; each runs for as long as it existed"
+                f"{workload.never_scheduled} jobs never ran in the recording; each runs for the time that it existed"
             )
         if workload.invalid_rows:
             rows = "1 row" if len(workload.invalid_rows) == 1 else f"{len(workload.invalid_rows)} rows"
@@ -184,20 +189,20 @@ class _Replay:
             notes.append(f"{rows} could not be read and {was} skipped; the first: {workload.invalid_rows[0]}")
         failed = len(self.metrics.finished) - len(self.metrics.completed)
         if failed:
-            notes.append(f"{failed} jobs failed (such as by running longer than the bound they declared)")
-        stuck = [uid for uid in self.rows if uid not in self.metrics.finished]
-        if stuck:
-            names = ", ".join(self.rows[uid].name for uid in stuck[:5])
-            notes.append(f"{len(stuck)} jobs never finished: {names}")
+            notes.append(f"{failed} jobs failed (for example, because they exceeded their maximum run time)")
+        unfinished = [uid for uid in self.rows if uid not in self.metrics.finished]
+        if unfinished:
+            names = ", ".join(self.rows[uid].name for uid in unfinished[:5])
+            notes.append(f"{len(unfinished)} jobs never finished: {names}")
         return tuple(notes)
 
 
-def _find_infeasible(jobs: Sequence[spec.TrainingJob], world: ObservedState) -> dict[int, Wait]:
-    """By identity of their spec: jobs that could not start even on the empty cluster, and why."""
-    alike = {id(job.spec): job for job in jobs}
-    key_of = {job.metadata.uid: key for key, job in alike.items()}
+def _find_infeasible(jobs: Sequence[spec.TrainingJob], observed: ObservedState) -> dict[int, Wait]:
+    """By identity of its spec: each job that could not start even in the empty cluster, and why."""
+    by_spec = {id(job.spec): job for job in jobs}
+    key_of = {job.metadata.uid: key for key, job in by_spec.items()}
     waits: list[Wait] = []
-    snapshot = build_snapshot(replace(world, jobs=tuple(alike.values())), SnapshotCache())
+    snapshot = build_snapshot(replace(observed, jobs=tuple(by_spec.values())), SnapshotCache())
     waits.extend(snapshot.rejected)
     waits.extend(decision for decision in replay(snapshot.snapshot) if isinstance(decision, Wait))
     return {key_of[wait.gang_uid]: wait for wait in waits if wait.reason in INFEASIBLE_CODES}

@@ -1,7 +1,7 @@
-"""Rows of a recorded workload, and what is wrong with those that cannot be read.
+"""Reads the CSV tables of a recorded workload: nodes and jobs.
 
-Two forms of each table are known by their header: OpenB's own columns and a plain form for any other trace. A bad row
-is named by line and reason; whether bad rows end the reading is for the caller to say.
+Each table has two formats, recognized by the header: that of the OpenB traces and a plain one. An invalid row is
+reported with its line and the reason; the caller decides whether invalid rows are an error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ R = TypeVar("R", bound="TraceNode | TraceJob")
 CsvRow = Mapping[str, str]
 
 MAX_VALUES = {"pods": 100_000, "gpus": 10_000, "cpu_milli": 10**9, "memory_mib": 10**10, "seconds": 10**11}
-"""What is beyond these is a slip of the pen, not a cluster."""
+"""Larger values are treated as typing errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node: GPUs, milli-cores, MiB; what kind of GPU; where it stands."""
+    """A node: GPUs and their type, milli-cores, MiB, rack and block."""
 
     name: str
     gpus: int
@@ -39,9 +39,10 @@ class TraceNode:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job: when it came and how long it runs at full size, in seconds; what each of its pods asks for.
+    """A job: submit time and run time at full size, in seconds, and the requests of each pod.
 
-    `gpu_types`: kinds of GPU it may run on, in order; empty: any. `topology`: the level that all its pods must share.
+    `gpu_types`: types of GPU it may run on, in order of preference; empty: any. `topology`: the level that all its pods
+    must share.
     """
 
     name: str
@@ -57,14 +58,14 @@ class TraceJob:
     max_runtime_s: int | None = None
     gpu_types: tuple[str, ...] = ()
     topology: str = ""
-    qos: str = ""  # OpenB's word for how urgent it is
-    fractional_gpu: bool = False  # asked for a part of a GPU, counted as one
+    qos: str = ""  # its QoS class in OpenB
+    fractional_gpu: bool = False  # requested a fraction of a GPU; counted as one
     never_scheduled: bool = False  # was never scheduled in the recording
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidRow:
-    """A row that cannot be read. Line 1 is the header."""
+    """An invalid row. Line 1 is the header."""
 
     line: int
     reason: str
@@ -75,24 +76,24 @@ class InvalidRow:
 
 @dataclass(frozen=True, slots=True)
 class CsvTable(Generic[R]):
-    """The rows of a file that can be read, in its order, and the others."""
+    """The valid rows of a file, in its order, and the invalid ones."""
 
     path: Path
     rows: tuple[R, ...]
     invalid_rows: tuple[InvalidRow, ...]
 
     def require_valid(self) -> CsvTable[R]:
-        """The table itself if all rows are good. Raises InvalidTrace that names the first bad ones."""
+        """The table itself if all rows are valid. Raises InvalidTrace with the first invalid ones."""
         if not self.invalid_rows:
             return self
         shown = "\n  ".join(str(row) for row in self.invalid_rows[:10])
         more = f"\n  and {len(self.invalid_rows) - 10} more" if len(self.invalid_rows) > 10 else ""
         share = f"{len(self.invalid_rows)} of {len(self.rows) + len(self.invalid_rows)} rows"
-        raise InvalidTrace(f"{self.path}: {share} cannot be read; mend them or pass --skip-bad:\n  {shown}{more}")
+        raise InvalidTrace(f"{self.path}: {share} are invalid; correct them or pass --skip-bad:\n  {shown}{more}")
 
 
 def read_nodes(path: Path) -> CsvTable[TraceNode]:
-    """Nodes in either form. Raises InvalidTrace when the file as a whole makes no sense."""
+    """Nodes in either format. Raises InvalidTrace if the file as a whole is invalid."""
     forms = {
         ("sn", "cpu_milli", "memory_mib", "gpu", "model"): _openb_node,
         ("name", "gpus", "cpu_milli", "memory_mib"): _plain_node,
@@ -101,7 +102,7 @@ def read_nodes(path: Path) -> CsvTable[TraceNode]:
 
 
 def read_jobs(path: Path) -> CsvTable[TraceJob]:
-    """Jobs in either form. Raises InvalidTrace when the file as a whole makes no sense."""
+    """Jobs in either format. Raises InvalidTrace if the file as a whole is invalid."""
     forms = {
         ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time", "cpu_milli", "memory_mib"): _openb_job,
         ("name", "submit_s", "runtime_s", "pods", "gpus_per_pod"): _plain_job,
@@ -126,23 +127,23 @@ def _read_table(path: Path, what: str, forms: Mapping[tuple[str, ...], Callable[
     except csv.Error as error:
         raise InvalidTrace(f"{path}: line {lines.line_num}: not CSV: {error}") from error
     if not rows and not bad:
-        raise InvalidTrace(f"{path}: no {what} in it, only a header")
+        raise InvalidTrace(f"{path}: must contain at least one row of {what}; got only a header")
     return CsvTable(path, tuple(rows), tuple(bad))
 
 
 def _header_error(header: Sequence[str], what: str, forms: Sequence[tuple[str, ...]]) -> str:
-    """The columns that are missing of the form that most are there of, with what may have been meant by each."""
+    """The missing columns of the most similar format, with suggestions."""
     form = max(forms, key=lambda columns: sum(name in header for name in columns) / len(columns))
     missing = [name for name in form if name not in header]
     if 3 * len(missing) > len(form):
-        ways = ", or ".join(",".join(columns) for columns in forms)
-        return f"the header {','.join(header)[:200]!r} has not the columns of {what}: {ways}"
+        formats = ", or ".join(",".join(columns) for columns in forms)
+        return f"the header must have the columns of {what}: {formats}; got {','.join(header)[:200]!r}"
     others = [name for name in header if name not in form]
-    message = []
+    errors = []
     for name in missing:
         near = closest_match(name, others)
-        message.append(f"{name} is missing" + ("" if near is None else f"; did you mean it by {near!r}?"))
-    return f"{'; '.join(message)} (columns of {what}: {','.join(form)})"
+        errors.append(f"column {name} is missing" + ("" if near is None else f"; is it {near!r}?"))
+    return f"{'; '.join(errors)} (columns of {what}: {','.join(form)})"
 
 
 def _parse_rows(lines: object, header: Sequence[str], parse: Callable[[CsvRow], R]) -> tuple[list[R], list[InvalidRow]]:
@@ -155,10 +156,10 @@ def _parse_rows(lines: object, header: Sequence[str], parse: Callable[[CsvRow], 
             continue
         try:
             if len(values) != len(header):
-                raise ValueError(f"{len(values)} columns, the header has {len(header)}")
+                raise ValueError(f"must have {len(header)} columns, as the header; got {len(values)}")
             row = parse({name: value.strip() for name, value in zip(header, values, strict=True)})
             if row.name in seen:
-                raise ValueError(f"the name {row.name!r} is that of line {seen[row.name]}; give every row its own")
+                raise ValueError(f"name must be unique; {row.name!r} is also in line {seen[row.name]}")
         except ValueError as error:
             bad.append(InvalidRow(line, str(error)))
             continue
@@ -167,7 +168,7 @@ def _parse_rows(lines: object, header: Sequence[str], parse: Callable[[CsvRow], 
     return rows, bad
 
 
-# ---- the forms
+# ---- formats
 
 
 def _plain_node(cells: CsvRow) -> TraceNode:
@@ -196,11 +197,11 @@ def _plain_job(cells: CsvRow) -> TraceJob:
     pods = _parse_integer(cells, "pods", MAX_VALUES["pods"], minimum=1)
     least = _parse_integer(cells, "min_pods", MAX_VALUES["pods"], minimum=1) if cells.get("min_pods") else pods
     if least > pods:
-        raise ValueError(f"min_pods {least} is above pods {pods}; write at most {pods}")
+        raise ValueError(f"min_pods must be at most pods ({pods}); got {least}")
     bound = _parse_number(cells, "max_runtime_s", MAX_VALUES["seconds"]) if cells.get("max_runtime_s") else None
     if bound is not None and bound < 1:
-        raise ValueError(f"max_runtime_s {cells['max_runtime_s']!r} is below 1; leave it empty for no bound")
-    kind = cells.get("gpu_type", "")
+        raise ValueError(f"max_runtime_s must be at least 1, or empty for no maximum; got {cells['max_runtime_s']!r}")
+    gpu_types = cells.get("gpu_type", "")
     return TraceJob(
         name=_parse_name(cells, "name"),
         submit_s=_parse_number(cells, "submit_s", MAX_VALUES["seconds"]),
@@ -213,13 +214,13 @@ def _plain_job(cells: CsvRow) -> TraceJob:
         queue=cells.get("queue") or "default",
         priority=_parse_priority(cells),
         max_runtime_s=None if bound is None else math.ceil(bound),
-        gpu_types=tuple(part.strip() for part in kind.split("|") if part.strip()),
+        gpu_types=tuple(part.strip() for part in gpu_types.split("|") if part.strip()),
         topology=cells.get("topology", ""),
     )
 
 
 def _openb_job(cells: CsvRow) -> TraceJob:
-    """A task of OpenB is a job of one pod. One that was never scheduled runs for as long as it existed."""
+    """A task of OpenB is a job of one pod. One that was never scheduled runs for the time that it existed."""
     gpus, milli = _parse_integer(cells, "num_gpu", MAX_VALUES["gpus"]), _parse_gpu_milli(cells)
     created = _parse_number(cells, "creation_time", MAX_VALUES["seconds"])
     deleted = _parse_number(cells, "deletion_time", MAX_VALUES["seconds"])
@@ -227,7 +228,7 @@ def _openb_job(cells: CsvRow) -> TraceJob:
     column = "creation_time" if never_ran else "scheduled_time"
     started = _parse_number(cells, column, MAX_VALUES["seconds"])
     if deleted < started:
-        raise ValueError(f"deletion_time {cells['deletion_time']} is before {column} {cells[column]}")
+        raise ValueError(f"deletion_time must not be before {column} {cells[column]}; got {cells['deletion_time']}")
     return TraceJob(
         name=_parse_name(cells, "name"),
         submit_s=created,
@@ -249,7 +250,7 @@ def _openb_job(cells: CsvRow) -> TraceJob:
 
 def _parse_name(cells: CsvRow, column: str) -> str:
     if not cells[column]:
-        raise ValueError(f"{column} is empty")
+        raise ValueError(f"{column} must not be empty")
     return cells[column]
 
 
@@ -257,16 +258,16 @@ def _parse_number(cells: CsvRow, column: str, maximum: float) -> float:
     try:
         value = float(cells[column])
     except ValueError:
-        raise ValueError(f"{column} {cells[column]!r} is not a number") from None
+        raise ValueError(f"{column} must be a number; got {cells[column]!r}") from None
     if not 0 <= value <= maximum:
-        raise ValueError(f"{column} {cells[column]!r} is not between 0 and {maximum:g}")
+        raise ValueError(f"{column} must be from 0 to {maximum:g}; got {cells[column]!r}")
     return value
 
 
 def _parse_integer(cells: CsvRow, column: str, maximum: int, minimum: int = 0) -> int:
     value = _parse_number(cells, column, math.inf)
     if not math.isfinite(value) or value != int(value) or not minimum <= value <= maximum:
-        raise ValueError(f"{column} {cells[column]!r} is not a whole number between {minimum} and {maximum}")
+        raise ValueError(f"{column} must be an integer from {minimum} to {maximum}; got {cells[column]!r}")
     return int(value)
 
 
@@ -279,7 +280,7 @@ def _parse_priority(cells: CsvRow) -> int:
     try:
         value = int(text) if text else 0
     except ValueError:
-        raise ValueError(f"priority {text!r} is not a whole number") from None
+        raise ValueError(f"priority must be an integer; got {text!r}") from None
     if not -(2**31) <= value < 2**31:
-        raise ValueError(f"priority {text} does not fit 32 bits")
+        raise ValueError(f"priority must be an integer of 32 bits; got {text}")
     return value

@@ -1,7 +1,7 @@
-"""A workload as objects: nodes, flavors, a queue tree, and jobs with the work they do.
+"""Builds the objects of a recorded workload: nodes, flavors, a queue tree, and jobs with their behavior.
 
-One flavor for each kind of GPU. Unless a queue tree is given, the recording's queues are siblings under one root that
-owns the whole cluster: each is guaranteed an equal share of every flavor's GPUs and may borrow the rest.
+There is one flavor per type of GPU. Unless a queue tree is given, the workload's queues are siblings below a root that
+owns the whole cluster: each has an equal guaranteed share of every flavor's GPUs and may borrow the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources
+from muster.simulate.pods import JobBehavior
 from muster.simulate.trace_csv import CsvTable, InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
-from muster.simulate.work import JobBehavior
 
 GPU = "nvidia.com/gpu"
 GPU_TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
@@ -27,15 +27,15 @@ GPU_TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
     "kubernetes.io/hostname",
 )
 ROOT_QUEUE = "cluster"
-_POD_SLOTS = 1_000_000  # pods on a node: traces do not limit them
+_POD_SLOTS = 1_000_000  # pods of a node; traces have no limit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadAssumptions:
-    """How jobs of a trace behave, as far as the trace does not say. Times in seconds.
+    """How jobs behave where the recording has no data. Times in seconds.
 
-    `bound_factor`: jobs that declare no `max_runtime_s` declare their recorded runtime times this (None: no bound).
-    `qos_priorities`: what an OpenB job's QoS adds to its priority.
+    `bound_factor`: the maximum run time of jobs without `max_runtime_s`, as a multiple of their recorded run time
+    (None: no maximum). `qos_priorities`: added to the priority of an OpenB job, by its QoS class.
     """
 
     start_delay_s: float = 0.0
@@ -47,13 +47,13 @@ class WorkloadAssumptions:
     qos_priorities: Mapping[str, int] = field(default_factory=dict)
 
     def priority(self, row: TraceJob) -> int:
-        """The row's own priority, raised by what its QoS is worth."""
+        """The job's priority plus that of its QoS class."""
         return row.priority + self.qos_priorities.get(row.qos, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload:
-    """What is replayed. `bad` rows were skipped."""
+    """The nodes and jobs to replay, and the invalid rows that were skipped."""
 
     nodes: tuple[TraceNode, ...]
     jobs: tuple[TraceJob, ...]
@@ -61,30 +61,28 @@ class RecordedWorkload:
 
     @property
     def fractional_jobs(self) -> int:
-        """Jobs that asked for a part of a GPU and get a whole one."""
+        """The number of jobs that requested a fraction of a GPU and get a whole one."""
         return sum(job.fractional_gpu for job in self.jobs)
 
     @property
     def never_scheduled(self) -> int:
-        """Jobs that the recording never scheduled."""
+        """The number of jobs that were never scheduled in the recording."""
         return sum(job.never_scheduled for job in self.jobs)
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
+        """The number of GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
 
 
 def read_workload(nodes: Path, jobs: Path, *, skip_invalid: bool = False) -> RecordedWorkload:
-    """Both tables. Raises InvalidTrace when a file makes no sense, or has bad rows and they are not to be skipped."""
+    """Read both tables. Raises InvalidTrace if a file is invalid, or has invalid rows and they are not skipped."""
     node_table, job_table = read_nodes(nodes), read_jobs(jobs)
     if not skip_invalid:
         _require_valid(node_table, job_table)
     for table, what in ((node_table, "nodes"), (job_table, "jobs")):
         if not table.rows:
-            raise InvalidTrace(
-                f"{table.path}: none of its {len(table.invalid_rows)} rows can be read, so there are no {what}"
-            )
+            raise InvalidTrace(f"{table.path}: all {len(table.invalid_rows)} rows of {what} are invalid")
     return RecordedWorkload(node_table.rows, job_table.rows, (*node_table.invalid_rows, *job_table.invalid_rows))
 
 
@@ -100,7 +98,7 @@ def _require_valid(nodes: CsvTable[TraceNode], jobs: CsvTable[TraceJob]) -> None
 
 
 def build_nodes(rows: Iterable[TraceNode], flavors: dict[str, str]) -> Iterator[NodeView]:
-    """Nodes as a cluster would show them; `flavors` is by GPU type."""
+    """The nodes; `flavors` is by GPU type."""
     rows = tuple(rows)
     blocks, racks = any(row.block for row in rows), any(row.rack for row in rows)
     for row in rows:
@@ -114,7 +112,7 @@ def build_nodes(rows: Iterable[TraceNode], flavors: dict[str, str]) -> Iterator[
 
 
 def flavor_names(rows: Iterable[TraceNode]) -> dict[str, str]:
-    """A flavor name for each kind of GPU: "V100M16" -> "v100m16"; nodes without GPUs are "cpu"."""
+    """Flavor names by type of GPU: "V100M16" -> "v100m16"; nodes without GPUs are "cpu"."""
     names: dict[str, str] = {}
     for kind in sorted({_gpu_type(row) for row in rows}):
         base = _dns_label(kind)
@@ -126,7 +124,7 @@ def flavor_names(rows: Iterable[TraceNode]) -> dict[str, str]:
 
 
 def build_flavors(rows: Sequence[TraceNode], names: dict[str, str]) -> list[spec.Flavor]:
-    """One flavor for each kind of GPU, with the topology levels that the nodes tell: block, rack, host."""
+    """One flavor per type of GPU, with the topology levels of the nodes: block, rack, host."""
     levels = []
     if any(row.block for row in rows):
         levels.append({"name": "block", "nodeLabel": BLOCK_LABEL})
@@ -142,7 +140,7 @@ def build_flavors(rows: Sequence[TraceNode], names: dict[str, str]) -> list[spec
 
 
 def build_queues(workload: RecordedWorkload, names: dict[str, str]) -> list[spec.Queue]:
-    """One root that owns everything; the recording's queues share it equally."""
+    """A root queue with all GPUs; the workload's queues share it equally."""
     totals = dict.fromkeys(names.values(), 0)
     for node in workload.nodes:
         totals[names[_gpu_type(node)]] += node.gpus
@@ -161,7 +159,7 @@ def _queue(name: str, parent: str | None, guaranteed: dict[str, int]) -> spec.Qu
 
 
 class JobFactory:
-    """Turns rows into jobs; rows that ask for the same share one spec."""
+    """Converts rows into jobs; rows with the same requirements share one spec."""
 
     def __init__(self, names: dict[str, str], assumptions: WorkloadAssumptions) -> None:
         self._names = names
@@ -169,14 +167,14 @@ class JobFactory:
         self._specs: dict[object, spec.TrainingJobSpec] = {}
 
     def job(self, row: TraceJob, number: int) -> spec.TrainingJob:
-        """The job of a row. Its name is `j` and the row's number, since traces name jobs as they like."""
+        """The job of a row. Its name is `j` and the row's number, since names in traces may be invalid."""
         name = f"j{number:07d}"
         return spec.TrainingJob.model_construct(
             metadata=spec.ObjectMeta.model_construct(name=name, uid=name), spec=self._spec(row)
         )
 
     def behavior(self, row: TraceJob) -> JobBehavior:
-        """What the job does once its pods run."""
+        """The behavior of the job's pods."""
         assumptions = self._assumptions
         return JobBehavior(
             runtime_s=row.runtime_s,
@@ -189,7 +187,7 @@ class JobFactory:
     def _spec(self, row: TraceJob) -> spec.TrainingJobSpec:
         bound = row.max_runtime_s
         if bound is None and self._assumptions.bound_factor is not None:
-            # What the pods take to start counts towards the bound as well.
+            # The start of the pods counts towards the maximum run time.
             bound = max(1, math.ceil(row.runtime_s * self._assumptions.bound_factor + self._assumptions.start_delay_s))
         requested = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
         priority = self._assumptions.priority(row)
