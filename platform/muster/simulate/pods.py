@@ -222,7 +222,7 @@ class SimulatedPods:
             self._event_queue.schedule_now()
 
     def delete(self, entry: SimJob, write: DeletePod) -> None:
-        """Stop a pod: at once if nothing runs in it, else within its grace period; a lost one once its node is ready."""
+        """Stop a pod: at once if nothing runs in it, else within its grace period; a lost one if its node is ready."""
         pod = entry.pods.get(write.name)
         if pod is None:
             return
