@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.torchx import option_parsers
+from muster.spec import MAX_JOB_NAME
+from muster.torchx import settings
+from muster.torchx.appdef import to_kubernetes_name, with_suffix
 
 
 @pytest.mark.parametrize(
@@ -22,28 +24,26 @@ from muster.torchx import option_parsers
     ],
 )
 def test_a_topology_is_required_then_preferred(text: str, wanted: dict[str, str]) -> None:
-    assert option_parsers.parse_topology(text) == wanted
+    assert settings.parse_topology(text) == wanted
 
 
 def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
     assert (
-        option_parsers.parse_list("h200, a100")
-        == option_parsers.parse_list("h200;a100")
-        == option_parsers.parse_list('["h200", "a100"]')
+        settings.parse_list("h200, a100") == settings.parse_list("h200;a100") == settings.parse_list('["h200", "a100"]')
     )
-    assert option_parsers.parse_ranks("3,0,3") == [0, 3]
+    assert settings.parse_ranks("3,0,3") == [0, 3]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "told"),
     [
-        (option_parsers.parse_topology, ":", "must be REQUIRED, :PREFERRED or"),
-        (option_parsers.parse_topology, "a:b:c", "must be REQUIRED, :PREFERRED or"),
-        (option_parsers.parse_int, "high", "must be an integer"),
-        (option_parsers.parse_ranks, "0,x", "must be a list of ranks"),
-        (option_parsers.parse_list, "[1]", "must contain only strings"),
-        (option_parsers.parse_json_list, "{}", "must be a JSON list"),
-        (option_parsers.parse_json_list, "[", "must be a JSON list"),
+        (settings.parse_topology, ":", "must be REQUIRED, :PREFERRED or"),
+        (settings.parse_topology, "a:b:c", "must be REQUIRED, :PREFERRED or"),
+        (settings.parse_int, "high", "must be an integer"),
+        (settings.parse_ranks, "0,x", "must be a list of ranks"),
+        (settings.parse_list, "[1]", "must contain only strings"),
+        (settings.parse_json_list, "{}", "must be a JSON list"),
+        (settings.parse_json_list, "[", "must be a JSON list"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
@@ -51,13 +51,13 @@ def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[st
         read(text)
 
 
-@given(st.text(max_size=80), st.integers(8, option_parsers.MAX_NAME_LENGTH))
+@given(st.text(max_size=80), st.integers(8, MAX_JOB_NAME))
 def test_any_text_becomes_a_name_that_kubernetes_takes(text: str, longest: int) -> None:
-    name = option_parsers.with_suffix(text, "a1b2c3", longest)
+    name = with_suffix(text, "a1b2c3", longest)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= longest
     assert name.endswith("-a1b2c3")
 
 
 def test_a_name_keeps_what_can_be_kept() -> None:
-    assert option_parsers.to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"
+    assert to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"

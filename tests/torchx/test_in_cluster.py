@@ -13,7 +13,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigExcepti
 
 from muster.spec import TrainingJob
 from muster.torchx.errors import SubmissionRefused
-from muster.torchx.run_options import run_options
+from muster.torchx.settings import run_options
 from muster.yaml_input import load_objects
 from muster_components.train import ddp
 

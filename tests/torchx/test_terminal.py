@@ -14,7 +14,7 @@ from muster.lifecycle import conditions, transitions
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import LastFailure, TrainingJob
 from muster.torchx.describe import describe_response
-from muster.torchx.status_message import status_message
+from muster.torchx.follow import status_message
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 RED = "\x1b[31mred\x1b[0m"

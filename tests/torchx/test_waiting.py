@@ -14,7 +14,7 @@ from muster.lifecycle import conditions, transitions
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx import scheduler
 from muster.torchx.errors import WatchInterrupted
-from muster.torchx.progress import ProgressReporter
+from muster.torchx.follow import ProgressReporter
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
 from muster.text.sanitize import sanitize
 from muster.torchx.appdef import REPLICA, app_id
-from muster.torchx.status_message import status_message
+from muster.torchx.follow import status_message
 
 _STATES = {
     "Pending": AppState.PENDING,

@@ -1,26 +1,132 @@
-"""Follows a log with the job's status: why it waits, the log of every attempt, its result and its report."""
+"""The status of a job in sentences, for `torchx run --wait` (progress lines) and `--log` (the log of every attempt)."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from muster.errors import ClusterError, NotFound
 from muster.kubernetes.run_location import report_command
+from muster.lifecycle import has_terminated
+from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
 from muster.log_options import LogOptions
+from muster.progress import ProgressLines, current_heartbeat
 from muster.spec import TERMINAL_PHASES, TrainingJob
-from muster.torchx.status_message import change_key, status_message
+from muster.text.sanitize import sanitize
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient
 
+PROGRESS_INTERVAL_S = 10.0
 REPORT_TIMEOUT_S = 900.0
 """The time that the daemon allows for building a report."""
 _POLL_S = 0.3
 _PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
+
+
+def status_message(job: TrainingJob) -> str:
+    """One sentence: queue position and reason while it waits, nodes while it runs, result at the end."""
+    status = job.status
+    if status.phase == "Pending":
+        return f"waits in queue {job.spec.queue}{_queue_position(job)}{_admission_message(job)}{_estimated_start(job)}"
+    if status.phase == "Suspended":
+        return f"suspended; to resume it: muster resume {job.metadata.name}"
+    if status.phase == "Admitted":
+        return _condition_message(job, PODS_READY) or f"admitted to {_node_names(job)}; its pods are starting"
+    if status.phase == "Running":
+        again = f", attempt {status.attempt}" if status.attempt else ""
+        return f"runs on {_node_names(job)}{again}"
+    if status.phase == "Succeeded":
+        return _condition_message(job, COMPLETE) or "succeeded"
+    if status.phase == "Terminating":
+        return f"stopping: {_condition_message(job, CANCELLED) or 'cancelled'}"
+    if status.phase == "Cancelled":
+        return _condition_message(job, CANCELLED) or "cancelled"
+    return _condition_message(job, FAILED) or "failed"
+
+
+def change_key(job: TrainingJob) -> tuple[object, ...] | None:
+    """A message is reported once per value of this key: queue position, reason, start and restart, without the
+    estimate, which changes with every cycle. None: nothing to report, as the job has no reason yet or is running."""
+    status = job.status
+    if status.phase in ("Pending", "Suspended") and (reason := _admission_message(job)):
+        return (status.phase, status.attempt, status.queue_position, reason)
+    if status.phase == "Admitted":
+        return (status.phase, status.attempt, status_message(job))
+    return None
+
+
+def _queue_position(job: TrainingJob) -> str:
+    position = job.status.queue_position
+    if position is None:
+        return ""
+    return f", position {position}"
+
+
+def _admission_message(job: TrainingJob) -> str:
+    message = _condition_message(job, ADMITTED)
+    return f": {message}" if message else ""
+
+
+def _estimated_start(job: TrainingJob) -> str:
+    start = job.status.estimated_start
+    if start is None:
+        return ""
+    return f"; expected to start at {datetime.fromtimestamp(start):%H:%M:%S}"  # noqa: DTZ006  (the reader's own clock)
+
+
+def _node_names(job: TrainingJob) -> str:
+    names = sorted({share.node for part in job.status.placement for share in part.nodes})
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more nodes" if len(names) > 4 else "")
+
+
+def _condition_message(job: TrainingJob, kind: str) -> str:
+    condition = find_condition(job.status, kind)
+    return sanitize(condition.message) if condition is not None else ""
+
+
+if TYPE_CHECKING:
+    from muster.torchx.scheduler import JobClient
+
+
+@dataclass(slots=True)
+class _JobProgress:
+    """What was reported of one job."""
+
+    progress_lines: ProgressLines = field(default_factory=lambda: ProgressLines(PROGRESS_INTERVAL_S))
+    started_attempt: int | None = None  # the last attempt reported as running
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class ProgressReporter:
+    """Reports the progress of jobs. `clock` returns Unix seconds, as in heartbeats."""
+
+    clock: Callable[[], float] = time.time
+    _progress_by_app: dict[str, _JobProgress] = field(default_factory=dict)
+
+    def next_lines(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
+        """Lines that were not reported yet, from the job's start on; `StatusReporter` reports what precedes it."""
+        progress, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
+        name, namespace = job.metadata.name, job.metadata.namespace or "default"
+        if status.phase == "Running":
+            if progress.started_attempt != status.attempt:
+                progress.started_attempt = status.attempt
+                yield status_message(job)
+            line = progress.progress_lines.next_line(
+                current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock()
+            )
+            if line is not None:
+                yield line
+        elif has_terminated(status) and not progress.ended:
+            progress.ended = True
+            run_dir = client.run_dir(name, namespace)
+            location = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
+            yield f"{status.phase.lower()}: {status_message(job)}{location}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""`torchx run -s muster`: the TorchX scheduler for a Kubernetes cluster with Muster's operator."""
+"""`torchx run -s muster`: the TorchX scheduler for a Kubernetes cluster with Muster's operator.
+
+Pods get settings beyond those of the AppDef. As in TorchX's own Kubernetes scheduler: shared memory for data loaders,
+and privileges for device mounts. From options: service account, image pull secrets, and the run folder's volume.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,29 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
+from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
 
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.spec import TrainingJob
-from muster.torchx.appdef import to_training_job
+from muster.torchx.appdef import to_training_job, validate_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
-from muster.torchx.errors import as_submission_refused
-from muster.torchx.in_cluster import with_cluster_settings
-from muster.torchx.run_options import run_options
+from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.scheduler import MusterScheduler, cfg_mapping, to_yaml, unique_job_name
-from muster.torchx.settings import resolve_settings
+from muster.torchx.settings import resolve_settings, run_options
 
 BACKEND = "muster"
 CONTEXT_ENV = "MUSTER_CONTEXT"
 logger = logging.getLogger(__name__)
 _RESERVED_SHARE = 10
-"""One core in so many stays free for DaemonSets and collectors: which of these a node has, users may not list."""
+"""One core in this number is left to DaemonSets and collectors, which users may not be allowed to list."""
+RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
+"""The operator's names (docs/operator.md): a volume of this name replaces its emptyDir."""
+_SHM_DIR = "/dev/shm"
 _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 
@@ -148,3 +154,39 @@ def _default_image_notices(app: AppDef) -> list[str]:
 
 def _submission_yaml(submission: Submission) -> str:
     return to_yaml(submission.job)
+
+
+def with_cluster_settings(job: TrainingJob, app: AppDef, settings: Mapping[str, Any]) -> TrainingJob:
+    """The job of `to_training_job` with the settings for a cluster. Raises SubmissionRefused."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if settings.get(".priority_class"):
+        document["spec"]["priorityClassName"] = settings[".priority_class"]
+    for role, entry in zip(app.roles, document["spec"]["roles"], strict=True):
+        if not role.image:
+            raise SubmissionRefused(f"role {role.name}: image: must not be empty in a cluster; use --image")
+        _complete_pod(entry["template"]["spec"], role, settings)
+    return validate_job(document)
+
+
+def _complete_pod(pod: dict[str, Any], role: Role, settings: Mapping[str, Any]) -> None:
+    if settings.get(".service_account"):
+        pod["serviceAccountName"] = settings[".service_account"]
+    if settings.get(".image_pull_secrets"):
+        pod["imagePullSecrets"] = [{"name": name} for name in settings[".image_pull_secrets"]]
+    container = pod["containers"][0]
+    mounted = {mount["mountPath"].rstrip("/") for mount in container.get("volumeMounts", ())}
+    if _SHM_DIR not in mounted:  # 64 MB otherwise
+        _add_volume(pod, {"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"mountPath": _SHM_DIR})
+    claim = settings.get(".run_volume")
+    if claim:
+        volume = {"name": RUN_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+        _add_volume(
+            pod, volume, {"mountPath": RUN_DIR, "subPathExpr": "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"}
+        )
+    if any(isinstance(mount, DeviceMount) for mount in role.mounts):
+        container["securityContext"] = {"privileged": True}
+
+
+def _add_volume(pod: dict[str, Any], volume: dict[str, Any], mount: dict[str, Any]) -> None:
+    pod.setdefault("volumes", []).append(volume)
+    pod["containers"][0].setdefault("volumeMounts", []).append({"name": volume["name"], **mount})

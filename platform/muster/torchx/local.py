@@ -24,9 +24,8 @@ from muster.spec import TrainingJob
 from muster.torchx.appdef import to_training_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
-from muster.torchx.run_options import run_options
 from muster.torchx.scheduler import MusterScheduler, to_yaml, unique_job_name
-from muster.torchx.settings import resolve_settings
+from muster.torchx.settings import resolve_settings, run_options
 
 BACKEND = "muster_local"
 logger = logging.getLogger(__name__)

@@ -29,12 +29,10 @@ from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob, max_job_name_length
 from muster.text.sanitize import sanitize_keep_colors
-from muster.torchx.appdef import app_id, split_app_id
+from muster.torchx.appdef import app_id, split_app_id, to_kubernetes_name, with_suffix
 from muster.torchx.describe import app_state, describe_response
 from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback
-from muster.torchx.follow import FollowedPod, StatusReporter, follow
-from muster.torchx.option_parsers import to_kubernetes_name, with_suffix
-from muster.torchx.progress import ProgressReporter
+from muster.torchx.follow import FollowedPod, ProgressReporter, StatusReporter, follow
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0

@@ -1,31 +1,95 @@
-"""Settings of a job beyond its AppDef: queue, priority, timeouts, placement, tracing.
+"""Settings of a job beyond its AppDef: queue, priority, timeouts, placement, tracing; and the run options for them.
 
 A component sets them as AppDef metadata (`muster.dev/queue`), a user as options (`-cfg queue=...`), which take
-precedence. Both have the same text form, so options also work with other components such as `dist.ddp`.
+precedence. Both have the same text form, so options also work with other components such as `dist.ddp`. Each parser
+returns a value of `muster.spec`, or raises ValueError with the valid form.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
 
+from torchx.specs import CfgVal, InvalidRunConfigException, runopts
+from torchx.util.types import to_dict
+
 from muster.duration import read_duration, read_step_range
+from muster.env_vars import is_valid_name
 from muster.text.suggest import did_you_mean
 from muster.torchx.errors import SubmissionRefused
-from muster.torchx.option_parsers import (
-    parse_bool,
-    parse_env_names,
-    parse_int,
-    parse_json_list,
-    parse_list,
-    parse_ranks,
-    parse_replica_count,
-    parse_topology,
-)
 
 PREFIX = "muster.dev/"
 _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"
+
+
+def parse_int(text: str) -> int:
+    """An integer, possibly negative."""
+    if not re.fullmatch(r"[+-]?\d+", text):
+        raise ValueError("must be an integer such as 0 or 100")
+    return int(text)
+
+
+def parse_replica_count(text: str) -> int:
+    """A positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("must be a positive number of pods such as 2")
+    return int(text)
+
+
+def parse_bool(text: str) -> bool:
+    """`true` or `false`, in any case."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
+def parse_list(text: str) -> list[str]:
+    """`a,b` or `a;b`, or a JSON list of texts."""
+    if text.lstrip().startswith("["):
+        entries = parse_json_list(text)
+        if not all(isinstance(entry, str) for entry in entries):
+            raise ValueError("must contain only strings, such as h200,a100")
+        return [str(entry) for entry in entries]
+    return [entry.strip() for entry in re.split("[,;]", text) if entry.strip()]
+
+
+def parse_env_names(text: str) -> list[str]:
+    """Names of environment variables, as `A;B`."""
+    names = parse_list(text)
+    for name in names:
+        if not is_valid_name(name):
+            raise ValueError("must be names of environment variables such as A;B; set values in the component's env")
+    return names
+
+
+def parse_json_list(text: str) -> list[object]:
+    """A JSON list."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"must be a JSON list such as [] ({error})") from None
+    if not isinstance(value, list):
+        raise ValueError("must be a JSON list such as []")
+    return value
+
+
+def parse_topology(text: str) -> dict[str, str]:
+    """`block` requires one domain of that level, `:rack` prefers one, `block:rack` does both."""
+    required, _, preferred = (part.strip() for part in text.partition(":"))
+    if ":" in preferred or not (required or preferred):
+        raise ValueError("must be REQUIRED, :PREFERRED or REQUIRED:PREFERRED, such as block:rack")
+    return {key: level for key, level in (("required", required), ("preferred", preferred)) if level}
+
+
+def parse_ranks(text: str) -> list[int]:
+    """`0,3`; empty means all."""
+    parts = parse_list(text)
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError("must be a list of ranks such as 0,3, or empty for all")
+    return sorted({int(part) for part in parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +241,46 @@ def _check_metadata_keys(metadata: Mapping[str, object]) -> None:
 def _suggestion(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     return did_you_mean(name, known, f"valid keys: {', '.join(known)}")
+
+
+class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
+    """Refuses unknown options, which TorchX 0.7.0 drops silently.
+
+    TorchX prints errors of `resolve`, but errors of `cfg_from_str` end in a traceback. So `cfg_from_str` keeps invalid
+    options and `resolve` refuses them.
+    """
+
+    def __init__(self, scheduler: str) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def cfg_from_str(self, cfg_str: str) -> dict[str, CfgVal]:
+        """The options of a `-cfg` text; values that cannot be parsed remain strings."""
+        given: dict[str, CfgVal] = to_dict(cfg_str)
+        if any(self.get(key) is None for key in given):
+            return given
+        try:
+            read: dict[str, CfgVal] = super().cfg_from_str(cfg_str)
+        except ValueError:
+            return given
+        return read
+
+    def resolve(self, cfg: Mapping[str, CfgVal], **how: Any) -> dict[str, CfgVal]:
+        """The options with defaults. Raises InvalidRunConfigException for an unknown option."""
+        names = [name for name, _ in self]
+        for key in cfg:
+            if self.get(key) is None:
+                hint = did_you_mean(key, names, f"valid options: {', '.join(names)}")
+                raise InvalidRunConfigException(f"`{key}` is not an option of {self._scheduler}; {hint}", key, cfg)
+        resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
+        return resolved
+
+
+def run_options(scheduler: str) -> StrictRunOptions:
+    """All options of a scheduler, from the one table of settings."""
+    options = StrictRunOptions(scheduler)
+    for setting in SETTINGS:
+        if setting.option_type is None or (setting.backend is not None and setting.backend != scheduler):
+            continue
+        options.add(setting.key, type_=setting.option_type, default=None, help=setting.help)
+    return options
