@@ -238,3 +238,12 @@ def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> 
     assert evicted(result) == {"borrower": "entitled"}
     assert held(result).keys() == {"entitled"}
     assert in_order(plan(left(carried_out(snapshot, result.decisions)))) == ["entitled", "old"]
+
+
+def test_a_nomination_in_a_flavor_that_the_gang_may_no_longer_use_is_not_used() -> None:
+    nodes = [*rack("x", 1, flavor="a100"), *rack("r1", 1)]
+    elsewhere = Nomination("holder", on(["x-0"], flavor="a100"), (), 2000.0)
+    result = plan(world(nodes, QUEUE, [HOLDER], nominations=(elsewhere,)))
+    assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
+    result = plan(world(nodes[:1], QUEUE, [HOLDER], nominations=(elsewhere,)))
+    assert started(result) == {}

@@ -131,9 +131,7 @@ class _Cycle:
                 continue  # the usual case: the nomination stays as it is
             decisions.end_nomination(active)
             if nomination_fits(cache, active, ledger.free_now, ledger.usage_now):
-                decisions.admit_nominated(
-                    gang, request, active.nomination.placement, active.release.node_usage, active.release.amounts
-                )
+                decisions.admit_nominated(active)
             elif (completed := complete_placement(cache, active, ledger.free_now, ledger.usage_now)) is not None:
                 option, place, amounts = completed
                 decisions.admit(gang, request, option, 0, place, amounts)

@@ -69,14 +69,14 @@ class Decisions:
         self.ledger.deallocate(active.release)
         self.backfill.remove_release(active.release)
 
-    def admit_nominated(
-        self, gang: Gang, request: QueueRequest, placement: Placement, node_usage: NodeUsage, amounts: CellAmounts
-    ) -> None:
-        """Admit a gang on its nominated placement."""
-        option = self._option_of(request, placement)
-        least = sum(request.gang_request.min_sizes)
-        extra_pods = sum(part.replicas for part in placement) - least
-        self._record_admission(gang, request, option, extra_pods, placement, node_usage, amounts)
+    def admit_nominated(self, active: ActiveNomination) -> None:
+        """Admit a gang on its nominated placement, which must be valid and cover its minimum."""
+        request, placement, release = active.request, active.nomination.placement, active.release
+        assert active.option is not None
+        extra_pods = sum(part.replicas for part in placement) - sum(request.gang_request.min_sizes)
+        self._record_admission(
+            active.gang, request, active.option, extra_pods, placement, release.node_usage, release.amounts
+        )
 
     def admit(
         self,
@@ -201,11 +201,6 @@ class Decisions:
         if gang.uid not in self._nominated:  # nominated gangs always come first
             self.candidates.add_admitted(gang, taken)
         self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, taken, behind)
-
-    def _option_of(self, request: QueueRequest, placement: Placement) -> int:
-        flavor_of = {part.role: part.flavor for part in placement}
-        flavors = tuple(flavor_of.get(role.name, "") for role in request.gang_request.roles)
-        return next((i for i, option in enumerate(request.gang_request.options) if option.flavors == flavors), 0)
 
     def _preempt(self, victim: Victim) -> None:
         """Mark what a running gang releases: all of it, or what shrinking frees."""

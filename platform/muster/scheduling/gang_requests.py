@@ -5,14 +5,14 @@ Two thousand pending gangs have a few dozen requests; what is found out about on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from muster.model import MAX_AMOUNT, FlavorInfo, Gang, Resources, Role, Topology, WaitReason
+from muster.model import MAX_AMOUNT, FlavorInfo, Gang, Placement, Resources, Role, Topology, WaitReason
 from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.capacity import PodClass
 from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
@@ -74,6 +74,14 @@ class GangRequest:
             sizes.append(role.min_replicas + extra)
             extra_pods -= extra
         return tuple(sizes)
+
+    def options_of(self, placement: Placement) -> Iterator[int]:
+        """The options whose flavors a placement uses; roles that it does not contain may have any."""
+        flavor_of = {part.role: part.flavor for part in placement}
+        for index, option in enumerate(self.options):
+            pairs = zip(self.roles, option.flavors, strict=True)
+            if all(flavor_of.get(role.name, flavor) == flavor for role, flavor in pairs):
+                yield index
 
 
 @dataclass(frozen=True, slots=True, eq=False)

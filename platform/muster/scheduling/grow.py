@@ -108,9 +108,7 @@ def _find_growth(
     now = tuple(present[role].pods if role in present else 0 for role in range(len(gang.roles)))
     if request.rejection is not None or sum(now) != sum(part.replicas for part in gang_usage.running.placement):
         return None  # its queue is inactive, or one of its nodes is gone
-    flavor_of = {part.role: part.flavor for part in gang_usage.running.placement}
-    flavors = tuple(flavor_of.get(role.name, "") for role in gang.roles)
-    option = next((i for i, option in enumerate(gang_request.options) if option.flavors == flavors), None)
+    option = next(gang_request.options_of(gang_usage.running.placement), None)
     extra_pods = sum(now) - sum(gang_request.min_sizes)
     if option is None or extra_pods >= gang_request.max_extra_pods or gang_request.sizes(max(0, extra_pods)) != now:
         return None

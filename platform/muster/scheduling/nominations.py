@@ -31,6 +31,7 @@ class ActiveNomination:
     release: ExpectedRelease
     covers_minimum: bool  # whether it covers the gang's minimum
     node_count: int  # number of its nodes
+    option: int | None  # the option whose flavors it uses; None if the gang may not use them (any more)
     nodes_valid: bool  # whether all its nodes exist and accept its pods, capacity aside
 
 
@@ -66,9 +67,9 @@ def _active_nomination(
     nodes = {cache.table.nodes[row].name: cache.table.nodes[row] for row in load.rows}
     flavors = {name: span.flavor for name, span in cache.table.flavors.items()}
     nodes_valid = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
-    return ActiveNomination(
-        gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), nodes_valid
-    )
+    covers_minimum = all(pods <= 0 for pods in lacking.values())
+    option = next(request.gang_request.options_of(nomination.placement), None)
+    return ActiveNomination(gang, request, nomination, taken, covers_minimum, len(names), option, nodes_valid)
 
 
 def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
@@ -115,11 +116,9 @@ def complete_placement(
     sizes = tuple(
         max(size, placed[role].pods if role in placed else 0) for role, size in enumerate(gang_request.min_sizes)
     )
-    flavor_of = {part.role: part.flavor for part in active.nomination.placement}
-    for index, option in enumerate(gang_request.options):
-        same = all(flavor_of.get(r.name, f) == f for r, f in zip(gang_request.roles, option.flavors, strict=True))
-        amounts = active.request.quota_at(index, sizes)
-        if not same or not usage.fits(active.request.queue, amounts):
+    for index in gang_request.options_of(active.nomination.placement):
+        option, amounts = gang_request.options[index], active.request.quota_at(index, sizes)
+        if not usage.fits(active.request.queue, amounts):
             continue
         place = fit(cache.table, option, sizes, ReservedView(capacity, cache.table, active.release.node_usage), placed)
         if place is not None:
@@ -144,13 +143,17 @@ def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedP
 
 
 def _has_capacity(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity) -> bool:
-    """Whether all nominated nodes exist, are schedulable and have the capacity."""
+    """Whether all nominated nodes exist, may be used and have the capacity."""
     load = active.release.node_usage
     return _nodes_usable(cache, active) and bool((capacity.free[load.rows] >= load.amounts).all())
 
 
 def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
-    return active.nodes_valid and bool(cache.table.schedulable[active.release.node_usage.rows].all())
+    return (
+        active.nodes_valid
+        and active.option is not None
+        and bool(cache.table.schedulable[active.release.node_usage.rows].all())
+    )
 
 
 def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
