@@ -247,3 +247,12 @@ def test_a_nomination_in_a_flavor_that_the_gang_may_no_longer_use_is_not_used() 
     assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
     result = plan(world(nodes[:1], QUEUE, [HOLDER], nominations=(elsewhere,)))
     assert started(result) == {}
+
+
+def test_a_gang_whose_nomination_ended_preempts_although_an_equal_gang_before_it_found_no_victims() -> None:
+    first, second = gang("first", pods=2, priority=5), gang("second", pods=2, priority=5, at=1, runtime=60.0)
+    holds = (hold("gone-0", "gone-1", uid="first"), hold("r1-1", "gone-2", uid="second"))
+    low = run(gang("low", runtime=10_000.0), ["r1-0"])  # `second` is gone before the reservation of `first`
+    result = plan(world(rack("r1", 2), QUEUE, [first, second], [low], nominations=holds))
+    assert evicted(result) == {"low": "second"}
+    assert set(nodes_of(held(result)["second"].placement)) == {"r1-0", "r1-1"}

@@ -228,6 +228,7 @@ class _Cycle:
         if self._seen_releases != self.decisions.release_count:
             self._seen_releases = self.decisions.release_count
             self._full_options.clear()
+            self._without_victims.clear()
         first: UnschedulableReason | None = None
         for index in range(len(request.gang_request.options)):
             bound = self.backfill.relevant(request.gang_request.options[index], binding)
