@@ -14,6 +14,7 @@ import numpy as np
 
 from muster.model import Resources
 from muster.scheduling.nodes import BoolArray, FlavorNodes, IntArray, NodeRule, NodeTable
+from muster.scheduling.versioned_cache import VersionedCache
 
 Counts: TypeAlias = tuple[IntArray, ...]
 """Pods of one class that fit: one array per tier of the flavor (widest first, nodes last), one number per domain."""
@@ -228,18 +229,18 @@ class IntersectionView:
     def __init__(self, views: Sequence[FreeCapacity]) -> None:
         self._views = tuple(views)
         self._table = views[0].table
-        self._cached: dict[PodClass, tuple[list[int], Counts]] = {}
+        self._counts: VersionedCache[PodClass, Counts] = VersionedCache()
 
     def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit in every view, by tier and domain."""
-        versions = [view.version for view in self._views]
-        cached = self._cached.get(pod)
-        if cached is None or cached[0] != versions:
+        known = self._counts.at(tuple([view.version for view in self._views]))
+        counts = known.get(pod)
+        if counts is None:
             fits = self._views[0].counts(pod)[-1]
             for view in self._views[1:]:
                 fits = np.minimum(fits, view.counts(pod)[-1])
-            cached = self._cached[pod] = versions, sum_by_tier(self._table.flavors[pod.flavor], fits)
-        return cached[1]
+            counts = known[pod] = sum_by_tier(self._table.flavors[pod.flavor], fits)
+        return counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""

@@ -32,6 +32,7 @@ from muster.scheduling.preemption_search import PreemptionResult
 from muster.scheduling.quick_reject import QuickReject
 from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
 from muster.scheduling.start_estimates import estimate_starts
+from muster.scheduling.versioned_cache import VersionedCache
 from muster.scheduling.wait_messages import wait_decisions
 
 
@@ -71,10 +72,11 @@ class _Cycle:
     preemptor: Preemptor
     guarantees: GuaranteeEligibility
     quick_reject: QuickReject
-    _seen_releases: int = 0
-    _full_options: dict[tuple[FlavorOption, ReservationIndexes], WaitReason] = field(default_factory=dict)
-    _fits_later_cache: dict[tuple[FlavorOption, ReservationIndexes], tuple[int, bool]] = field(default_factory=dict)
-    _without_victims: set[tuple[QueueRequest, int]] = field(default_factory=set)
+    _full_options: VersionedCache[tuple[FlavorOption, ReservationIndexes], WaitReason] = field(
+        default_factory=VersionedCache
+    )
+    _fits_later: VersionedCache[tuple[FlavorOption, ReservationIndexes], bool] = field(default_factory=VersionedCache)
+    _without_victims: VersionedCache[tuple[QueueRequest, int], None] = field(default_factory=VersionedCache)
 
     @classmethod
     def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
@@ -84,7 +86,7 @@ class _Cycle:
         victims, guarantees = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
         decisions = Decisions(cache, ledger, backfill, victims)
         preemptor = Preemptor(cache, ledger, backfill, victims, guarantees)
-        quick_reject = QuickReject(cache, ledger, victims)
+        quick_reject = QuickReject(cache.request_cache.as_arrays(), ledger, victims)
         return cls(cache, policy, ledger, backfill, decisions, preemptor, guarantees, quick_reject)
 
     # -- 2
@@ -225,10 +227,6 @@ class _Cycle:
         self, gang: Gang, request: QueueRequest, release_at: float, binding: ReservationIndexes
     ) -> tuple[int, int, GangAssignment, CellAmounts] | UnschedulableReason:
         """The first option that quota, capacity and reservations allow, at the largest size there; or why none does."""
-        if self._seen_releases != self.decisions.release_count:
-            self._seen_releases = self.decisions.release_count
-            self._full_options.clear()
-            self._without_victims.clear()
         first: UnschedulableReason | None = None
         for index in range(len(request.gang_request.options)):
             bound = self.backfill.relevant(request.gang_request.options[index], binding)
@@ -243,11 +241,12 @@ class _Cycle:
         return first
 
     def _known_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason | None:
-        """Why the minimum does not fit one option, if known. Free capacity only shrinks in queue order while no
-        nomination ends, so an option that was full is still full."""
+        """Why the minimum does not fit one option, if known: an option that was full is still full unless capacity was
+        freed since."""
         if not self.ledger.usage_now.fits(request.queue, request.min_quota[index]):
             return unschedulable_reason("QuotaExceeded", index)
-        code = self._full_options.get((request.gang_request.options[index], bound))
+        full_options = self._full_options.at(self.decisions.times_freed)
+        code = full_options.get((request.gang_request.options[index], bound))
         return None if code is None else unschedulable_reason(code, index)
 
     def _certainly_full(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> bool:
@@ -272,7 +271,7 @@ class _Cycle:
                 if any(group.required is not None for group in option.groups)
                 else "InsufficientResources"
             )
-        self._full_options[option, bound] = code
+        self._full_options.at(self.decisions.times_freed)[option, bound] = code
         return unschedulable_reason(code, index)
 
     def _try_size(
@@ -312,29 +311,27 @@ class _Cycle:
 
     def _preempt(self, gang: Gang, request: QueueRequest, binding: ReservationIndexes) -> PreemptionResult | None:
         """Victims to evict, if the gang may preempt and starts once they have terminated."""
-        key = (request, gang.priority)
-        if key in self._without_victims or not self.preemptor.may_preempt(gang, request):
+        key, without_victims = (request, gang.priority), self._without_victims.at(self.decisions.times_freed)
+        if key in without_victims or not self.preemptor.may_preempt(gang, request):
             return None
-        self._without_victims.add(key)
-        for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
-            if self.ledger.usage_later.fits(request.queue, least) and self._fits_after_releases(
-                request, option, binding
-            ):
-                return None  # it fits once terminating gangs are gone: no further victims
-        result = self.preemptor.find(gang, request)
-        if result is not None:
-            self._without_victims.clear()
+        result = None if self._fits_after_releases(request, binding) else self.preemptor.find(gang, request)
+        if result is None:
+            without_victims[key] = None
         return result
 
-    def _fits_after_releases(self, request: QueueRequest, option: FlavorOption, binding: ReservationIndexes) -> bool:
-        """Whether the minimum fits once terminating gangs are gone."""
-        bound, version = self.backfill.relevant(option, binding), self.ledger.version
-        known = self._fits_later_cache.get((option, bound))
-        if known is None or known[0] != version:
-            view = self.backfill.free_capacity(bound, later=True)
-            known = version, fits(self.cache.table, option, request.gang_request.min_sizes, view)
-            self._fits_later_cache[option, bound] = known
-        return known[1]
+    def _fits_after_releases(self, request: QueueRequest, binding: ReservationIndexes) -> bool:
+        """Whether the minimum fits in some option once terminating gangs are gone: then there are no further
+        victims."""
+        known = self._fits_later.at(self.ledger.version)
+        for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
+            if self.ledger.usage_later.fits(request.queue, least):
+                bound = self.backfill.relevant(option, binding)
+                if (option, bound) not in known:
+                    view = self.backfill.free_capacity(bound, later=True)
+                    known[option, bound] = fits(self.cache.table, option, request.gang_request.min_sizes, view)
+                if known[option, bound]:
+                    return True
+        return False
 
     # -- 6
 

@@ -46,7 +46,7 @@ class Decisions:
     unschedulable: dict[str, UnschedulableReason] = field(default_factory=dict)
     admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
     withdrawn: list[PlannedAdmission] = field(default_factory=list)  # admissions withdrawn in this plan, each gang once
-    release_count: int = 0  # nominations that ended and admissions that were withdrawn
+    times_freed: int = 0  # nominations that ended, admissions withdrawn, gangs preempted: more may fit after each
     _nominated: set[str] = field(default_factory=set)  # uids of gangs that were nominated when the plan began
     _nominations: list[Nominate] = field(default_factory=list)
     _preemptions: list[Evict | Resize] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Decisions:
 
     def end_nomination(self, active: ActiveNomination) -> None:
         """End a nomination and free what it charged."""
-        self.release_count += 1
+        self.times_freed += 1
         del self.candidates.nominations[active.gang.uid]
         self.ledger.deallocate(active.release)
         self.backfill.remove_release(active.release)
@@ -110,7 +110,7 @@ class Decisions:
                 others.append((victim, reason))
                 continue
             del self.admissions[uid], self.candidates.admitting[uid]
-            self.release_count += 1
+            self.times_freed += 1
             self.ledger.deallocate(start.release)
             self.backfill.remove_release(start.release)
             self.unschedulable[uid] = UnschedulableReason(
@@ -207,6 +207,7 @@ class Decisions:
         gang_usage = victim.gang_usage
         assert gang_usage is not None
         assert gang_usage.release is not None
+        self.times_freed += 1
         self.ledger.mark_releasing(victim.freed)
         self.backfill.remove_release(gang_usage.release)
         if victim.remaining:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.ledger import Ledger
+from muster.scheduling.versioned_cache import VersionedCache
 
 CoveredGuarantees: TypeAlias = tuple[int, ...]
 """One number per option: bit `i` is set if the gang is within the guarantee of the `i`-th queue of its path."""
@@ -24,22 +25,21 @@ class GuaranteeEligibility:
     """The guarantees that gangs are within, with the usage at this point of the plan."""
 
     ledger: Ledger
-    _amounts_ahead: dict[int, list[dict[int, int]]] = field(
-        default_factory=dict
-    )  # by leaf and position on its path, by cell
-    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added to `_ahead`
-    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of updates
-    _cached: dict[QueueRequest, tuple[int, int, CoveredGuarantees]] = field(default_factory=dict)
+    # by leaf, position on its path and cell: what waiting gangs ahead claim
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of changes of `_amounts_ahead`
+    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf: not yet in `_amounts_ahead`
+    _covered: VersionedCache[tuple[QueueRequest, int], CoveredGuarantees] = field(default_factory=VersionedCache)
 
     def covered(self, request: QueueRequest) -> CoveredGuarantees:
         """The guarantees that the next gang of a leaf is within."""
         if self._not_counted.get(request.queue):
             self._count_waiting(request.queue)
-        version, turn = self.ledger.version, self._leaf_versions.get(request.queue, 0)
-        cached = self._cached.get(request)
-        if cached is None or cached[0] != version or cached[1] != turn:
-            cached = self._cached[request] = version, turn, self._find(request)
-        return cached[2]
+        covered, key = self._covered.at(self.ledger.version), (request, self._leaf_versions.get(request.queue, 0))
+        found = covered.get(key)
+        if found is None:
+            found = covered[key] = self._find(request)
+        return found
 
     def add_waiting(self, request: QueueRequest) -> None:
         """The next gang of its leaf has to wait: it is ahead of the others."""

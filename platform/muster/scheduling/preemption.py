@@ -24,6 +24,7 @@ from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import CandidateSet, PreemptionCandidates, PreemptionRights
 from muster.scheduling.preemption_search import PreemptionResult, PreemptionSearch
 from muster.scheduling.releases import latest_release
+from muster.scheduling.versioned_cache import VersionedCache
 
 MAX_DOMAINS_TRIED = 16
 """Number of required domains that are searched in full, those that lack the fewest pods first."""
@@ -38,8 +39,9 @@ class Preemptor:
     backfill: BackfillReservations
     candidates: PreemptionCandidates
     guarantees: GuaranteeEligibility
-    _version: int = -1
-    _capacity_if_gone: dict[tuple[int, ...], tuple[Mapping[int, int], FreeCapacity]] = field(default_factory=dict)
+    _capacity_by_queues: VersionedCache[tuple[int, ...], tuple[Mapping[int, int], FreeCapacity]] = field(
+        default_factory=VersionedCache
+    )
 
     def may_preempt(self, gang: Gang, request: QueueRequest) -> bool:
         """Whether the gang may preempt any gang at all."""
@@ -126,18 +128,15 @@ class Preemptor:
 
     def _capacity_without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], FreeCapacity]:
         """What all gangs of some queues use together, and the capacity without them."""
-        if self._version != self.ledger.version:
-            self._version = self.ledger.version
-            self._capacity_if_gone.clear()
-        if queues not in self._capacity_if_gone:
-            later = self.ledger.free_later
-            everybody = CandidateSet([member for queue in queues for member in self.candidates.members(queue)])
-            if not everybody.members:
+        known, later = self._capacity_by_queues.at(self.ledger.version), self.ledger.free_later
+        if queues not in known:
+            gangs = CandidateSet([member for queue in queues for member in self.candidates.members(queue)])
+            if not gangs.members:
                 return {}, later
-            free, load = later.free.copy(), everybody.node_usage()
-            np.add.at(free, load.rows, load.amounts)
-            self._capacity_if_gone[queues] = everybody.amounts(), FreeCapacity(later.masks, free)
-        return self._capacity_if_gone[queues]
+            free, node_usage = later.free.copy(), gangs.node_usage()
+            np.add.at(free, node_usage.rows, node_usage.amounts)
+            known[queues] = gangs.amounts(), FreeCapacity(later.masks, free)
+        return known[queues]
 
     def _rows_of_flavors(self, flavors: Collection[str]) -> BoolArray:
         region = self._rows_between(0, 0)

@@ -25,6 +25,7 @@ from muster.scheduling.nodes import BoolArray
 from muster.scheduling.nominations import ActiveNomination, active_nominations
 from muster.scheduling.planner_cache import GangUsage, PlannerCache, node_usage_of_placement, quota_of_placement
 from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.versioned_cache import VersionedCache
 
 MAX_LOST_WORK_S = 1800.0
 """Lost work counts at most this many seconds per pod, so a gang without checkpoints can be preempted too."""
@@ -135,9 +136,9 @@ class PreemptionCandidates:
     _nominated: dict[int, list[ActiveNomination]] | None = None
     _grace_s: float | None = None
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
-    _above_guarantee: dict[frozenset[int], tuple[int, dict[int, tuple[int, ...]]]] = field(default_factory=dict)
     _lowest_priority: dict[int, int] | None = None
-    _lower_priority: dict[tuple[int, int], CandidateSet] = field(default_factory=dict)
+    _lower_priority: dict[int, VersionedCache[int, CandidateSet]] = field(default_factory=dict)  # by queue
+    _above_guarantee: VersionedCache[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=VersionedCache)
 
     def in_order(self, rights: PreemptionRights, queues: Iterable[int]) -> Iterator[Victim]:
         """Candidates of its own and of other queues, cheapest first. Elastic gangs appear twice: to shrink, then to be
@@ -166,8 +167,6 @@ class PreemptionCandidates:
             insort(self._sorted[queue], victim, key=_key)
         if self._lowest_priority is not None:
             self._lowest_priority[queue] = min(gang.priority, self._lowest_priority.get(queue, gang.priority))
-        for known in [known for known in self._lower_priority if known[0] == queue]:
-            del self._lower_priority[known]
 
     def reclaimable(self, rights: PreemptionRights, version: int) -> tuple[int, ...]:
         """Queues with candidates from which the gang may reclaim usage above their guarantees. `version` is that of the
@@ -187,8 +186,8 @@ class PreemptionCandidates:
     ) -> Mapping[int, tuple[int, ...]]:
         """For each inner queue: the queues below it with candidates that, with every queue in between, are above their
         guarantee of one of these cells."""
-        cached = self._above_guarantee.get(cells)
-        if cached is None or cached[0] != version:
+        known = self._above_guarantee.at(version)
+        if cells not in known:
             tree, columns = usage_later.tree, sorted(cells)
             above = np.any(usage_later.table()[:, columns] > tree.guaranteed_table[:, columns], axis=1).tolist()
             found: dict[int, tuple[int, ...]] = {}
@@ -197,8 +196,8 @@ class PreemptionCandidates:
                 below = [((child,) if self.has_candidates(child) else ()) + found.get(child, ()) for child in children]
                 if any(below):
                     found[queue] = tuple(q for queues in below for q in queues)
-            cached = self._above_guarantee[cells] = version, found
-        return cached[1]
+            known[cells] = found
+        return known[cells]
 
     def has_candidates(self, queue: int) -> bool:
         """Whether a queue has running gangs, nominations (when the plan began) or admissions of this plan."""
@@ -252,10 +251,11 @@ class PreemptionCandidates:
             self._lowest_priority = self._find_lowest_priorities()
         if priority <= self._lowest_priority.get(queue, priority):
             return None
-        key = (queue, priority)
-        if key not in self._lower_priority:
-            self._lower_priority[key] = CandidateSet([m for m in self.members(queue) if _gang(m).priority < priority])
-        return self._lower_priority[key]
+        members = self.members(queue)
+        known = self._lower_priority.setdefault(queue, VersionedCache()).at(len(members))
+        if priority not in known:
+            known[priority] = CandidateSet([member for member in members if _gang(member).priority < priority])
+        return known[priority]
 
     def _victims_in_queue(self, queue: int) -> list[Victim]:
         found = self._sorted.get(queue)

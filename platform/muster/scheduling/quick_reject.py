@@ -18,8 +18,8 @@ from muster.scheduling.fit import fits
 from muster.scheduling.gang_requests import QueueRequest, RequestArrays
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nodes import BoolArray
-from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import PreemptionCandidates
+from muster.scheduling.versioned_cache import VersionedCache
 
 MISSES_BEFORE_BATCH = 8
 """This many gangs in a row are checked one by one before the batch check."""
@@ -29,42 +29,38 @@ MISSES_BEFORE_BATCH = 8
 class QuickReject:
     """The check, computed in a batch when that is faster."""
 
-    cache: PlannerCache
+    requests: RequestArrays  # all requests with a single option
     ledger: Ledger
     candidates: PreemptionCandidates
-    _requests: RequestArrays = field(init=False)
-    _version: int = -1
+    _reasons: VersionedCache[QueueRequest, UnschedulableReason | None] = field(default_factory=VersionedCache)
     _misses: int = 0
-    _last_gang: Gang | None = None  # two rejections in a row at the same version of the ledger count once
-    _last_version: int = -1
-    _reasons: list[UnschedulableReason | None] = field(
-        default_factory=list
-    )  # by number of the request, if no gang of its leaf can be preempted
-
-    def __post_init__(self) -> None:
-        self._requests = self.cache.request_cache.as_arrays()
+    _last_miss: tuple[Gang, int] | None = (
+        None  # the gang and the ledger's version: asked twice in a row, it counts once
+    )
 
     def reason(self, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
         """Why a gang waits, if it needs no trial."""
-        if self._version != self.ledger.version:
+        version = self.ledger.version
+        reasons = self._reasons.at(version)
+        if not reasons and self.requests.index:
             if self._misses < MISSES_BEFORE_BATCH:
-                if self._last_gang is not gang or self._last_version != self.ledger.version:
-                    self._last_gang, self._last_version = gang, self.ledger.version
+                if self._last_miss is None or self._last_miss[0] is not gang or self._last_miss[1] != version:
+                    self._last_miss = gang, version
                     self._misses += 1
                 return None
-            self._compute()
-        number = self._requests.index.get(request)
-        if number is None or (why := self._reasons[number]) is None:
+            reasons.update(zip(self.requests.index, self._compute(), strict=True))
+        why = reasons.get(request)
+        if why is None or self.candidates.lower_priority(request.queue, gang.priority):
             return None
-        return None if self.candidates.lower_priority(request.queue, gang.priority) else why
+        return why
 
     def on_capacity_changed(self) -> None:
         """A gang was admitted, or victims were evicted for one."""
         self._misses = 0
 
-    def _compute(self) -> None:
-        self._version = self.ledger.version
-        arrays = self._requests
+    def _compute(self) -> list[UnschedulableReason | None]:
+        """The reason of each request, if no gang of its leaf can be preempted."""
+        arrays = self.requests
         avail = self.ledger.usage_now.available_table()
         asks = arrays.amounts > 0
         over = np.any(asks & (arrays.amounts > avail[arrays.queue]), axis=1)
@@ -77,11 +73,12 @@ class QuickReject:
             unschedulable_reason("TopologyUnsatisfiable"),
             unschedulable_reason("InsufficientResources"),
         )
-        self._reasons = [reasons[i] for i in which.tolist()]
+        return [reasons[i] for i in which.tolist()]
 
     def _may_reclaim(self) -> BoolArray:
         """Requests within a guarantee of their path, while some queue is above its own."""
-        arrays, tree, usage = self._requests, self.cache.tree, self.ledger.usage_later
+        arrays, usage = self.requests, self.ledger.usage_later
+        tree = usage.tree
         above = self.candidates.queues_above_guarantee(
             frozenset(range(len(tree.cell_index))), usage, self.ledger.version
         )
