@@ -120,11 +120,7 @@ class FreeCapacity:
         self._parent: FreeCapacity | None = None
         self._cached: dict[PodClass, _CachedCounts] = {}
         self._changes: list[IntArray] = []
-
-    @property
-    def version(self) -> int:
-        """Number of changes so far."""
-        return len(self._changes)
+        self.version = 0  # number of changes so far, including those that are no longer in `_changes`
 
     def fork(self) -> FreeCapacity:
         """A copy to write on; this one must not change any more. Counts are shared until they change."""
@@ -156,6 +152,7 @@ class FreeCapacity:
         if len(load.rows):
             self.free[load.rows] += sign * load.amounts
             self._changes.append(load.rows)
+            self.version += 1
 
     def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit, by tier and domain."""
