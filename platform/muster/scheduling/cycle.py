@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from muster.model import Decision, Gang, Snapshot, WaitReason
+from muster.model import Decision, Gang, Snapshot, Wait, WaitReason
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations, ReservationIndexes
 from muster.scheduling.decisions import Decisions
@@ -16,13 +16,6 @@ from muster.scheduling.grow import ContendedFlavors, find_growths
 from muster.scheduling.guarantees import GuaranteeEligibility
 from muster.scheduling.leaf_queues import LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.nominations import (
-    active_nominations,
-    complete_placement,
-    fits_while_reserved,
-    nomination_fits,
-    waiting_message,
-)
 from muster.scheduling.order import FairShares, QueueOrder, queue_order
 from muster.scheduling.planner_cache import PlannerCache, update
 from muster.scheduling.policy import MUSTER, Policy
@@ -57,7 +50,9 @@ def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Polic
     cycle.admit_nominated()  # 4. nominated gangs first
     cycle.admit_in_order()  # 5. the other gangs in order: admit, preempt, reserve, or wait
     cycle.grow_elastic_gangs()  # 6. into the capacity that is left
-    return PlanResult(cycle.result(), cache)  # 7. decisions, and why the other gangs wait
+    waits = cycle.explain_waits()  # 7. why the other gangs wait
+    decisions = (*cycle.decisions.in_order(), *waits)
+    return PlanResult(decisions, replace(cache, waits={wait.gang_uid: wait for wait in waits}))
 
 
 @dataclass(slots=True)
@@ -93,7 +88,7 @@ class _Cycle:
 
     def reserve_nominated_capacity(self) -> None:
         """Charge every active nomination, so that no other gang gets its capacity."""
-        for active in active_nominations(self.cache):
+        for active in self.cache.nominations:
             self.decisions.reserve_nomination(active)
 
     # -- 3
@@ -116,40 +111,36 @@ class _Cycle:
         """Admit each nominated gang, or let it wait for its victims; if its capacity is lost, schedule it first."""
         cache, ledger, decisions = self.cache, self.ledger, self.decisions
         ready = [
-            h
-            for uid, h in decisions.candidates.nominations.items()
+            active
+            for uid, active in decisions.candidates.nominations.items()
             if uid in cache.pending and uid not in decisions.unschedulable
         ]
         for active in sorted(ready, key=lambda active: cache.pending[active.gang.uid].order):
             if active.gang.uid not in decisions.candidates.nominations:
                 continue  # its nomination was taken by a gang before it in this loop
             gang, request = active.gang, active.request
-            if not fits_while_reserved(cache, active, ledger.free_now, ledger.usage_now) and fits_while_reserved(
-                cache, active, ledger.free_later, ledger.usage_later
+            message = active.waiting_message(cache.running)
+            if not active.fits_while_reserved(ledger.free_now, ledger.usage_now) and active.fits_while_reserved(
+                ledger.free_later, ledger.usage_later
             ):
-                decisions.unschedulable[gang.uid] = UnschedulableReason(
-                    "WaitingForPreemption", message=waiting_message(cache, active)
-                )
+                decisions.unschedulable[gang.uid] = UnschedulableReason("WaitingForPreemption", message=message)
                 continue  # the usual case: the nomination stays as it is
             decisions.end_nomination(active)
-            if nomination_fits(cache, active, ledger.free_now, ledger.usage_now):
+            if active.fits(ledger.free_now, ledger.usage_now):
                 decisions.admit_nominated(active)
-            elif (completed := complete_placement(cache, active, ledger.free_now, ledger.usage_now)) is not None:
-                option, place, amounts = completed
-                decisions.admit(gang, request, option, 0, place, amounts)
-            elif nomination_fits(cache, active, ledger.free_later, ledger.usage_later) or complete_placement(
-                cache, active, ledger.free_later, ledger.usage_later
+            elif (completed := active.completed(ledger.free_now, ledger.usage_now)) is not None:
+                option, assignment, amounts = completed
+                decisions.admit(gang, request, option, 0, assignment, amounts)
+            elif active.fits(ledger.free_later, ledger.usage_later) or active.completed(
+                ledger.free_later, ledger.usage_later
             ):
                 decisions.reserve_nomination(active)
-                decisions.unschedulable[gang.uid] = UnschedulableReason(
-                    "WaitingForPreemption", message=waiting_message(cache, active)
-                )
+                decisions.unschedulable[gang.uid] = UnschedulableReason("WaitingForPreemption", message=message)
             else:
                 self._schedule_one(gang, request)
                 if gang.uid in decisions.unschedulable and not decisions.is_nominated(gang.uid):
-                    decisions.reserve_nomination(
-                        active
-                    )  # the nomination is in the status until it expires, so its capacity must stay charged
+                    # The nomination is in the status until it expires, so its capacity must stay charged.
+                    decisions.reserve_nomination(active)
 
     # -- 5
 
@@ -369,8 +360,8 @@ class _Cycle:
 
     # -- 7
 
-    def result(self) -> tuple[Decision, ...]:
-        """All decisions, in the order to apply them."""
+    def explain_waits(self) -> list[Wait]:
+        """Reason, message, position and estimated start of every gang that waits."""
         unschedulable = self.decisions.unschedulable
-        expected = estimate_starts(self.cache, self.ledger, self.backfill, unschedulable)
-        return (*self.decisions.in_order(), *wait_decisions(self.cache, self.ledger, unschedulable, expected))
+        start_times = estimate_starts(self.cache, self.ledger, self.backfill, unschedulable)
+        return wait_decisions(self.cache, self.ledger, unschedulable, start_times)

@@ -16,10 +16,16 @@ from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.grow import Growth
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import ActiveNomination, join_names
-from muster.scheduling.planner_cache import PlannerCache, node_usage_of_placement, quota_of_placement
+from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
 from muster.scheduling.preemption_search import PreemptionResult
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.releases import (
+    ExpectedRelease,
+    latest_release,
+    node_usage_of_placement,
+    quota_of_placement,
+    tiebreak_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +66,7 @@ class Decisions:
 
     def is_nominated(self, uid: str) -> bool:
         """Whether this plan has made a new nomination for the gang."""
-        return any(hold.gang_uid == uid for hold in self._nominations)
+        return any(nomination.gang_uid == uid for nomination in self._nominations)
 
     def end_nomination(self, active: ActiveNomination) -> None:
         """End a nomination and free what it charged."""

@@ -18,8 +18,8 @@ from muster.scheduling.fit import GangAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest, largest_feasible
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import placed_pods
-from muster.scheduling.planner_cache import GangUsage, PlannerCache
-from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.releases import ExpectedRelease, GangUsage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,7 @@ def _find_growth(
     gang = gang_usage.running.gang
     request = cache.request_cache.request(gang)
     gang_request = request.gang_request
-    present = placed_pods(cache, gang, gang_usage.running.placement)
+    present = placed_pods(cache.table, gang, gang_usage.running.placement)
     now = tuple(present[role].pods if role in present else 0 for role in range(len(gang.roles)))
     if request.rejection is not None or sum(now) != sum(part.replicas for part in gang_usage.running.placement):
         return None  # its queue is inactive, or one of its nodes is gone

@@ -6,25 +6,20 @@ objects are identical, and updated where few changed. So a plan with a cache equ
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-import numpy as np
-
-from muster.model import Gang, Placement, RolePlacement, RunningGang, Snapshot, Wait
-from muster.quota import CellAmounts, QueueTree, QuotaUsage, queue_tree
-from muster.scheduling.capacity import FreeCapacity, NodeMasks, NodeUsage
+from muster.model import Snapshot, Wait
+from muster.quota import QueueTree, QuotaUsage, queue_tree
+from muster.scheduling.capacity import FreeCapacity, NodeMasks
 from muster.scheduling.feasibility import Feasibility, UnschedulableReason, priority_too_high
 from muster.scheduling.gang_requests import RequestCache
 from muster.scheduling.leaf_queues import LeafQueue, PendingGang, update_leaves
 from muster.scheduling.nodes import NodeTable, node_table
-from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, latest_release, tiebreak_of
+from muster.scheduling.nominations import ActiveNomination, nominated_gang
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, GangUsage, gang_usage
 from muster.scheduling.request_messages import RequestMessages
-
-if TYPE_CHECKING:
-    from muster.scheduling.nominations import ActiveNomination
 
 T = TypeVar("T")
 
@@ -34,29 +29,12 @@ processes all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GangUsage:
-    """A running gang: what it takes from nodes, and what it charges to its queue (-1: the queue was deleted).
-
-    `release` is what it takes once terminating gangs are gone: everything while it is admitted, the retained part while
-    it is resized or restarted, None when it leaves.
-    """
-
-    running: RunningGang
-    queue: int
-    node_usage: NodeUsage
-    amounts: CellAmounts
-    release: ExpectedRelease | None
-    elastic: bool
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether the gang is running and not terminating."""
-        return self.running.state == "admitted"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlannerCache:
-    """Derived values of one snapshot. Not changed after its plan, except for lazily counted pod classes."""
+    """Derived values of one snapshot, and the waits of its plan.
+
+    Fields are not changed after they are set. What is derived from nodes and queues only (`request_cache`, `messages`,
+    `feasibility`) and the counts of pod classes in `free_now` and `free_later` are computed when they are needed.
+    """
 
     snapshot: Snapshot
     table: NodeTable
@@ -64,9 +42,7 @@ class PlannerCache:
     request_cache: RequestCache
     running: dict[str, GangUsage]  # by uid
     pending: dict[str, PendingGang]  # by uid
-    infeasible: dict[
-        str, UnschedulableReason
-    ]  # by uid, in the snapshot's order: pending gangs that could not start in an empty cluster
+    infeasible: dict[str, UnschedulableReason]  # by uid, in the snapshot's order: could not start in an empty cluster
     leaves: dict[int, LeafQueue]  # leaf queues with pending gangs, by queue
     free_now: FreeCapacity  # free beside all running gangs
     free_later: FreeCapacity  # free once terminating gangs are gone
@@ -75,8 +51,8 @@ class PlannerCache:
     usage_now: QuotaUsage
     usage_later: QuotaUsage  # charged once terminating gangs are gone
     releases: ExpectedReleases  # of gangs that are not terminating
-    nominations: dict[str, ActiveNomination]  # by uid of the gang; nominations that were validated
-    last_waits: dict[str, Wait]  # by uid; the last Wait, reused as the same object while nothing changed
+    nominations: tuple[ActiveNomination, ...]
+    waits: Mapping[str, Wait]  # of the last plan, by uid: the same objects are used again while nothing changed
 
 
 def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerCache:
@@ -119,8 +95,8 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
         usage_now=QuotaUsage(tree),
         usage_later=QuotaUsage(tree),
         releases=ExpectedReleases.of((), len(table.columns)),
-        nominations={},
-        last_waits={},
+        nominations=(),
+        waits={},
     )
     return _apply_changes(snapshot, fresh)
 
@@ -169,12 +145,12 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
     releases = previous.releases.without(tiebreaks).plus(
         ExpectedReleases.of(added_releases, len(previous.table.columns))
     )
-    requests, infeasible, leaves = _update_pending(snapshot, previous)
+    pending, infeasible, leaves = _update_pending(snapshot, previous)
     return replace(
         previous,
         snapshot=snapshot,
         running=running_by_uid,
-        pending=requests,
+        pending=pending,
         infeasible=infeasible,
         leaves=leaves,
         free_now=now,
@@ -182,20 +158,30 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
         usage_now=usage_now,
         usage_later=usage_later,
         releases=releases,
-        last_waits=_drop_started(previous.last_waits, requests),
-        nominations={
-            hold.gang_uid: previous.nominations[hold.gang_uid]
-            for hold in snapshot.nominations
-            if hold.gang_uid in previous.nominations
-        },
+        nominations=tuple(_active_nominations(snapshot, previous, pending, running_by_uid)),
     )
 
 
-def _drop_started(last_waits: dict[str, Wait], pending: dict[str, PendingGang]) -> dict[str, Wait]:
-    """The last waits of gangs that are still pending; a copy to write on."""
-    if len(last_waits) <= len(pending):
-        return last_waits.copy()  # started gangs are at most as many as new ones: not worth a pass over all
-    return {uid: wait for uid, wait in last_waits.items() if uid in pending}
+def _active_nominations(
+    snapshot: Snapshot, previous: PlannerCache, pending: Mapping[str, PendingGang], running: Mapping[str, GangUsage]
+) -> Iterator[ActiveNomination]:
+    """The active nominations: not expired, of gangs that are pending, restarting or in backoff."""
+    known = {active.gang.uid: active for active in previous.nominations}
+    for nomination in snapshot.nominations:
+        uid = nomination.gang_uid
+        gang = pending[uid].gang if uid in pending else nominated_gang(nomination, running.get(uid))
+        if gang is None or nomination.expires_at <= snapshot.now:
+            continue
+        request = pending[uid].request if uid in pending else previous.request_cache.request(gang)
+        active = known.get(uid)
+        if (
+            active is None
+            or active.nomination is not nomination
+            or active.gang is not gang
+            or active.request is not request
+        ):
+            active = ActiveNomination.of(previous.table, previous.tree, nomination, gang, request)
+        yield active
 
 
 def _update_pending(
@@ -237,69 +223,3 @@ def _add_usage(
         free_later.add(usage.release.node_usage, sign)
         if usage.queue >= 0:
             usage_later.add(usage.queue, usage.release.amounts, -sign)
-
-
-def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangUsage:
-    """What a running gang takes and charges."""
-    gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
-    load, amounts = (
-        node_usage_of_placement(table, gang, running.placement),
-        quota_of_placement(tree, queue, gang, running.placement),
-    )
-    later, back = None, running.retained_until
-    if running.state == "admitted" or running.retained_placement:
-        running_by_uid = running.state == "admitted"
-        bound = running.release_deadline if back is None else latest_release(gang, back)
-        later = ExpectedRelease(
-            uid=gang.uid,
-            release_at=math.inf if bound is None else bound,
-            since=running.admitted_at if back is None else back,
-            tiebreak=tiebreak_of(gang.uid),
-            node_usage=load if running_by_uid else node_usage_of_placement(table, gang, running.retained_placement),
-            queue=queue,
-            amounts=amounts if running_by_uid else quota_of_placement(tree, queue, gang, running.retained_placement),
-            priority=gang.priority,
-            preemptible=running_by_uid or back is not None,  # retained capacity can be preempted, like a nomination
-        )
-    elastic = any(role.min_replicas < role.replicas for role in gang.roles)
-    return GangUsage(running, queue, load, amounts, later, elastic)
-
-
-def quota_of_placement(tree: QueueTree, queue: int, gang: Gang, placement: Placement) -> CellAmounts:
-    """What a placement charges to a queue."""
-    if queue < 0:
-        return ()
-    request_of = {role.name: role.request for role in gang.roles}
-    total: dict[int, int] = {}
-    for part in placement:
-        for cell, amount in tree.cell_amounts(queue, part.flavor, request_of[part.role]):
-            total[cell] = total.get(cell, 0) + amount * part.replicas
-    return tuple(total.items())
-
-
-def node_usage_of_placement(table: NodeTable, gang: Gang, placement: Placement) -> NodeUsage:
-    """What a placement takes from the nodes that still exist."""
-    if len(placement) == 1 and len(placement[0].nodes) == 1:  # fast path: thousands of gangs are on one node
-        return _node_usage_on_one_node(table, gang, placement[0])
-    request_of = {role.name: table.to_row(role.request) for role in gang.roles}
-    pods: dict[tuple[int, str], int] = {}
-    for part in placement:
-        for node, count in part.nodes:
-            row = table.row_of.get(node)
-            if row is not None:
-                pods[row, part.role] = pods.get((row, part.role), 0) + count
-    rows = np.array(sorted({row for row, _ in pods}), dtype=np.int64)
-    amounts = np.zeros((len(rows), len(table.columns)), dtype=np.int64)
-    place = {int(row): i for i, row in enumerate(rows)}
-    for (row, role), count in pods.items():
-        amounts[place[row]] += count * request_of[role]
-    return NodeUsage(rows, amounts)
-
-
-def _node_usage_on_one_node(table: NodeTable, gang: Gang, part: RolePlacement) -> NodeUsage:
-    ((node, count),) = part.nodes
-    row = table.row_of.get(node)
-    if row is None:
-        return NodeUsage(np.zeros(0, dtype=np.int64), np.zeros((0, len(table.columns)), dtype=np.int64))
-    request = next(role.request for role in gang.roles if role.name == part.role)
-    return NodeUsage(np.array([row], dtype=np.int64), count * table.to_row(request)[None, :])

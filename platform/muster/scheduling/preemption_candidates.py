@@ -22,9 +22,9 @@ from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.capacity import NodeUsage
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.nodes import BoolArray
-from muster.scheduling.nominations import ActiveNomination, active_nominations
-from muster.scheduling.planner_cache import GangUsage, PlannerCache, node_usage_of_placement, quota_of_placement
-from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.nominations import ActiveNomination
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.releases import ExpectedRelease, GangUsage, node_usage_of_placement, quota_of_placement
 from muster.scheduling.versioned_cache import VersionedCache
 
 MAX_LOST_WORK_S = 1800.0
@@ -220,7 +220,7 @@ class PreemptionCandidates:
         """Nominations when the plan began, by queue; includes those that are suspended for a trial."""
         if self._nominated is None:
             self._nominated = {}
-            for active in active_nominations(self.cache):
+            for active in self.cache.nominations:
                 self._nominated.setdefault(active.request.queue, []).append(active)
         return self._nominated
 

@@ -1,8 +1,8 @@
-"""When running gangs end at the latest, and what becomes free then, as far as they declare a maximum run time.
+"""What placed gangs take from nodes and charge to queues, and when that becomes free at the latest.
 
-Kept as flat arrays over all running gangs, so that the capacity after a thousand releases is a few array operations. A
-gang without a maximum run time comes after all others; ties are ordered by start time (oldest first), then by a hash of
-the uid.
+Releases are flat arrays over all running gangs, so that the capacity after a thousand of them is a few array
+operations. A gang without a maximum run time comes after all others; ties are ordered by start time (oldest first),
+then by a hash of the uid.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from muster.model import Gang
-from muster.quota import CellAmounts
+from muster.model import Gang, Placement, RolePlacement, RunningGang
+from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.capacity import NodeUsage, unique_rows
-from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
+from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, NodeTable, ObjectArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +55,96 @@ def tiebreak_of(uid: str) -> int:
     return int.from_bytes(blake2b(uid.encode(), digest_size=8).digest(), "big") >> 2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GangUsage:
+    """A running gang: what it takes from nodes, and what it charges to its queue (-1: the queue was deleted).
+
+    `release` is what it takes once terminating gangs are gone: everything while it is admitted, the retained part while
+    it is resized or restarted, None when it leaves.
+    """
+
+    running: RunningGang
+    queue: int
+    node_usage: NodeUsage
+    amounts: CellAmounts
+    release: ExpectedRelease | None
+    elastic: bool
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the gang is running and not terminating."""
+        return self.running.state == "admitted"
+
+
+def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangUsage:
+    """What a running gang takes and charges."""
+    gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
+    load, amounts = (
+        node_usage_of_placement(table, gang, running.placement),
+        quota_of_placement(tree, queue, gang, running.placement),
+    )
+    later, back = None, running.retained_until
+    if running.state == "admitted" or running.retained_placement:
+        running_by_uid = running.state == "admitted"
+        bound = running.release_deadline if back is None else latest_release(gang, back)
+        later = ExpectedRelease(
+            uid=gang.uid,
+            release_at=math.inf if bound is None else bound,
+            since=running.admitted_at if back is None else back,
+            tiebreak=tiebreak_of(gang.uid),
+            node_usage=load if running_by_uid else node_usage_of_placement(table, gang, running.retained_placement),
+            queue=queue,
+            amounts=amounts if running_by_uid else quota_of_placement(tree, queue, gang, running.retained_placement),
+            priority=gang.priority,
+            preemptible=running_by_uid or back is not None,  # retained capacity can be preempted, like a nomination
+        )
+    elastic = any(role.min_replicas < role.replicas for role in gang.roles)
+    return GangUsage(running, queue, load, amounts, later, elastic)
+
+
+def quota_of_placement(tree: QueueTree, queue: int, gang: Gang, placement: Placement) -> CellAmounts:
+    """What a placement charges to a queue."""
+    if queue < 0:
+        return ()
+    request_of = {role.name: role.request for role in gang.roles}
+    total: dict[int, int] = {}
+    for part in placement:
+        for cell, amount in tree.cell_amounts(queue, part.flavor, request_of[part.role]):
+            total[cell] = total.get(cell, 0) + amount * part.replicas
+    return tuple(total.items())
+
+
+def node_usage_of_placement(table: NodeTable, gang: Gang, placement: Placement) -> NodeUsage:
+    """What a placement takes from the nodes that still exist."""
+    if len(placement) == 1 and len(placement[0].nodes) == 1:  # fast path: thousands of gangs are on one node
+        return _node_usage_on_one_node(table, gang, placement[0])
+    request_of = {role.name: table.to_row(role.request) for role in gang.roles}
+    pods: dict[tuple[int, str], int] = {}
+    for part in placement:
+        for node, count in part.nodes:
+            row = table.row_of.get(node)
+            if row is not None:
+                pods[row, part.role] = pods.get((row, part.role), 0) + count
+    rows = np.array(sorted({row for row, _ in pods}), dtype=np.int64)
+    amounts = np.zeros((len(rows), len(table.columns)), dtype=np.int64)
+    place = {int(row): i for i, row in enumerate(rows)}
+    for (row, role), count in pods.items():
+        amounts[place[row]] += count * request_of[role]
+    return NodeUsage(rows, amounts)
+
+
+def _node_usage_on_one_node(table: NodeTable, gang: Gang, part: RolePlacement) -> NodeUsage:
+    ((node, count),) = part.nodes
+    row = table.row_of.get(node)
+    if row is None:
+        return NodeUsage(np.zeros(0, dtype=np.int64), np.zeros((0, len(table.columns)), dtype=np.int64))
+    request = next(role.request for role in gang.roles if role.name == part.role)
+    return NodeUsage(np.array([row], dtype=np.int64), count * table.to_row(request)[None, :])
+
+
 @dataclass(slots=True, eq=False)
 class ExpectedReleases:
-    """Many releases, unordered; `rank` gives the order. Immutable.
+    """Many releases, unordered; `positions` gives the order. Immutable.
 
     Capacity is in entries (one per gang and node), and so is quota (one per gang and cell).
     """

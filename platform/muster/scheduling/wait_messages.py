@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -108,25 +108,29 @@ class WaitMessages:
 
 
 def wait_decisions(
-    cache: PlannerCache, ledger: Ledger, unschedulable: Mapping[str, UnschedulableReason], expected: Mapping[str, float]
-) -> Iterator[Wait]:
+    cache: PlannerCache,
+    ledger: Ledger,
+    unschedulable: Mapping[str, UnschedulableReason],
+    start_times: Mapping[str, float],
+) -> list[Wait]:
     """A Wait for every unschedulable gang, in the order of the snapshot. An unchanged Wait is the same object as in the
-    last plan (`cache.last_waits`)."""
+    last plan (`cache.waits`)."""
+    waits: list[Wait] = []
     wait_messages = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now)
     messages: dict[tuple[QueueRequest, str, int], str] = {}
     positions: dict[str, int] = {}
     for leaf in cache.leaves.values():
         waiting = [w.gang.uid for w in leaf.pending if w.gang.uid in unschedulable]
         positions.update(zip(waiting, count(1), strict=False))
-    requests, last_waits = cache.pending, cache.last_waits
+    last_waits = cache.waits
     for gang in cache.snapshot.pending:
         uid = gang.uid
         why = unschedulable.get(uid)
         if why is None:
             continue
-        code, text, position, start_at = why.reason, why.message, positions.get(uid), expected.get(uid)
+        code, text, position, start_at = why.reason, why.message, positions.get(uid), start_times.get(uid)
         if not text:
-            request = requests[uid].request
+            request = cache.pending[uid].request
             key = (request, code, why.option)
             cached = messages.get(key)
             if cached is None:
@@ -141,8 +145,9 @@ def wait_decisions(
             or wait.estimated_start != start_at
             or wait.reason != code
         ):
-            wait = last_waits[uid] = Wait(uid, code, text, position, start_at)
-        yield wait
+            wait = Wait(uid, code, text, position, start_at)
+        waits.append(wait)
+    return waits
 
 
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
