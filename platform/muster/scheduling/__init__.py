@@ -6,8 +6,8 @@ result = plan(next_snapshot, result.cache)   # the same decisions as without the
 """
 
 from muster.scheduling.cycle import PlanResult, plan
-from muster.scheduling.placement_check import placement_error
+from muster.scheduling.nodes import placement_error
+from muster.scheduling.order import BACKFILL, FIFO, MUSTER, PRIORITY, Policy
 from muster.scheduling.planner_cache import PlannerCache
-from muster.scheduling.policy import BACKFILL, FIFO, MUSTER, PRIORITY, Policy
 
 __all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "PlanResult", "PlannerCache", "Policy", "placement_error", "plan"]

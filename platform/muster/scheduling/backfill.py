@@ -15,8 +15,7 @@ from muster.model import WaitReason
 from muster.scheduling.capacity import CapacityView, FreeCapacity, IntersectionView
 from muster.scheduling.fit import GangAssignment, fit, fits
 from muster.scheduling.gang_requests import FlavorOption, QueueRequest
-from muster.scheduling.ledger import Ledger, ReservedCapacity
-from muster.scheduling.quota_forecast import QuotaForecast
+from muster.scheduling.ledger import Ledger, QuotaForecast, ReservedCapacity
 from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, OrderedReleases
 
 

@@ -16,17 +16,14 @@ from muster.scheduling.grow import ContendedFlavors, find_growths
 from muster.scheduling.guarantees import GuaranteeEligibility
 from muster.scheduling.leaf_queues import LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.order import FairShares, QueueOrder, queue_order
+from muster.scheduling.order import MUSTER, FairShares, Policy, QueueOrder, queue_order
 from muster.scheduling.planner_cache import PlannerCache, update
-from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.preemption import Preemptor
+from muster.scheduling.preemption import PreemptionResult, Preemptor
 from muster.scheduling.preemption_candidates import PreemptionCandidates
-from muster.scheduling.preemption_search import PreemptionResult
 from muster.scheduling.quick_reject import QuickReject
 from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
-from muster.scheduling.start_estimates import estimate_starts
 from muster.scheduling.versioned_cache import VersionedCache
-from muster.scheduling.wait_messages import wait_decisions
+from muster.scheduling.waits import estimate_starts, wait_decisions
 
 
 @dataclass(frozen=True, slots=True)

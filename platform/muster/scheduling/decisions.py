@@ -17,8 +17,8 @@ from muster.scheduling.grow import Growth
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import ActiveNomination, join_names
 from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.preemption import PreemptionResult
 from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
-from muster.scheduling.preemption_search import PreemptionResult
 from muster.scheduling.releases import (
     ExpectedRelease,
     latest_release,

@@ -16,8 +16,7 @@ from muster.quota import CellAmounts, QueueTree, QuotaUsage
 from muster.scheduling.capacity import FreeCapacity, ReservedView
 from muster.scheduling.fit import FixedPods, GangAssignment, RoleAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.nodes import NodeTable
-from muster.scheduling.placement_check import placement_error
+from muster.scheduling.nodes import NodeTable, placement_error
 from muster.scheduling.releases import (
     ExpectedRelease,
     GangUsage,

@@ -1,4 +1,4 @@
-"""The order in which gangs are scheduled.
+"""The order in which gangs are scheduled, and the rules that a plan follows: Muster's own, and simple ones to compare.
 
 Between queues, at each level of the tree: first the queue whose next gang is within its leaf's guarantee, then whose
 next gang is within the guarantee of the child at this level, then the smallest share of decayed usage, then the name.
@@ -17,14 +17,36 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from muster.model import DecayedUsage, Gang
 from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.guarantees import CoveredGuarantees, GuaranteeEligibility
 from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafOrder, LeafQueue, PendingGang
-from muster.scheduling.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Quota, flavors, topology and nominations are the same under every policy.
+
+    `order`: `fair` goes down the queue tree by guarantee and share, and by priority in the leaf; `submitted` and
+    `priority` ignore queues. `backfill`: whether gangs may start behind one that waits: `none` (it blocks all others),
+    or `easy` (gangs that do not delay its reservation).
+    """
+
+    name: str
+    order: Literal["fair", "submitted", "priority"]
+    backfill: Literal["none", "easy"]
+    preempts: bool = False
+    grows_elastic: bool = False
+
+
+MUSTER = Policy("muster", order="fair", backfill="easy", preempts=True, grows_elastic=True)
+FIFO = Policy("fifo", order="submitted", backfill="none")
+PRIORITY = Policy("priority", order="priority", backfill="none")
+BACKFILL = Policy("backfill", order="submitted", backfill="easy")
+
 
 SHARE_TICK_S = 60.0
 """An admitted gang counts at once with its request times this many seconds: one share tick."""

@@ -13,13 +13,12 @@ from typing import TypeVar
 from muster.model import Snapshot, Wait
 from muster.quota import QueueTree, QuotaUsage, queue_tree
 from muster.scheduling.capacity import FreeCapacity, NodeMasks
-from muster.scheduling.feasibility import Feasibility, UnschedulableReason, priority_too_high
+from muster.scheduling.feasibility import Feasibility, RequestMessages, UnschedulableReason, priority_too_high
 from muster.scheduling.gang_requests import RequestCache
 from muster.scheduling.leaf_queues import LeafQueue, PendingGang, update_leaves
 from muster.scheduling.nodes import NodeTable, node_table
 from muster.scheduling.nominations import ActiveNomination, nominated_gang
 from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, GangUsage, gang_usage
-from muster.scheduling.request_messages import RequestMessages
 
 T = TypeVar("T")
 

@@ -1,17 +1,93 @@
-"""Message for a role that does not fit the nodes: how many of its pods fit, and what the others lack."""
+"""What a role lacks that does not fit the nodes: how many of its pods fit, and why the others do not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from muster.model import Role
+from muster.model import NodeInfo, Role
 from muster.scheduling.capacity import FreeCapacity, PodClass
 from muster.scheduling.nodes import BoolArray, FlavorNodes
-from muster.scheduling.selector_mismatch import selector_mismatch
-from muster.scheduling.units import format_amount, format_number, format_pods, main_resource, resource_label
+from muster.text.suggest import closest_match
+
+GPU = "nvidia.com/gpu"
+GIB = 1 << 30
+
+_NOUNS = {GPU: ("GPU", "GPUs"), "cpu": ("core", "cores"), "pods": ("pod slot", "pod slots")}
+_BYTES = ("memory", "ephemeral-storage")
+
+
+def format_amount(resource: str, amount: int) -> str:
+    """An amount with its unit: GPUs, cores, pod slots, GiB, or the resource's own name."""
+    if resource in _BYTES:
+        return f"{format_number(resource, amount)} GiB of {resource}"
+    one, many = _NOUNS.get(resource, (resource, resource))
+    return f"{format_number(resource, amount)} {one if format_number(resource, amount) == '1' else many}"
+
+
+def format_number(resource: str, amount: int) -> str:
+    """An amount without its unit, for the second and later numbers of a sentence."""
+    if resource == "cpu":
+        return f"{amount / 1000:g}"
+    if resource not in _BYTES:
+        return str(amount)
+    gib = amount / GIB
+    return f"{gib:.4g}" if gib < 10_000 else f"{gib:.0f}"
+
+
+def resource_label(resource: str) -> str:
+    """The name of a resource without an amount: `GPUs`, `cores`, or the resource's own name."""
+    return _NOUNS.get(resource, (resource, resource))[1]
+
+
+def format_pods(count: int) -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{count} pod{'' if count == 1 else 's'}"
+
+
+def main_resource(resources: Iterable[str]) -> str:
+    """The resource that a message names first: GPUs, other devices, cores, memory; pod slots if there is no other."""
+    names = list(resources)
+    by_importance = (GPU, *(name for name in names if "/" in name), "cpu", *_BYTES)
+    return next((name for name in by_importance if name in names), "pods")
+
+
+_MAX_COMPARED = 200  # values of a label; a host name label has as many as there are nodes
+_MAX_SHOWN = 4
+
+
+def selector_mismatch(selector: Iterable[tuple[str, str]], nodes: Sequence[NodeInfo]) -> str:
+    """The end of a message that begins with "no node has": `the label gpu=h20 of its nodeSelector; did you mean
+    'h200'?`. "" if a node has all labels of the selector."""
+    wanted = list(selector)
+    for key, value in wanted:
+        values = _first_distinct(node.labels[key] for node in nodes if key in node.labels)
+        if not values:
+            candidates = _first_distinct(name for node in nodes[:_MAX_COMPARED] for name in node.labels)
+            closest = closest_match(key, candidates)
+            return f"the label {key} of its nodeSelector" + (f"; did you mean {closest!r}?" if closest else "")
+        if not any(node.labels.get(key) == value for node in nodes):
+            closest = closest_match(value, values)
+            shown = ", ".join(sorted(values)[:_MAX_SHOWN]) + (", ..." if len(values) > _MAX_SHOWN else "")
+            hint = f"did you mean {closest!r}?" if closest else f"nodes have {shown}"
+            return f"the label {key}={value} of its nodeSelector; {hint}"
+    if all(any(node.labels.get(key) != value for key, value in wanted) for node in nodes):
+        return "all labels of its nodeSelector: " + ", ".join(f"{key}={value}" for key, value in wanted)
+    return ""
+
+
+def _first_distinct(names: Iterable[str]) -> list[str]:
+    """The first _MAX_COMPARED distinct names."""
+    found: dict[str, None] = {}
+    for name in names:
+        found[name] = None
+        if len(found) == _MAX_COMPARED:
+            break
+    return list(found)
+
 
 NoFitCache: TypeAlias = dict[tuple[PodClass, int], tuple[bool, str]]
 """Why no pod of a class fits any domain of a tier, and whether free capacity is the cause. Cached, since it reads all
