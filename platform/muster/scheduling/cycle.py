@@ -13,8 +13,7 @@ from muster.scheduling.feasibility import UnschedulableReason, unschedulable_rea
 from muster.scheduling.fit import GangAssignment, fit, fits
 from muster.scheduling.gang_requests import FlavorOption, QueueRequest, largest_feasible
 from muster.scheduling.grow import ContendedFlavors, find_growths
-from muster.scheduling.guarantees import GuaranteeEligibility
-from muster.scheduling.leaf_queues import LeafOrder, PendingGang
+from muster.scheduling.leaf_queues import GuaranteeEligibility, LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.order import MUSTER, FairShares, Policy, QueueOrder, queue_order
 from muster.scheduling.planner_cache import PlannerCache, update
@@ -73,7 +72,9 @@ class _Cycle:
     @classmethod
     def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
         """A plan without any decision."""
-        ledger = Ledger.of(cache)
+        ledger = Ledger(
+            cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork()
+        )
         backfill = BackfillReservations(ledger, cache.releases)
         victims, guarantees = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
         decisions = Decisions(cache, ledger, backfill, victims)

@@ -1,16 +1,27 @@
-"""Pending gangs of each leaf queue, in order. The order depends on the pending gangs only, so it is carried over from
-plan to plan; only leaves with changes are sorted again."""
+"""Pending gangs of each leaf queue in order, and which guarantees they are eligible for.
+
+The order depends on the pending gangs only, so it is carried over from plan to plan; only leaves with changes are
+sorted again.
+
+A gang is within the guarantee of a queue on its path if the queue's usage plus the gang's request stay below it. But it
+is not eligible for a guarantee that a gang ahead of it in the same leaf waits for and would fit once other gangs of the
+leaf have ended: otherwise small gangs, each within what is left of the guarantee, would pass a large one forever, or
+reclaim capacity while it waits. A gang ahead that must borrow in any case does not block smaller gangs behind it.
+Terminating gangs do not count: others may use their guarantee.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from muster.model import Gang
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.versioned_cache import VersionedCache
 
 LeafOrder: TypeAlias = tuple[int, float, str]
 """Priority high to low, first submit time, uid: the order inside a leaf."""
@@ -91,3 +102,69 @@ def _updated(entries: list[PendingGang], removed: Collection[str], added: list[P
     for waiting in added:
         insort(remaining, waiting, key=BY_LEAF_ORDER)
     return remaining
+
+
+CoveredGuarantees: TypeAlias = tuple[int, ...]
+"""One number per option: bit `i` is set if the gang is within the guarantee of the `i`-th queue of its path."""
+
+
+@dataclass(slots=True)
+class GuaranteeEligibility:
+    """The guarantees that gangs are within, with the usage at this point of the plan."""
+
+    ledger: Ledger
+    # by leaf, position on its path and cell: what waiting gangs ahead claim
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of changes of `_amounts_ahead`
+    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf: not yet in `_amounts_ahead`
+    _covered: VersionedCache[tuple[QueueRequest, int], CoveredGuarantees] = field(default_factory=VersionedCache)
+
+    def covered(self, request: QueueRequest) -> CoveredGuarantees:
+        """The guarantees that the next gang of a leaf is within."""
+        if self._not_counted.get(request.queue):
+            self._count_waiting(request.queue)
+        covered, key = self._covered.at(self.ledger.version), (request, self._leaf_versions.get(request.queue, 0))
+        found = covered.get(key)
+        if found is None:
+            found = covered[key] = self._find(request)
+        return found
+
+    def add_waiting(self, request: QueueRequest) -> None:
+        """The next gang of its leaf has to wait: it is ahead of the others."""
+        self._not_counted.setdefault(request.queue, []).append(request)
+
+    def _count_waiting(self, leaf: int) -> None:
+        path = self.ledger.usage_later.tree.path[leaf]
+        ahead = self._amounts_ahead.setdefault(leaf, [{} for _ in path])
+        more = False
+        for request in self._not_counted.pop(leaf):
+            if not any(request.coverable_guarantees):
+                continue  # it must borrow in any case: it uses nobody's guarantee
+            more = True
+            for place, taken in enumerate(ahead):
+                for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
+                    if could >> place & 1:
+                        for cell, amount in least:
+                            taken[cell] = taken.get(cell, 0) + amount
+                        break
+        if more:
+            self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
+
+    def _find(self, request: QueueRequest) -> CoveredGuarantees:
+        usage = self.ledger.usage_later
+        tree, below, width = usage.tree, usage.subtree_usage, usage.cell_count
+        ahead = self._amounts_ahead.get(request.queue)
+        found = []
+        for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
+            within = 0
+            for place, queue in enumerate(tree.path[request.queue] if could else ()):
+                guaranteed, taken = tree.guaranteed[queue], None if ahead is None else ahead[place]
+                for cell, amount in least:
+                    if taken:
+                        amount += taken.get(cell, 0)
+                    if below[queue * width + cell] + amount > guaranteed[cell]:
+                        break
+                else:
+                    within |= 1 << place
+            found.append(within)
+        return tuple(found)

@@ -20,7 +20,6 @@ import numpy as np
 from muster.quota import UNLIMITED, CellAmounts, QueueTree, QuotaUsage
 from muster.scheduling.capacity import FreeCapacity
 from muster.scheduling.nodes import FloatArray, IntArray
-from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
 
 MAX_TIME_POINTS = 256
@@ -165,11 +164,6 @@ class Ledger:
     version: int = 0
     _trials: int = 0
     _undo: list[tuple[ExpectedRelease, int, bool]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, cache: PlannerCache) -> Ledger:
-        """A copy of the cache, to write on."""
-        return cls(cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork())
 
     def allocate(self, release: ExpectedRelease) -> None:
         """A gang takes capacity and quota, from now until its release."""

@@ -22,8 +22,14 @@ from typing import Literal, Protocol, TypeAlias
 from muster.model import DecayedUsage, Gang
 from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.guarantees import CoveredGuarantees, GuaranteeEligibility
-from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafOrder, LeafQueue, PendingGang
+from muster.scheduling.leaf_queues import (
+    BY_LEAF_ORDER,
+    CoveredGuarantees,
+    GuaranteeEligibility,
+    LeafOrder,
+    LeafQueue,
+    PendingGang,
+)
 
 
 @dataclass(frozen=True, slots=True)
