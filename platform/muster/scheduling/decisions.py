@@ -11,7 +11,7 @@ from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.capacity import NodeUsage
 from muster.scheduling.feasibility import UnschedulableReason
-from muster.scheduling.fit import GangAssignment
+from muster.scheduling.fit import FlavorAssignment, GangAssignment
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.grow import Growth
 from muster.scheduling.ledger import Ledger
@@ -52,7 +52,6 @@ class Decisions:
     unschedulable: dict[str, UnschedulableReason] = field(default_factory=dict)
     admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
     withdrawn: list[PlannedAdmission] = field(default_factory=list)  # admissions withdrawn in this plan, each gang once
-    times_freed: int = 0  # nominations that ended, admissions withdrawn, gangs preempted: more may fit after each
     _nominated: set[str] = field(default_factory=set)  # uids of gangs that were nominated when the plan began
     _nominations: list[Nominate] = field(default_factory=list)
     _preemptions: list[Evict | Resize] = field(default_factory=list)
@@ -70,7 +69,6 @@ class Decisions:
 
     def end_nomination(self, active: ActiveNomination) -> None:
         """End a nomination and free what it charged."""
-        self.times_freed += 1
         del self.candidates.nominations[active.gang.uid]
         self.ledger.deallocate(active.release)
         self.backfill.remove_release(active.release)
@@ -84,27 +82,19 @@ class Decisions:
             active.gang, request, active.option, extra_pods, placement, release.node_usage, release.amounts
         )
 
-    def admit(
-        self,
-        gang: Gang,
-        request: QueueRequest,
-        option: int,
-        extra_pods: int,
-        assignment: GangAssignment,
-        amounts: CellAmounts,
-    ) -> None:
+    def admit(self, gang: Gang, request: QueueRequest, found: FlavorAssignment) -> None:
         """Admit a gang."""
-        placement = self.to_placement(request, option, assignment)
-        self._record_admission(gang, request, option, extra_pods, placement, assignment.node_usage, amounts)
+        placement, node_usage = self.to_placement(request, found.option, found.nodes), found.nodes.node_usage
+        self._record_admission(gang, request, found.option, found.extra_pods, placement, node_usage, found.amounts)
 
-    def admit_at_size(
-        self, start: PlannedAdmission, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts
-    ) -> None:
-        """Change the size of an admission of this plan; the caller has freed its old placement."""
-        placement = self.to_placement(start.request, start.option, assignment)
-        taken = replace(start.release, node_usage=assignment.node_usage, amounts=amounts)
-        self._allocate(taken)
-        self.admissions[start.gang.uid] = replace(start, extra_pods=extra_pods, placement=placement, release=taken)
+    def change_size(self, start: PlannedAdmission, found: FlavorAssignment) -> None:
+        """Change the size of an admission of this plan; the caller has deallocated its old placement."""
+        placement = self.to_placement(start.request, found.option, found.nodes)
+        release = replace(start.release, node_usage=found.nodes.node_usage, amounts=found.amounts)
+        self._allocate(release)
+        self.admissions[start.gang.uid] = replace(
+            start, extra_pods=found.extra_pods, placement=placement, release=release
+        )
 
     def withdraw(self, gang: Gang, result: PreemptionResult) -> Sequence[tuple[Victim, PreemptionReason]]:
         """Withdraw the admissions of victims that were to start in this plan; return the other victims."""
@@ -116,7 +106,6 @@ class Decisions:
                 others.append((victim, reason))
                 continue
             del self.admissions[uid], self.candidates.admitting[uid]
-            self.times_freed += 1
             self.ledger.deallocate(start.release)
             self.backfill.remove_release(start.release)
             self.unschedulable[uid] = UnschedulableReason(
@@ -213,7 +202,6 @@ class Decisions:
         gang_usage = victim.gang_usage
         assert gang_usage is not None
         assert gang_usage.release is not None
-        self.times_freed += 1
         self.ledger.mark_releasing(victim.freed)
         self.backfill.remove_release(gang_usage.release)
         if victim.remaining:

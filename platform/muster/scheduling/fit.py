@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from muster.quota import CellAmounts
 from muster.scheduling.capacity import UNBOUNDED_PODS, CapacityView, Counts, NodeUsage, PodClass, ReservedView
 from muster.scheduling.gang_requests import FlavorOption, PlacementGroup, RoleSizes
 from muster.scheduling.nodes import FlavorNodes, IntArray, NodeTable
@@ -51,6 +52,16 @@ class GangAssignment:
 
     roles: tuple[RoleAssignment, ...]
     node_usage: NodeUsage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlavorAssignment:
+    """A way to start a gang: the option, its size above the minimum, its nodes, and what it charges to its queue."""
+
+    option: int
+    extra_pods: int
+    nodes: GangAssignment
+    amounts: CellAmounts
 
 
 def fit(

@@ -1,6 +1,6 @@
 """Capacity and quota usage as a plan changes them: now, once terminating gangs are gone, and at later times.
 
-Tentative changes are made inside a trial, which undoes them unless it is committed.
+Tentative changes are made inside a trial, which undoes them at its end.
 
 The quota forecast is the usage of every queue as running gangs end, and what is claimed of it. A gang that exceeds its
 quota waits for others to end. If all quota that becomes free went to later gangs one by one, a large gang would wait
@@ -132,17 +132,6 @@ class QuotaForecast:
         return None if limit == UNLIMITED else limit - self._subtree_usage[queue, cell]
 
 
-@dataclass(slots=True)
-class Trial:
-    """Changes that are undone at its end unless it is committed."""
-
-    committed: bool = False
-
-    def commit(self) -> None:
-        """Keep the changes."""
-        self.committed = True
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedCapacity:
     """Capacity left beside a reservation at its time, when all releases up to and including `last` have happened."""
@@ -153,7 +142,11 @@ class ReservedCapacity:
 
 @dataclass(slots=True)
 class Ledger:
-    """Capacity and quota usage while a plan is made. `version` counts the committed changes."""
+    """Capacity and quota usage while a plan is made.
+
+    `version` counts the changes outside trials; `times_freed` those after which more gangs may fit: a nomination ended,
+    an admission was withdrawn, a gang is evicted or shrunk.
+    """
 
     free_now: FreeCapacity
     free_later: FreeCapacity
@@ -162,8 +155,8 @@ class Ledger:
     reserved: list[ReservedCapacity] = field(default_factory=list)
     quota_forecast: QuotaForecast | None = None
     version: int = 0
-    _trials: int = 0
-    _undo: list[tuple[ExpectedRelease, int, bool]] = field(default_factory=list)
+    times_freed: int = 0
+    _changes_of_trial: list[tuple[ExpectedRelease, int, bool]] | None = None
 
     def allocate(self, release: ExpectedRelease) -> None:
         """A gang takes capacity and quota, from now until its release."""
@@ -182,37 +175,31 @@ class Ledger:
         self._record(release, -1, now=False)
 
     @contextmanager
-    def trial(self) -> Iterator[Trial]:
-        """Undo the changes of the block at its end, unless the trial is committed. Trials nest."""
-        mark = len(self._undo)
-        trial = Trial()
-        self._trials += 1
+    def trial(self) -> Iterator[None]:
+        """Undo the changes of the block at its end. Trials do not nest."""
+        changes = self._changes_of_trial = []
         try:
-            yield trial
+            yield
         finally:
-            self._trials -= 1
-            if not trial.committed:
-                while len(self._undo) > mark:
-                    gang, sign, now = self._undo.pop()
-                    self._apply(gang, -sign, now=now)
-            elif not self._trials:
-                self._undo.clear()
-                self.version += 1
+            for release, sign, now in reversed(changes):
+                self._apply(release, -sign, now=now)
+            self._changes_of_trial = None
 
     def _record(self, release: ExpectedRelease, sign: int, *, now: bool) -> None:
         self._apply(release, sign, now=now)
-        if self._trials:
-            self._undo.append((release, sign, now))
+        if self._changes_of_trial is not None:
+            self._changes_of_trial.append((release, sign, now))
         else:
             self.version += 1
+            self.times_freed += sign > 0
 
     def _apply(self, release: ExpectedRelease, sign: int, *, now: bool) -> None:
         self.free_later.add(release.node_usage, sign)
         if now:
             self.free_now.add(release.node_usage, sign)
-        for promised in self.reserved:
-            if release.key > promised.last_release:
-                promised.remaining.add(release.node_usage, sign)
+        for reserved in self.reserved:
+            if release.key > reserved.last_release:
+                reserved.remaining.add(release.node_usage, sign)
         if release.queue >= 0:
             self.usage_later.add(release.queue, release.amounts, -sign)
             if now:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.model import Gang, Nomination, Placement
-from muster.quota import CellAmounts, QueueTree, QuotaUsage
+from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.capacity import FreeCapacity, ReservedView
-from muster.scheduling.fit import FixedPods, GangAssignment, RoleAssignment, fit
+from muster.scheduling.fit import FixedPods, FlavorAssignment, GangAssignment, RoleAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.nodes import NodeTable, placement_error
 from muster.scheduling.releases import (
@@ -88,9 +88,8 @@ class ActiveNomination:
             return False
         return all(usage.available(self.request.queue, cell) >= 0 for cell, amount in self.release.amounts if amount)
 
-    def completed(self, capacity: FreeCapacity, usage: QuotaUsage) -> tuple[int, GangAssignment, CellAmounts] | None:
-        """Complete the nomination of a part of a gang to its minimum: option, placement (with the node usage of all
-        pods) and quota; None if the other pods do not fit."""
+    def completed(self, capacity: FreeCapacity, usage: QuotaUsage) -> FlavorAssignment | None:
+        """The nomination of a part of a gang, completed to its minimum; None if the other pods do not fit."""
         node_usage, table = self.release.node_usage, capacity.table
         if self.covers_minimum or not len(node_usage.rows) or not self._has_capacity(capacity):
             return None
@@ -106,7 +105,7 @@ class ActiveNomination:
             assignment = fit(table, option, sizes, ReservedView(capacity, table, node_usage), placed)
             if assignment is not None:
                 joined = GangAssignment(assignment.roles, assignment.node_usage.joined(node_usage))
-                return index, joined, amounts
+                return FlavorAssignment(index, 0, joined, amounts)
         return None
 
     def waiting_message(self, running: Mapping[str, GangUsage]) -> str:
