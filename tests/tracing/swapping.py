@@ -159,7 +159,7 @@ def collect_while_swapping(stage: Stage, swap: Callable[[Stage], None] | None, a
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        run_collector(duty, CollectorState(), follow=False, poll_s=0.0)
+        run_collector(CollectorState(duty), follow=False, poll_s=0.0)
     finally:
         sys.settrace(before)
     return list(seen)

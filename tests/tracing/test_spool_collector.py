@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import IO
@@ -20,11 +21,11 @@ from tests.tracing.spool import (
     uncollected,
 )
 
-from muster.tracing import spool_collector
+from muster.tracing import collector, spool_collector
 from muster.tracing.collector import parse_ranks
 from muster.tracing.reader import validate_trace
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_claims import SpoolClaims
+from muster.tracing.spool_claims import SpoolClaims, collector_lock
 from muster.tracing.spool_collector import CollectorOptions
 from muster.tracing.trace_name import parse_trace_name
 
@@ -275,3 +276,30 @@ def test_the_run_folder_may_be_the_mount(tmp_path: Path) -> None:
     spooled(tmp_path)
     assert run_once(tmp_path, "--mount", str(tmp_path), "--open-spool") == 0
     assert collected(tmp_path).exists()
+
+
+def termination_message(path: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
+
+
+def test_a_second_collector_keeps_the_count_in_the_termination_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the sidecar the lock may still be held, or the disk may fail."""
+    message, options = tmp_path / "message", ("--termination-message-path", str(tmp_path / "message"))
+    spooled(tmp_path)
+    assert run_once(tmp_path, *options) == 0
+    assert termination_message(message) == {"traces": 1, "checkpoint": None}
+    monkeypatch.setattr(collector, "LOCK_TIMEOUT_S", 0.0)
+    with collector_lock(SharedFolder(tmp_path), "trainer-0"):
+        assert run_once(tmp_path, *options) == 1
+    assert termination_message(message) == {"traces": 1, "checkpoint": None}
+    (tmp_path / "traces/manifest-trainer-0.json").write_text("{")
+    monkeypatch.setattr(collector, "start_collector", failing_start)
+    assert run_once(tmp_path, *options) == 1
+    assert termination_message(message) == {"traces": 1, "checkpoint": None}
+
+
+def failing_start(options: CollectorOptions, now: float) -> None:
+    raise OSError("Input/output error")

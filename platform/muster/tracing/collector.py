@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from muster.errors import InvalidTrace
 from muster.quantity import parse_quantity
 from muster.tracing.credentials import disable_process_inspection, load_store_credentials, read_token
 from muster.tracing.heartbeat_server import MIN_TOKEN_LENGTH, HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.manifest import Manifest, read_manifest
 from muster.tracing.run_sync import RunSync
 from muster.tracing.spool_claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
@@ -32,22 +34,38 @@ from muster.tracing.termination_message import readable_trace_count, write_termi
 class CollectorState:
     """State of the process for the heartbeat server and the termination message."""
 
-    collector: Collector | None = None
+    options: CollectorOptions
     termination_message_path: Path | None = None
+    collector: Collector | None = None
 
-    def collected_count(self) -> int:
-        """The number of readable traces that this pod's collector has collected."""
-        return 0 if self.collector is None else readable_trace_count(self.collector.manifest)
+    def collected_count(self) -> int | None:
+        """The number of readable traces that this pod's collectors have collected; None if unknown.
 
-    def write_message(self, options: CollectorOptions) -> None:
-        """Write the termination message. Called repeatedly during shutdown, which may end with SIGKILL."""
-        if self.termination_message_path is not None:
-            write_termination_message(self.termination_message_path, options.run_folder, self.collected_count())
+        A collector that has not started, such as one that cannot get the lock, counts those in the pod's manifest.
+        """
+        if self.collector is not None:
+            return readable_trace_count(self.collector.manifest)
+        name = Manifest(self.options.role, self.options.index).name
+        try:
+            return readable_trace_count(read_manifest(self.options.run_folder, name))
+        except FileNotFoundError:
+            return 0
+        except (InvalidTrace, OSError):
+            return None
+
+    def write_message(self) -> None:
+        """Write the termination message, unless the number of traces is unknown; then an earlier message remains.
+
+        Called repeatedly during shutdown, which may end with SIGKILL.
+        """
+        traces = self.collected_count()
+        if self.termination_message_path is not None and traces is not None:
+            write_termination_message(self.termination_message_path, self.options.run_folder, traces)
 
 
-def run_collector(options: CollectorOptions, state: CollectorState, *, follow: bool, poll_s: float) -> int:
+def run_collector(state: CollectorState, *, follow: bool, poll_s: float) -> int:
     """Collect until SIGTERM or SIGINT (`follow`) or until no finished trace is left. Returns the exit code."""
-    stop = threading.Event()
+    options, stop = state.options, threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -84,9 +102,9 @@ def _collect_until_stopped(
             run_sync.sync()
         stop.wait(poll_s)
     # Final pass: all finished traces, including those waiting for a retry.
-    state.write_message(options)
+    state.write_message()
     while collector.collect_finished(time.time(), respect_backoff=False):
-        state.write_message(options)
+        state.write_message()
     if run_sync is not None:
         run_sync.sync(final=True)
     remaining = collector.finished_traces()
@@ -114,13 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _create_spool(options)
     with suppress(OSError):
         os.nice(10)  # lower priority than the job's processes
-    state = CollectorState(termination_message_path=args.termination_message_path)
+    state = CollectorState(options, args.termination_message_path)
     address = None if args.port is None else ListenAddress(args.address, args.port)
     try:
-        with _heartbeat_server(options, state, address, token):
-            return run_collector(options, state, follow=not args.until_idle, poll_s=args.poll_seconds)
+        with _heartbeat_server(state, address, token):
+            return run_collector(state, follow=not args.until_idle, poll_s=args.poll_seconds)
     finally:
-        state.write_message(options)
+        state.write_message()
 
 
 def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
@@ -143,20 +161,18 @@ def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 @contextmanager
-def _heartbeat_server(
-    options: CollectorOptions, state: CollectorState, address: ListenAddress | None, token: str
-) -> Iterator[None]:
+def _heartbeat_server(state: CollectorState, address: ListenAddress | None, token: str) -> Iterator[None]:
     """Serve heartbeats over HTTP if an address is given."""
     if address is None:
         yield
         return
     source = HeartbeatSource(
-        options.run_folder,
+        state.options.run_folder,
         os.environ.get("MUSTER_JOB_UID", ""),
         os.environ.get("MUSTER_POD", ""),
-        state.collected_count,
+        lambda: state.collected_count() or 0,
     )
-    server = HeartbeatServer(address, token, source, lambda message: log(options, message))
+    server = HeartbeatServer(address, token, source, lambda message: log(state.options, message))
     server.start()
     try:
         yield
