@@ -222,11 +222,9 @@ def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 
         )
         top += heading
         for lane in track.lanes:
-            here = wide * track.duration_s / longest
+            here, name = wide * track.duration_s / longest, escape(lane.name)
             out.append(f'<rect class="track" x="{left:.1f}" y="{top:.1f}" width="{here:.1f}" height="{high}"/>')
-            out.append(
-                f'<text class="quiet" x="{left - 8:.1f}" y="{top + 12:.1f}" text-anchor="end">{lane.name}</text>'
-            )
+            out.append(f'<text class="quiet" x="{left - 8:.1f}" y="{top + 12:.1f}" text-anchor="end">{name}</text>')
             for style, levels in lane.layers:
                 out.append(_level_paths(style, levels, left, top, here, high))
             top += high + gap

@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from muster.errors import InvalidTrace
-from muster.tracing.html import render_page
+from muster.tracing.html_report import render_page
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.publish import write_atomically
 from muster.tracing.run_analysis import Report, analyse_run

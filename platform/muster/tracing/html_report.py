@@ -1,0 +1,375 @@
+"""Renders a report as one self-contained HTML page, without scripts or network access.
+
+Names of jobs, operators and files are not trusted: Jinja2 escapes all text in `templates/report.html` except the
+charts, which escape their own. The charts are ours: chart libraries need scripts in the page or are slow to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from muster.tracing.charts import (
+    BarSegment,
+    LinePlot,
+    LineSeries,
+    Outlier,
+    StackedBar,
+    TimelineLane,
+    TimelineTrack,
+    line_chart,
+    stacked_bar_chart,
+    timeline_chart,
+)
+from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
+from muster.tracing.hta_breakdown import KernelType, kernel_type
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.operator_stats import OperatorStats, short_name
+from muster.tracing.profiler_overhead import ProfilerOverhead, slow_step_cause
+from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
+from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
+from muster.tracing.timeline import StepTimeline
+
+MAX_CURVES = 4
+MAX_ROWS = 64
+MAX_TABLE_ROWS = 15
+MIN_VISIBLE_SHARE = 0.002  # smaller parts of a bar have less than two pixels
+CATEGORY_NAMES = {
+    TimeCategory.COMPUTE: "compute",
+    TimeCategory.OPTIMIZER: "optimizer",
+    TimeCategory.COMMUNICATION: "communication, exposed",
+    TimeCategory.MEMORY: "memory copies",
+    TimeCategory.DATA: "waiting for data",
+    TimeCategory.OTHER: "no operator (Python, waiting)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSection:
+    """A section of the page with one chart (SVG); `legend` has the CSS class and the name of each colour."""
+
+    title: str
+    chart: str
+    legend: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTable:
+    """A table of values; each row has a label."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTable:
+    """Top operators, each with the CSS class of its bar; `total_s` is the time of all operators."""
+
+    title: str
+    hint: str
+    total_s: float
+    rows: tuple[tuple[OperatorStats, str], ...]
+
+    @property
+    def longest_ns(self) -> int:
+        return max((op.total_ns for op, _ in self.rows), default=0) or 1
+
+
+def render_page(report: Report) -> str:
+    """The whole HTML document."""
+    environment = Environment(
+        loader=PackageLoader("muster.tracing"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters |= {
+        "percent": format_percent,
+        "seconds": format_seconds,
+        "short_name": short_name,
+        "thousands": "{:,}".format,
+    }
+    return environment.get_template("report.html").render(
+        report=report,
+        facts=_facts(report),
+        metrics=_metric_sections(report),
+        breakdown=_breakdown_section(report),
+        breakdown_table=_breakdown_table(report),
+        timeline=_timeline_section(report),
+        operator_tables=_operator_tables(report),
+        hta_table=_hta_table(report),
+    )
+
+
+def _facts(report: Report) -> list[tuple[str, str, str]]:
+    """Name, value and note of each key value that is known."""
+    summary = report.summary
+    facts: list[tuple[str, str, str]] = []
+    if summary.steps is not None:
+        facts.append(("steps", f"{summary.steps:,}", ""))
+    if summary.first_loss is not None and summary.last_loss is not None:
+        facts.append(("loss", f"{format_number(summary.first_loss)} → {format_number(summary.last_loss)}", ""))
+    if summary.step_time_s is not None:
+        facts.append(("step time, median", format_seconds(summary.step_time_s), ""))
+    if summary.tokens_per_s is not None:
+        facts.append(("tokens per second", format_count(summary.tokens_per_s), ""))
+    if summary.mfu is not None:
+        facts.append(("MFU", format_percent(summary.mfu), ""))
+    if summary.peak_memory_bytes is not None:
+        facts.append(("peak memory", format_bytes(summary.peak_memory_bytes), "per rank"))
+    if summary.world_size is not None:
+        devices = ", ".join(filter(None, (summary.device, summary.backend)))
+        facts.append(("ranks", f"{summary.world_size:,}", devices))
+    elif summary.device is not None:
+        facts.append(("device", summary.device, ""))
+    if report.traces:
+        steps = report.traced_steps
+        facts.append(("traces", f"{len(report.traces):,}", "" if steps is None else f"steps {steps[0]}–{steps[1] - 1}"))
+    if summary.attempts > 1:
+        facts.append(("attempts", str(summary.attempts), ""))
+    return facts
+
+
+def _metric_sections(report: Report) -> list[ChartSection]:
+    """Loss and step time; empty without metrics."""
+    sections = []
+    if report.loss is not None:
+        loss = line_chart([_line_series(report.loss, "loss", 0)], LinePlot(title="Loss over steps"))
+        sections.append(ChartSection("Loss", loss))
+    if report.step_times:
+        sections.append(_step_times(report))
+    return sections
+
+
+def _step_times(report: Report) -> ChartSection:
+    shown = _select_series(report.step_times)
+    curves = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
+    values = np.concatenate([np.array(series.values) for series, _ in shown])
+    median = float(np.median(values))
+    slow = [s for s in report.slow_steps if s.rank in {series.rank for series, _ in shown}]
+    cut = any(s.seconds > 4 * median for s in slow) or float(values.max()) > 4 * median
+    top = 2.5 * max(float(np.quantile(values, 0.9)), median) if cut else max(float(values.max()) * 1.2, 1.6 * median)
+    styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves, strict=True)}
+    plot = LinePlot(
+        title="Step time over steps, per rank",
+        y_from_zero=True,
+        y_is_time=True,
+        y_limit=top,
+        outliers=tuple(
+            Outlier(s.step, s.seconds, styles[s.rank], _slow_step_label(s, report.profiler_overheads))
+            for s in slow
+            if s.seconds > top
+        ),
+        shaded_range=None
+        if report.traced_steps is None
+        else _traced_range(report.traced_steps, report.profiler_overheads),
+    )
+    return ChartSection(
+        title="Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}",
+        chart=line_chart(curves, plot),
+        legend=tuple((curve.style, curve.label) for curve in curves) if len(curves) > 1 else (),
+    )
+
+
+def _slow_step_label(step: SlowStep, overheads: Sequence[ProfilerOverhead]) -> str:
+    cause = slow_step_cause(step.step, overheads)
+    return f"step {step.step}: {format_seconds(step.seconds)}{f', {cause}' if cause else ''}"
+
+
+def _traced_range(steps: tuple[int, int], overheads: Sequence[ProfilerOverhead]) -> tuple[float, float, str]:
+    written = next((overhead for overhead in overheads if overhead.step == steps[1] and overhead.write_s), None)
+    after = "" if written is None else f"; written before step {written.step} in {format_seconds(written.write_s)}"
+    return steps[0] - 0.5, steps[1] - 0.5, f"traced{after}"
+
+
+def _select_series(series: Sequence[MetricSeries]) -> list[tuple[MetricSeries, str]]:
+    """All ranks, or above `MAX_CURVES` the fastest, the median and the slowest rank, with labels."""
+    if len(series) <= MAX_CURVES:
+        return [(s, f"rank {s.rank}") for s in series]
+    by_median = sorted(series, key=lambda s: (float(np.median(s.values)), s.rank))
+    chosen = [("fastest", by_median[0]), ("median", by_median[len(by_median) // 2]), ("slowest", by_median[-1])]
+    return [(s, f"{position}: rank {s.rank}") for position, s in chosen]
+
+
+def _line_series(series: MetricSeries, label: str, index: int) -> LineSeries:
+    return LineSeries(label, f"c{index}", tuple(zip(series.steps, series.values, strict=True)))
+
+
+def _category_names(*, device: bool) -> Mapping[TimeCategory, str]:
+    """The legend's name of each kind of work; on a device the remaining time is idle."""
+    return {**CATEGORY_NAMES, TimeCategory.OTHER: "idle"} if device else CATEGORY_NAMES
+
+
+def _breakdown_rows(report: Report) -> tuple[list[LabelledTrace], list[TimeCategory], Mapping[TimeCategory, str]]:
+    """The traces shown, the kinds of work that are visible in any of them, and the names of all kinds."""
+    rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
+    present = [kind for kind in TimeCategory if any(row.trace.share(kind) >= MIN_VISIBLE_SHARE for row in rows)]
+    return rows, present, _category_names(device=any(row.trace.on_device for row in rows))
+
+
+def _breakdown_section(report: Report) -> ChartSection | None:
+    """A bar per rank with its time by kind of work; None without traces."""
+    rows, present, names = _breakdown_rows(report)
+    if not rows:
+        return None
+    bars = [
+        StackedBar(
+            row.label,
+            tuple(
+                BarSegment(kind.name.lower(), row.trace.share(kind), f"{names[kind]} {_time_and_share(row, kind)}")
+                for kind in present
+            ),
+            format_seconds(row.trace.window_s),
+        )
+        for row in rows
+    ]
+    hint = (
+        "The time of each device between its first and its last traced kernel."
+        if any(row.trace.on_device for row in rows)
+        else "The time of each rank in the traced steps; every instant counts for one kind of work."
+    )
+    more = f" {len(rows)} of {len(report.traces)} traces are shown." if len(rows) < len(report.traces) else ""
+    return ChartSection(
+        title="Time per kind of work",
+        chart=stacked_bar_chart(bars, "Time per kind of work, per rank"),
+        legend=tuple((kind.name.lower(), names[kind]) for kind in present),
+        hint=f"{hint} Communication overlapped by computation counts as computation.{more}",
+    )
+
+
+def _breakdown_table(report: Report) -> NumberTable:
+    """The data of the bar chart."""
+    rows, present, names = _breakdown_rows(report)
+    return NumberTable(
+        columns=(
+            *(names[kind].split(",")[0].split(" (")[0] for kind in present),
+            "communication overlapped",
+            "events",
+        ),
+        rows=tuple(
+            (
+                row.label,
+                (
+                    *(_time_and_share(row, kind) for kind in present),
+                    "–" if row.trace.overlap_ratio is None else format_percent(row.trace.overlap_ratio),
+                    f"{row.trace.events:,}",
+                ),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _time_and_share(row: LabelledTrace, category: TimeCategory) -> str:
+    """Such as `260 ms (32.1%)`."""
+    seconds = row.trace.time_by_category_s[category.name.lower()]
+    return f"{format_seconds(seconds)} ({format_percent(row.trace.share(category))})"
+
+
+def _timeline_section(report: Report) -> ChartSection | None:
+    """A timeline of one step per rank; None for traces without steps."""
+    step = report.timeline_step
+    timelines = [(row, t) for row in report.traces for t in row.trace.timelines if t.step == step]
+    different_steps = False
+    if len(timelines) < len(report.traces):
+        # Traces of different jobs have no common step: show one step of each.
+        timelines = [(row, _median_timeline(row, step)) for row in report.traces if row.trace.timelines]
+        different_steps = len({t.step for _, t in timelines}) > 1
+    if not timelines:
+        return None
+    timelines = timelines[:MAX_ROWS]
+    tracks = [_timeline_track(row, t, different_steps) for row, t in timelines]
+    kinds = [kind for kind in TimeCategory if any(kind.name.lower() in t.busy_levels for _, t in timelines)]
+    names = {**_category_names(device=True), TimeCategory.DATA: "loading data"}
+    title = "Computation and communication" + ("" if different_steps else f" in step {step}")
+    return ChartSection(
+        title=title,
+        chart=timeline_chart(tracks, title),
+        legend=tuple((kind.name.lower(), names[kind].split(",")[0]) for kind in kinds),
+        hint="One step of each rank, aligned at its start; clocks of different hosts are not compared. "
+        "Paler colours mean lower utilisation.",
+    )
+
+
+def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
+    timelines = row.trace.timelines
+    wanted = next((t for t in timelines if t.step == step), None)
+    return wanted or sorted(timelines, key=lambda t: (t.duration_s, t.step))[(len(timelines) - 1) // 2]
+
+
+def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool) -> TimelineTrack:
+    def layers(*kinds: TimeCategory) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (k.name.lower(), timeline.busy_levels[k.name.lower()])
+            for k in kinds
+            if k.name.lower() in timeline.busy_levels
+        )
+
+    lanes = [TimelineLane("compute", layers(TimeCategory.COMPUTE, TimeCategory.OPTIMIZER))]
+    if communication := layers(TimeCategory.COMMUNICATION):
+        lanes.append(TimelineLane("comm.", communication))
+    if rest := layers(TimeCategory.MEMORY, TimeCategory.DATA):
+        lanes.append(TimelineLane(", ".join("copies" if style == "memory" else style for style, _ in rest), rest))
+    label = f"{row.label}, step {timeline.step}" if with_step else row.label
+    return TimelineTrack(label, timeline.duration_s, tuple(lanes), _overlap_note(timeline))
+
+
+def _overlap_note(timeline: StepTimeline) -> str:
+    duration = format_seconds(timeline.duration_s)
+    if timeline.communication_s <= 0:
+        return duration
+    share = timeline.overlapped_s / timeline.communication_s
+    part = format_percent(share) if share >= 0.005 else "none"
+    return f"{duration}, communication {format_seconds(timeline.communication_s)}, {part} of it overlapped"
+
+
+def _operator_tables(report: Report) -> list[OperatorTable]:
+    """The top kernels (with device work) and the top CPU operators."""
+    kernels_s = sum(row.trace.kernels_s for row in report.traces)
+    operators_s = sum(row.trace.operators_s for row in report.traces)
+    tables = [
+        OperatorTable("Top kernels", "Device work by duration", kernels_s, _styled(report.kernels, _kernel_style)),
+        OperatorTable(
+            title="Top operators",
+            hint="CPU operators by self time, without the operators they call",
+            total_s=operators_s,
+            rows=_styled(report.operators, _operator_style),
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _styled(operators: Iterable[OperatorStats], style: Callable[[str], str]) -> tuple[tuple[OperatorStats, str], ...]:
+    return tuple((op, style(op.name)) for op in tuple(operators)[:MAX_TABLE_ROWS])
+
+
+def _kernel_style(name: str) -> str:
+    """The CSS class of a kernel's bar, by its kind of work."""
+    return {KernelType.COMMUNICATION: "communication", KernelType.MEMORY: "memory"}.get(kernel_type(name), "compute")
+
+
+def _operator_style(name: str) -> str:
+    """The CSS class of an operator's bar, by the kind of work of its name."""
+    return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
+
+
+def _hta_table(report: Report) -> NumberTable:
+    """The numbers of HolisticTraceAnalysis; without rows where no trace has device work."""
+    return NumberTable(
+        columns=("idle µs", "compute µs", "non-compute µs", "kernel time µs", "overlap %"),
+        rows=tuple(
+            (
+                row.label,
+                (
+                    *(f"{us:,}" for us in (hta.idle_us, hta.compute_us, hta.non_compute_us, hta.kernel_us)),
+                    "–" if hta.overlap_percent is None else str(hta.overlap_percent),
+                ),
+            )
+            for row in report.traces
+            if (hta := row.trace.hta) is not None
+        ),
+    )
