@@ -19,11 +19,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import manifest, publish, shared_folder, spool_claims, spool_collector, trace_store
-from muster.tracing.manifest import read_manifest
+from muster.tracing import shared_folder, spool_claims, spool_collector, trace_files, trace_store
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.trace_files import read_manifest
 
-WATCHED = {module.__file__ for module in (spool_claims, spool_collector, manifest, publish, shared_folder, trace_store)}
+WATCHED = {module.__file__ for module in (spool_claims, spool_collector, trace_files, shared_folder, trace_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 
@@ -87,7 +87,7 @@ def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
 def all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
     """After another one finished: one entry each in all manifests, the right bytes, nothing claimed, no leftovers."""
     traces, kept = run_dir / "traces", run_dir / "kept" / "traces"
-    entries = [entry for found in manifest.read_manifests(SharedFolder(run_dir)) for entry in found.traces]
+    entries = [entry for found in trace_files.read_manifests(SharedFolder(run_dir)) for entry in found.traces]
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing.credentials import load_store_credentials, read_token
+from muster.tracing.collector import load_store_credentials, read_token
 
 _GET_DUMPABLE = 3
 
@@ -42,7 +42,7 @@ def test_a_token_is_read_without_its_newline(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has /proc and prctl")
 def test_other_processes_cannot_inspect_the_process_and_secrets_are_not_in_proc(tmp_path: Path) -> None:
     program = (
-        "import ctypes, sys, pathlib; from muster.tracing.credentials import *;"
+        "import ctypes, sys, pathlib; from muster.tracing.collector import *;"
         "load_store_credentials(pathlib.Path(sys.argv[1]));"
         "print('MUSTER_TEST_KEY' in open('/proc/self/environ').read());"
         f"disable_process_inspection(); print(ctypes.CDLL(None).prctl({_GET_DUMPABLE}, 0, 0, 0, 0))"

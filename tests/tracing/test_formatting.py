@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.tracing.axes import tick_labels, tick_values
+from muster.tracing.charts import tick_labels, tick_values
 from muster.tracing.formatting import (
     format_bytes,
     format_count,

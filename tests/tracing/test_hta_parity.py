@@ -11,13 +11,14 @@ from muster.tracing.analysis import HtaMetrics, hta_metrics
 from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
     KernelType,
+    StreamIdle,
+    idle_by_stream,
     kernel_type,
     kernel_types,
     round_to_microseconds,
     select_device_work,
     type_coverage,
 )
-from muster.tracing.idle import StreamIdle, idle_by_stream
 from muster.tracing.reader import read_trace
 
 

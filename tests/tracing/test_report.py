@@ -13,10 +13,10 @@ from tests.tracing.runs import HOSTILE, Page, metrics_line, page_of, run_folder,
 
 from muster.errors import InvalidTrace
 from muster.tracing.collector import main as collect
-from muster.tracing.manifest import Manifest, TraceEntry, write_manifest
 from muster.tracing.operator_stats import short_name
 from muster.tracing.report import Report, build, load
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.trace_files import Manifest, TraceEntry, write_manifest
 
 DEEP = "[" * 20_000 + "]" * 20_000
 

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
 from muster.tracing.analysis import TraceSummary, summarise_trace
-from muster.tracing.call_tree import build_call_tree
-from muster.tracing.events import EventKind, Trace
-from muster.tracing.idle import StreamIdle, idle_by_stream
+from muster.tracing.events import EventKind, Trace, build_call_tree, profiled_steps
+from muster.tracing.hta_breakdown import StreamIdle, idle_by_stream
 from muster.tracing.operator_stats import operators_by_self_time, short_name
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import spans_from_pairs
-from muster.tracing.steps import profiled_steps, step_skews
-from muster.tracing.time_breakdown import TimeCategory
-from muster.tracing.timeline import SLOTS, slot_levels
+from muster.tracing.summary import step_skews
+from muster.tracing.time_breakdown import SLOTS, TimeCategory, slot_levels
 
 MS = 1000.0
 

@@ -1,4 +1,4 @@
-"""Termination messages of collectors, from the container statuses of their pods (`muster.tracing.termination_message`).
+"""Termination messages of collectors, from the container statuses of their pods (`muster.tracing.collector`).
 
 They come from a program in a user's pod, so only valid numbers are accepted.
 """

@@ -33,7 +33,7 @@ def store_url(job: TrainingJob) -> str:
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:
         raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
     if traces is None and job.spec.trace is None:
-        from muster.tracing.recording import HOW_TO_TRACE
+        from muster.tracing import HOW_TO_TRACE
 
         message = f"job {name} was not traced, so its run was not collected; {HOW_TO_TRACE}"
         raise Refused(

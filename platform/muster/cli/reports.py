@@ -67,7 +67,7 @@ def report(
         print_json([json.loads(json_path(page).read_text())])
         return
     if job is not None and _is_without_traces(page, *split_job_name(runs[0], namespace)):
-        from muster.tracing.recording import HOW_TO_TRACE
+        from muster.tracing import HOW_TO_TRACE
 
         print_note(f"note: the job was not traced; {HOW_TO_TRACE}")
     print_report(page, console())

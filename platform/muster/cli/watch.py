@@ -206,7 +206,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
     """
     from muster.cli.reports import build_and_print, print_report
     from muster.errors import InvalidTrace
-    from muster.tracing.recording import RECORDED_BY
+    from muster.tracing import RECORDED_BY
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster

@@ -23,7 +23,7 @@ from muster.errors import InvalidTrace
 from muster.lifecycle import is_finished
 from muster.local.records import EventRecord
 from muster.local.store import SqliteStore
-from muster.tracing.recording import RECORDED_BY
+from muster.tracing import RECORDED_BY
 
 _BUILD_TIMEOUT_S = 900.0
 _PR_SET_PDEATHSIG = 1

@@ -13,32 +13,33 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from muster.errors import InvalidTrace
-from muster.tracing.events import Trace
+from muster.tracing.events import Trace, profiled_steps
 from muster.tracing.hta_breakdown import (
     KernelType,
+    StreamIdle,
+    idle_by_stream,
     kernel_types,
+    overlap,
     round_to_microseconds,
     select_device_work,
     temporal_breakdown,
 )
-from muster.tracing.idle import StreamIdle, idle_by_stream
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
-from muster.tracing.overlap import overlap
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import clip
-from muster.tracing.steps import profiled_steps
 from muster.tracing.time_breakdown import (
     ExposedCollective,
+    StepTimeline,
     TimeCategory,
     category_spans,
     communication_events,
     exposed_collectives,
     exposed_communication,
+    step_timelines,
     time_breakdown,
     traced_window,
 )
-from muster.tracing.timeline import StepTimeline, step_timelines
 
 MAX_OPERATORS = 30
 

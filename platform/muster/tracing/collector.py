@@ -7,8 +7,11 @@ trace, a disk or a store are logged and retried; they do not end the process and
 from __future__ import annotations
 
 import argparse
+import ctypes
 import ipaddress
+import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,14 +23,24 @@ from pathlib import Path
 from types import FrameType
 
 from muster.errors import InvalidTrace
+from muster.heartbeat import finite_number
 from muster.quantity import parse_quantity
-from muster.tracing.credentials import disable_process_inspection, load_store_credentials, read_token
-from muster.tracing.heartbeat_server import MIN_TOKEN_LENGTH, HeartbeatServer, HeartbeatSource, ListenAddress
-from muster.tracing.manifest import Manifest, read_manifest
+from muster.tracing.heartbeat_server import (
+    MIN_TOKEN_LENGTH,
+    HeartbeatServer,
+    HeartbeatSource,
+    ListenAddress,
+    read_json_object,
+)
 from muster.tracing.run_sync import RunSync
-from muster.tracing.spool_claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
+from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.spool_claims import LOCK_TIMEOUT_S, SPOOL, collector_lock
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
-from muster.tracing.termination_message import readable_trace_count, write_termination_message
+from muster.tracing.trace_files import TRACES, Manifest, read_manifest
+
+MAX_SECRET_BYTES = 1 << 20  # of a Secret
+_PR_SET_DUMPABLE = 4
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(slots=True)
@@ -61,6 +74,22 @@ class CollectorState:
         traces = self.collected_count()
         if self.termination_message_path is not None and traces is not None:
             write_termination_message(self.termination_message_path, self.options.run_folder, traces)
+
+
+def readable_trace_count(manifest: Manifest) -> int:
+    """The number of traces with status "ok" in a manifest."""
+    return sum(entry.status == "ok" for entry in manifest.traces)
+
+
+def write_termination_message(path: Path, run_folder: SharedFolder, traces: int) -> None:
+    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount.
+
+    Errors are ignored.
+    """
+    latest = read_json_object(run_folder, "checkpoints/latest", [])
+    checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
+    with suppress(OSError):
+        path.write_text(json.dumps({"traces": traces, "checkpoint": checkpoint}, allow_nan=False))
 
 
 def run_collector(state: CollectorState, *, follow: bool, poll_s: float) -> int:
@@ -158,6 +187,36 @@ def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     if args.port is not None and len(token) < MIN_TOKEN_LENGTH:
         parser.error(f"--port {args.port} requires --token-file with a token of at least {MIN_TOKEN_LENGTH} characters")
     return token
+
+
+def read_token(path: Path) -> str:
+    """The content of the file, stripped. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        return file.read(MAX_SECRET_BYTES).decode().strip()
+
+
+def load_store_credentials(folder: Path) -> tuple[str, ...]:
+    """Set a variable for each file whose name is a valid variable name, as `envFrom` does; returns the sorted names.
+
+    fsspec's backends read credentials from the environment. Variables set after the start of the process do not appear
+    in `/proc/PID/environ`. A Secret that does not exist is an empty or missing folder. Raises OSError, ValueError.
+    """
+    with suppress(FileNotFoundError):
+        names = sorted(name for name in os.listdir(folder) if _VARIABLE_NAME.fullmatch(name))
+        for name in names:
+            with (folder / name).open("rb") as file:
+                os.environ[name] = file.read(MAX_SECRET_BYTES).decode()
+        return tuple(names)
+    return ()
+
+
+def disable_process_inspection() -> None:
+    """Deny other processes, also of the same user, access to this process's memory, environment and open files.
+
+    Linux only; no effect elsewhere.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 @contextmanager

@@ -8,18 +8,16 @@ import numpy as np
 
 from muster.tracing.analysis import TraceSummary
 from muster.tracing.formatting import format_list, format_number, format_percent, format_seconds
-from muster.tracing.labelled_traces import LabelledTrace
-from muster.tracing.missing_traces import missing_trace_reasons
 from muster.tracing.operator_stats import OperatorStats, merge_operators, short_name
-from muster.tracing.profiler_overhead import ProfilerOverhead, overhead_sentences, steady_median
-from muster.tracing.run_folder import RunFolder, SkippedFile, finite_values
-from muster.tracing.steps import StepSkew
+from muster.tracing.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
+from muster.tracing.summary import LabelledTrace, ProfilerOverhead, StepSkew, steady_median
 from muster.tracing.time_breakdown import TimeCategory
 
 # Minimum share of a step for a finding; smaller differences vary from run to run.
 NOTABLE_SHARE = 0.05
 SLOW_STEP_FACTOR = 2.0  # times the median
 NEGLIGIBLE_SHARE = 0.005
+_MAX_MESSAGE_LENGTH = 500  # characters of a message
 
 CATEGORY_PHRASES = {
     TimeCategory.COMPUTE: "computing",
@@ -61,6 +59,34 @@ def derive_findings(
     else:
         sentences += [_describe_trace(row) for row in rows]
     return (*sentences, *_skipped(skipped))
+
+
+def missing_trace_reasons(folder: RunFolder) -> list[str]:
+    """Sentences about the newest attempt configured for tracing: traces that could not be written and, if there is no
+    trace at all, that its steps were not reached, or not yet."""
+    events = [event for event in folder.events if event.kind in ("trace_planned", "trace_missed", "trace_failed")]
+    attempt = max((event.attempt for event in events), default=0)
+    newest = [event for event in events if event.attempt == attempt]
+    found = {kind: [event for event in newest if event.kind == kind] for kind in ("trace_failed", "trace_missed")}
+    if found["trace_failed"] or folder.windows:
+        return [_event_sentence(event) for event in found["trace_failed"]]
+    if found["trace_missed"]:
+        return [_event_sentence(found["trace_missed"][-1])]
+    return [
+        f"No trace yet: {event.message[:_MAX_MESSAGE_LENGTH]}, and {_newest_step_phrase(folder)}."
+        for event in newest[-1:]
+    ]
+
+
+def _event_sentence(event: RunEvent) -> str:
+    message = event.message[:_MAX_MESSAGE_LENGTH]
+    return f"{message[:1].upper()}{message[1:]}."
+
+
+def _newest_step_phrase(folder: RunFolder) -> str:
+    steps = [heartbeat.step for heartbeat in folder.heartbeats if heartbeat.step is not None]
+    steps += [int(metrics.step[-1]) for metrics in folder.metrics]
+    return f"the newest step is {max(steps)}" if steps else "no step is known"
 
 
 def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
@@ -118,7 +144,36 @@ def _compiling_steps(folder: RunFolder) -> set[int]:
 def _profiler_overhead(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
     """The time that tracing took, if it is at least `NOTABLE_SHARE` of a step."""
     medians = [median for m in folder.metrics if (median := steady_median(m, m.step_time_s, overheads)) is not None]
-    return overhead_sentences(overheads, NOTABLE_SHARE * min(medians, default=0.0))
+    return _overhead_sentences(overheads, NOTABLE_SHARE * min(medians, default=0.0))
+
+
+def _overhead_sentences(overheads: Sequence[ProfilerOverhead], min_s: float) -> list[str]:
+    """A sentence about the longest start and the longest write that took at least `min_s`; empty without any."""
+    kinds = (
+        ("the profiler was started", [(overhead.start_s, overhead) for overhead in overheads]),
+        ("the trace was written", [(overhead.write_s, overhead) for overhead in overheads]),
+    )
+    longest = [(action, *max(times, key=lambda part: (part[0], -part[1].step))) for action, times in kinds if times]
+    parts = [(action, time_s, overhead) for action, time_s, overhead in longest if time_s > 0 and time_s >= min_s]
+    if not parts:
+        return []
+    actions = " and ".join(
+        f"before step {overhead.step} {action} ({_describe_overhead(time_s, overhead)})"
+        for action, time_s, overhead in parts
+    )
+    steps, pronoun = ("this step", "it") if len(parts) == 1 else ("these steps", "them")
+    uneven = any(overhead.spread_s >= min_s for _, _, overhead in parts)
+    waits = f"; in {pronoun}, faster ranks wait for the others" if uneven else ""
+    return [f"{actions[:1].upper()}{actions[1:]}. Step times do not include this; medians exclude {steps}{waits}."]
+
+
+def _describe_overhead(duration_s: float, overhead: ProfilerOverhead) -> str:
+    if round(overhead.spread_s, 3) == 0:
+        return format_seconds(duration_s)
+    return (
+        f"{format_seconds(duration_s)} on rank {overhead.rank}, {format_seconds(overhead.spread_s)} more "
+        f"than on the fastest"
+    )
 
 
 def _time_breakdown(traces: Sequence[TraceSummary]) -> list[str]:

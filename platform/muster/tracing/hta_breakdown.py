@@ -1,4 +1,4 @@
-"""A device's time by HolisticTraceAnalysis's (HTA's) formulas: compute, non-compute, idle.
+"""A device's time by HolisticTraceAnalysis's (HTA's) formulas: compute, non-compute, overlap, causes of idle time.
 
 HTA uses the device work launched before the last profiled step (whose kernels may be cut off), with timestamps rounded
 inwards to whole microseconds. `select_device_work` and `round_to_microseconds` do the same, so that the numbers can be
@@ -14,9 +14,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
-from muster.tracing.spans import Coverage, Spans, coverage, total_ns, union
-from muster.tracing.steps import profiled_steps
+from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace, profiled_steps
+from muster.tracing.spans import Coverage, Spans, coverage, intersect, total_ns, union
 
 COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
@@ -104,3 +103,78 @@ def temporal_breakdown(types: NDArray[np.int8], work: Spans) -> TemporalBreakdow
     idle = total - total_ns(merged)
     compute = total_ns(work[_of_type(types, KernelType.COMPUTE)])
     return TemporalBreakdown(idle_ns=idle, compute_ns=compute, non_compute_ns=total - idle - compute, total_ns=total)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Nanoseconds of communication, and those during which computation ran as well."""
+
+    communication_ns: int
+    overlapped_ns: int
+
+    @property
+    def ratio(self) -> float | None:
+        """|communication and computation| / |communication|, as HTA defines it; None without communication."""
+        return self.overlapped_ns / self.communication_ns if self.communication_ns else None
+
+
+def overlap(communication: Spans, computation: Spans) -> Overlap:
+    """The overlap of two sets; concurrent spans within a set count once."""
+    return Overlap(total_ns(communication), total_ns(intersect(communication, computation)))
+
+
+# HTA's default: a shorter gap between two kernels is launch overhead.
+LAUNCH_GAP_NS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdle:
+    """Nanoseconds between consecutive work of one stream, by the cause of each gap.
+
+    host_wait: the next work was launched only after the previous one had ended (the host was too slow).
+    kernel_wait: launched in time, gap shorter than 30 µs.
+    other: launched in time, longer gap; usually waiting for another stream.
+    """
+
+    stream: int
+    host_wait_ns: int
+    kernel_wait_ns: int
+    other_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.host_wait_ns + self.kernel_wait_ns + self.other_ns
+
+
+def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The launch time on the CPU of each event of `work`, in nanoseconds; the minimum of int64 if unknown."""
+    launches = trace.launches
+    unknown = np.full(len(work), np.iinfo(np.int64).min)
+    if not len(launches):
+        return unknown
+    order = np.argsort(launches.correlation, kind="stable")
+    ids, times = launches.correlation[order], launches.start[order]
+    at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
+    return np.where(ids[at] == work.correlation, times[at], unknown)
+
+
+def idle_by_stream(trace: Trace, work: Events, *, launch_gap_ns: int = LAUNCH_GAP_NS) -> tuple[StreamIdle, ...]:
+    """The idle time of every stream with work, ordered by stream; `work` is device work of `trace`."""
+    launched = launch_times(trace, work)
+    found = []
+    for row in np.unique(work.thread):
+        of_stream = np.flatnonzero(work.thread == row)
+        of_stream = of_stream[np.argsort(work.start[of_stream], kind="stable")]
+        previous_end = work.end[of_stream][:-1]
+        gap = np.maximum(work.start[of_stream][1:] - previous_end, 0)
+        late = launched[of_stream][1:] > previous_end
+        short = ~late & (gap < launch_gap_ns)
+        found.append(
+            StreamIdle(
+                stream=int(work.stream[of_stream[0]]),
+                host_wait_ns=int(gap[late].sum()),
+                kernel_wait_ns=int(gap[short].sum()),
+                other_ns=int(gap[~late & ~short].sum()),
+            )
+        )
+    return tuple(sorted(found, key=lambda idle: idle.stream))

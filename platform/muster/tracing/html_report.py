@@ -26,12 +26,10 @@ from muster.tracing.charts import (
 )
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.hta_breakdown import KernelType, kernel_type
-from muster.tracing.labelled_traces import LabelledTrace
 from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.profiler_overhead import ProfilerOverhead, slow_step_cause
 from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
-from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
-from muster.tracing.timeline import StepTimeline
+from muster.tracing.summary import LabelledTrace, ProfilerOverhead, slow_step_cause
+from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, StepTimeline, TimeCategory
 
 MAX_CURVES = 4
 MAX_ROWS = 64

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.call_tree import build_call_tree
-from muster.tracing.events import EventKind, Events, Trace
+from muster.tracing.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.spans import Int64
 from muster.tracing.time_breakdown import COMPILED_GRAPH, FRAME_NAME
 

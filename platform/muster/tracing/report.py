@@ -22,9 +22,9 @@ from rich.console import Console
 from muster.errors import InvalidTrace
 from muster.tracing.html_report import render_page
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.publish import write_atomically
 from muster.tracing.run_analysis import Report, analyse_run
 from muster.tracing.run_folder import read_run_folder, read_selected_traces
+from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.terminal_report import render_report
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
@@ -58,9 +58,12 @@ def build(
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{_page_name(paths) if of_traces else 'report'}.html"
     report = replace(report, page=str(page))
-    owner = f"report-{os.getpid()}"  # the daemon and a user may build the same report at the same time
-    write_atomically(json_path(page), msgspec.json.encode(_utf8_safe(report)), owner=owner)
-    write_atomically(page, render_page(report).encode(), owner=owner)
+    folder, owner = (
+        SharedFolder(target),
+        f"report-{os.getpid()}",
+    )  # the daemon and a user may build the same report at the same time
+    folder.write(json_path(page).name, msgspec.json.encode(_utf8_safe(report)), owner=owner)
+    folder.write(page.name, render_page(report).encode(), owner=owner)
     return report
 
 

@@ -9,17 +9,24 @@ from pathlib import Path
 import numpy as np
 
 from muster.errors import InvalidTrace
+from muster.tracing import HOW_TO_TRACE
 from muster.tracing.analysis import TraceSummary, UnreadableTrace, summarise_trace_files
-from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings
+from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.labelled_traces import LabelledTrace, choose_timeline_step, label_traces
-from muster.tracing.missing_traces import missing_trace_reasons
 from muster.tracing.operator_stats import OperatorStats, merge_operators
-from muster.tracing.profiler_overhead import ProfilerOverhead, profiler_overheads, steady_median
-from muster.tracing.recording import HOW_TO_TRACE
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
-from muster.tracing.steps import StepSkew, step_skews
-from muster.tracing.summary import RunSummary, summarise_run
+from muster.tracing.summary import (
+    LabelledTrace,
+    ProfilerOverhead,
+    RunSummary,
+    StepSkew,
+    choose_timeline_step,
+    label_traces,
+    profiler_overheads,
+    steady_median,
+    step_skews,
+    summarise_run,
+)
 
 MAX_LOSS_POINTS = 1200
 MAX_STEP_TIME_POINTS = 300

@@ -14,9 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from muster.errors import ClusterError, InvalidSpec, Refused
-from muster.tracing.recording import HOW_TO_TRACE
+from muster.tracing import HOW_TO_TRACE
 from muster.tracing.run_sync import EVENTS_FILE
-from muster.tracing.trace_name import parse_trace_name
+from muster.tracing.trace_files import parse_trace_name
 from muster.tracing.trace_store import TraceStore
 
 _RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|heartbeats/rank-\d+\.json|{re.escape(EVENTS_FILE)}")

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
-from muster.tracing.manifest import manifest_names, read_manifest
 from muster.tracing.shared_folder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
 from muster.tracing.spool_claims import CLAIMED
-from muster.tracing.trace_name import TraceName, parse_trace_name
+from muster.tracing.trace_files import TraceName, manifest_names, parse_trace_name, read_manifest
 
 Float64 = NDArray[np.float64]
 MAX_FILES = 1024

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from muster.tracing.shared_folder import SharedFolder, is_temporary_of
-from muster.tracing.trace_name import TraceName, parse_trace_name
+from muster.tracing.trace_files import TRACES, TraceName, parse_trace_name
 
-TRACES = "traces"
 SPOOL = f"{TRACES}/spool"
 CLAIMED = "claimed"
 LOCK_TIMEOUT_S = 2.0

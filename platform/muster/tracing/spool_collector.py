@@ -17,23 +17,24 @@ from typing import IO
 
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
-from muster.tracing.manifest import (
+from muster.tracing.reader import validate_trace
+from muster.tracing.shared_folder import IrregularFile, SharedFolder
+from muster.tracing.spool_claims import SpoolClaims, claim_owners, collector_lock, remove_temporary_files
+from muster.tracing.trace_files import (
     MAX_MANIFEST_BYTES,
+    TRACES,
     Manifest,
     TraceEntry,
+    TraceName,
     WaitingTrace,
     encode_manifest,
     parse_manifest,
+    parse_trace_name,
     read_manifest,
     read_manifests,
     write_manifest,
 )
-from muster.tracing.publish import ContentDigest, compress, content_digest
-from muster.tracing.reader import validate_trace
-from muster.tracing.shared_folder import IrregularFile, SharedFolder
-from muster.tracing.spool_claims import TRACES, SpoolClaims, claim_owners, collector_lock, remove_temporary_files
-from muster.tracing.trace_name import TraceName, parse_trace_name
-from muster.tracing.trace_store import TraceStore
+from muster.tracing.trace_store import ContentDigest, TraceStore, compress, content_digest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30

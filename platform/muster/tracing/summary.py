@@ -1,17 +1,21 @@
-"""The summary of a run: job, steps, loss, speed, memory, devices."""
+"""What is known of a run from all its ranks: summary, labels of traces, skew between ranks, overhead of tracing.
+
+Between two steps a rank may start its profiler or write its trace. Step times do not include this overhead, but ranks
+that finish earlier wait in the following step, so medians exclude that step.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
-from muster.tracing.profiler_overhead import ProfilerOverhead, steady_median
-from muster.tracing.run_folder import RankMetrics, RunFolder, finite_values
+from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, finite_values
 
 _RUN_FOLDER_NAME = re.compile(r"default-(.+)-[0-9a-f]{8}")
 _GENERIC_NAMES = frozenset(
@@ -109,3 +113,130 @@ def _backend(traces: Sequence[TraceSummary]) -> str | None:
     device = "cuda" if any(t.on_device for t in traces) else "cpu"
     parts = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
     return parts.get(device, backend)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTrace:
+    """An analysed trace and its label."""
+
+    label: str
+    trace: TraceSummary
+
+
+def label_traces(summaries: Sequence[TraceSummary]) -> tuple[LabelledTrace, ...]:
+    """Label each trace `rank 3`, with the file name added if the rank is not unique."""
+    ranks = [t.rank for t in summaries]
+    return tuple(
+        LabelledTrace(
+            label=f"rank {t.rank}"
+            if t.rank is not None and ranks.count(t.rank) == 1
+            else (f"rank {t.rank} · {_short_source(t.source)}" if t.rank is not None else _short_source(t.source)),
+            trace=t,
+        )
+        for t in summaries
+    )
+
+
+def _short_source(source: str) -> str:
+    return Path(source).name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
+
+
+def choose_timeline_step(summaries: Sequence[TraceSummary]) -> int | None:
+    """Of the steps for which most ranks have a timeline, the one with the median slowest rank."""
+    durations: dict[int, list[float]] = {}
+    for trace in summaries:
+        for timeline in trace.timelines:
+            durations.setdefault(timeline.step, []).append(timeline.duration_s)
+    if not durations:
+        return None
+    max_ranks = max(len(times) for times in durations.values())
+    common = sorted((max(times), step) for step, times in durations.items() if len(times) == max_ranks)
+    return common[(len(common) - 1) // 2][1]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSkew:
+    """Step times of the ranks in one step, in seconds: fastest, median, slowest, and which rank was slowest."""
+
+    step: int
+    fastest_s: float
+    median_s: float
+    slowest_s: float
+    slowest_rank: int
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median; 0 if the median is 0."""
+        return (self.slowest_s - self.fastest_s) / self.median_s if self.median_s > 0 else 0.0
+
+
+def step_skews(seconds: Mapping[int, Mapping[int, float]]) -> tuple[StepSkew, ...]:
+    """The skew of each step that at least two ranks report; `seconds` maps rank to step to step time in seconds."""
+    by_step: dict[int, list[tuple[float, int]]] = {}
+    for rank, steps in seconds.items():
+        for step, s in steps.items():
+            by_step.setdefault(step, []).append((s, rank))
+    return tuple(_step_skew(step, sorted(times)) for step, times in sorted(by_step.items()) if len(times) > 1)
+
+
+def _step_skew(step: int, times: Sequence[tuple[float, int]]) -> StepSkew:
+    return StepSkew(
+        step=step,
+        fastest_s=times[0][0],
+        median_s=median(s for s, _ in times),
+        slowest_s=times[-1][0],
+        slowest_rank=times[-1][1],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerOverhead:
+    """The overhead before `step` on the slowest rank, `rank`: `start_s` for starting the profiler, `write_s` for
+    writing the trace. On the fastest rank it was `spread_s` less. In seconds."""
+
+    step: int
+    rank: int
+    start_s: float = 0.0
+    write_s: float = 0.0
+    spread_s: float = 0.0
+
+
+def profiler_overheads(metrics: Sequence[RankMetrics]) -> tuple[ProfilerOverhead, ...]:
+    """One for each step before which any rank started its profiler or wrote its trace, in order of steps."""
+    totals = [np.nan_to_num(m.trace_start_s) + np.nan_to_num(m.trace_write_s) for m in metrics]
+    steps = sorted({int(step) for m, total in zip(metrics, totals, strict=True) for step in m.step[total > 0]})
+    return tuple(_slowest_rank([overhead for m in metrics for overhead in _overheads_at(m, step)]) for step in steps)
+
+
+def _overheads_at(metrics: RankMetrics, step: int) -> list[ProfilerOverhead]:
+    """The rank's overhead before this step; empty if it did not reach the step."""
+    return [
+        ProfilerOverhead(
+            step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s))
+        )
+        for i in np.flatnonzero(metrics.step == step)
+    ]
+
+
+def _slowest_rank(overheads: list[ProfilerOverhead]) -> ProfilerOverhead:
+    ordered = sorted(overheads, key=lambda overhead: (_total_s(overhead), -overhead.rank))
+    return replace(ordered[-1], spread_s=_total_s(ordered[-1]) - _total_s(ordered[0]))
+
+
+def _total_s(overhead: ProfilerOverhead) -> float:
+    return overhead.start_s + overhead.write_s
+
+
+def steady_median(metrics: RankMetrics, values: Float64, overheads: Sequence[ProfilerOverhead]) -> float | None:
+    """The median of a rank's values without the steps that follow profiler overhead; of all steps if there are no
+    others; None without values."""
+    affected = np.isin(metrics.step, [overhead.step for overhead in overheads])
+    known = finite_values(values[~affected])
+    known = known if len(known) else finite_values(values)
+    return float(np.median(known)) if len(known) else None
+
+
+def slow_step_cause(step: int, overheads: Sequence[ProfilerOverhead]) -> str:
+    """What tracing did before this step: "trace written", "profiler started" or empty."""
+    overhead = next((overhead for overhead in overheads if overhead.step == step), None)
+    return "" if overhead is None else "trace written" if overhead.write_s else "profiler started"

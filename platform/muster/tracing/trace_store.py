@@ -1,11 +1,18 @@
-"""The store of collected traces outside the pod: any fsspec backend, with the same names as in the run folder."""
+"""The store of collected traces outside the pod: any fsspec backend, with the same names as in the run folder.
+
+Also compresses traces, and computes the digests of what is published.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import secrets
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,6 +26,9 @@ from muster.tracing.shared_folder import SharedFolder
 RENAME_PROTOCOLS = frozenset({"file", "local", "memory", "sftp", "ssh", "hdfs", "webhdfs", "smb", "arrow_hdfs"})
 _PART_BYTES = 16 << 20  # of a multipart upload: S3 allows 10,000 parts of at least 5 MiB
 _UPLOAD_SUFFIX = ".upload.tmp"
+BLOCK_BYTES = 1 << 20
+# zlib's default: 30% smaller than level 1 in twice the time, still over 150 MB/s.
+GZIP_LEVEL = 6
 
 
 class TraceStore:
@@ -129,3 +139,35 @@ class TraceStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDigest:
+    """Size and SHA-256 of a published file."""
+
+    bytes: int
+    sha256: str
+
+
+def compress(source: IO[bytes], target: IO[bytes], size: int) -> ContentDigest:
+    """Gzip the first `size` bytes of `source` into `target`, which must be empty, readable and writable.
+
+    Deterministic: the same content gives the same bytes.
+    """
+    source.seek(0)
+    with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=GZIP_LEVEL, mtime=0) as packed:
+        while size > 0 and (block := source.read(min(size, BLOCK_BYTES))):
+            packed.write(block)
+            size -= len(block)
+    target.flush()
+    return content_digest(target)
+
+
+def content_digest(file: IO[bytes], size: int | None = None) -> ContentDigest:
+    """Size and SHA-256 of an open file, or of its first `size` bytes."""
+    file.seek(0)
+    digest, left = hashlib.sha256(), sys.maxsize if size is None else size
+    while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
+        digest.update(block)
+        left -= len(block)
+    return ContentDigest(bytes=file.tell(), sha256=digest.hexdigest())

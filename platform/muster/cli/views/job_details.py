@@ -20,7 +20,7 @@ from muster.spec import RoleSpec, TrainingJob
 from muster.spec.pod_request import pod_request
 from muster.text.humanize import format_duration, format_resource, format_time, pluralize, short_resource_name
 from muster.text.sanitize import sanitize
-from muster.tracing.recording import RECORDED_BY
+from muster.tracing import RECORDED_BY
 
 _MAX_EVENTS = 20
 

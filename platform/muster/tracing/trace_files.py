@@ -1,4 +1,7 @@
-"""The manifest: the collector's list of collected traces, replaced atomically."""
+"""The files of traces in a run folder (docs/run-folder.md): their names, and the manifest.
+
+The manifest is the collector's list of collected traces, replaced atomically.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
-from muster.tracing.spool_claims import TRACES
 
+TRACES = "traces"
+TRACE_NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\.gz)?")
 MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
 MAX_MANIFEST_BYTES = 16 << 20
 """Limit for reading a manifest."""
@@ -116,3 +120,32 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def write_manifest(run: SharedFolder, manifest: Manifest, *, owner: str) -> None:
     """Replace the manifest in the traces folder."""
     run.write(f"{TRACES}/{manifest.name}", encode_manifest(manifest), owner=owner)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TraceName:
+    """`start_step` is the first traced step, `end_step` the first step after the traced ones."""
+
+    attempt: int
+    start_step: int
+    end_step: int
+    rank: int
+
+    @property
+    def spool_name(self) -> str:
+        """The name of the finished trace in the spool, as the profiler hook writes it."""
+        return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
+
+    @property
+    def archive_name(self) -> str:
+        """The name of the collected, compressed trace."""
+        return self.spool_name + ".gz"
+
+
+def parse_trace_name(name: str) -> TraceName | None:
+    """None for any other name, including that of a file still being written (.tmp)."""
+    match = TRACE_NAME.fullmatch(name)
+    if match is None:
+        return None
+    rank, attempt, start, end = (int(group) for group in match.groups())
+    return TraceName(attempt=attempt, start_step=start, end_step=end, rank=rank)
