@@ -50,23 +50,23 @@ def fsdp(
         model: recipe of the model, such as gpt:10m
         data: folder, file or glob of text to train on
         steps: optimizer steps
-        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for a job that may shrink and grow
-        seq_len: tokens in a sequence (default: 128 on CPU, 1024 on GPU)
-        global_batch: sequences a step over all ranks (default: 16 on CPU, 64 on GPU)
+        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
+        seq_len: tokens per sequence (default: 128 on CPU, 1024 on GPU)
+        global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
         lr: peak learning rate (default: the recipe's)
-        precision: auto, bf16 or fp32; auto is bf16 where the GPU has it
+        precision: auto, bf16 or fp32; auto is bf16 if the GPU supports it
         compile: whether to compile the blocks; False for eager
         checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
         trace_ranks: ranks to profile, such as 0,3 (default: all)
         queue: queue that the job waits in
-        priority: higher goes first within the queue
-        max_runtime: longest time from admission, such as 2h
+        priority: jobs of higher priority come first in the queue
+        max_runtime: maximum run time from admission, such as 2h
         name: name of the job (default: fsdp- and the model)
-        max_restarts: how often the gang is started again after a failure
-        cpu: CPU cores of a node (default: one a process, or the GPUs' share of the node)
-        gpu: GPUs of a node (default: one a process where a node has that many, else none)
-        memMB: memory of a node in MB (default: not limited)
+        max_restarts: maximum number of restarts of the gang after failures
+        cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
+        gpu: GPUs per node (default: one per process if the nodes have that many, else none)
+        memMB: memory per node in MB (default: not limited)
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
@@ -181,17 +181,17 @@ def script(
         script_args: arguments of the script, after `--`
         script: path of the script
         m: module to run instead, as python -m does
-        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for a job that may shrink and grow
+        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24; a step is an optimizer step
         trace_ranks: ranks to profile, such as 0,3 (default: all)
         queue: queue that the job waits in
-        priority: higher goes first within the queue
-        max_runtime: longest time from admission, such as 2h
+        priority: jobs of higher priority come first in the queue
+        max_runtime: maximum run time from admission, such as 2h
         name: name of the job (default: that of the script)
-        max_restarts: how often the gang is started again after a failure
-        cpu: CPU cores of a node (default: one a process, or the GPUs' share of the node)
-        gpu: GPUs of a node (default: one a process where a node has that many, else none)
-        memMB: memory of a node in MB (default: not limited)
+        max_restarts: maximum number of restarts of the gang after failures
+        cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
+        gpu: GPUs per node (default: one per process if the nodes have that many, else none)
+        memMB: memory per node in MB (default: not limited)
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """

@@ -88,7 +88,7 @@ def test_every_torch_has_a_list_for_the_image_that_repeats_nothing(torch: str) -
     above = pins(f"torch-{torch}")
     assert canonical("torch") in above
     assert above.keys() & pins("trainer").keys() == set()
-    assert "jinja2" in above
+    assert "sympy" in above
 
 
 def test_pins_of_torchx_do_not_apply_to_the_images() -> None:

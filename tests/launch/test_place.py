@@ -56,9 +56,9 @@ def test_an_attempt_that_is_not_a_whole_number_is_refused() -> None:
         read_rank_layout({"MUSTER_ATTEMPT": "first"}, 1)
 
 
-@pytest.mark.parametrize(("grace_s", "patience_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])
-def test_ranks_get_ten_seconds_less_than_the_pod_but_at_least_half(grace_s: float, patience_s: float) -> None:
-    assert RankLayout(nproc=1, grace_s=grace_s).stop_timeout_s == patience_s
+@pytest.mark.parametrize(("grace_s", "timeout_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])
+def test_ranks_get_ten_seconds_less_than_the_pod_but_at_least_half(grace_s: float, timeout_s: float) -> None:
+    assert RankLayout(nproc=1, grace_s=grace_s).stop_timeout_s == timeout_s
 
 
 def test_threads_never_fall_to_zero() -> None:

@@ -22,6 +22,7 @@ from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, Hear
 from muster_operator.collectors.tokens import derive_token
 
 NOT_OURS = "HTTP 401: different token, or clocks differ by more than 300 s"
+UNSIGNED = "the answer is not signed with the job's token: another program has the port"
 GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3}}
 
 
@@ -40,9 +41,10 @@ class RawServer(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if server.token:
             peer = HeartbeatSigner(server.token, "u", "p")
-            self.send_header(SIGNATURE_HEADER, peer.sign_response(self.headers["Authorization"], body))
+            signature = peer.sign_response(self.headers["Authorization"], body)
+            self.send_header(SIGNATURE_HEADER, server.change_signature(signature, self.headers["Authorization"]))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(server.change_body(body))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
@@ -53,6 +55,8 @@ def raw_server() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), RawServer)
     server.daemon_threads = True
     server.asked, server.release, server.token = [], threading.Event(), "t" * 20
+    server.change_body = lambda body: body
+    server.change_signature = lambda signature, request: signature
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server
@@ -103,10 +107,7 @@ def test_an_answer_signed_with_the_token_is_accepted(raw_server: Any) -> None:
 def test_another_program_at_the_port_gets_no_token_and_its_answer_is_rejected(raw_server: Any) -> None:
     raw_server.token = "another token of theirs"
     outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
-    assert (outcome.response, outcome.error) == (
-        None,
-        "the answer is not signed with the job's token: another program has the port",
-    )
+    assert (outcome.response, outcome.error) == (None, UNSIGNED)
     assert "t" * 20 not in str(raw_server.asked)
 
 
@@ -118,6 +119,19 @@ def test_a_replayed_answer_is_rejected(raw_server: Any, tmp_path: Path) -> None:
     raw_server.token = ""
     outcome = poll(raw_server, 200, body, **{SIGNATURE_HEADER: peer.sign_response(before, body)})
     assert outcome.response is None
+
+
+def test_an_answer_changed_after_it_was_signed_is_rejected(raw_server: Any) -> None:
+    raw_server.change_body = lambda body: body.replace(b'"step": 3', b'"step": 9')
+    outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
+    assert (outcome.response, outcome.error) == (None, UNSIGNED)
+
+
+def test_the_requests_own_signature_as_that_of_the_answer_is_rejected(raw_server: Any) -> None:
+    """A program without the token can only send back what it received."""
+    raw_server.change_signature = lambda signature, request: request.rpartition("signature=")[2]
+    outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
+    assert (outcome.response, outcome.error) == (None, UNSIGNED)
 
 
 DEEP = (

@@ -243,12 +243,3 @@ def test_the_process_serves_heartbeats_from_start_to_end(tmp_path: Path) -> None
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_request_with_a_changed_time_or_nonce_is_rejected() -> None:
-    peer = HeartbeatSigner("0123456789abcdef-token", "u1", "p1")
-    header = peer.authorization("/heartbeat", 1000.0, "a" * 32)
-    assert peer.verify_request("/heartbeat", header, 1000.0)
-    for old, new in (("time=1000", "time=1001"), ("nonce=a", "nonce=b")):
-        assert header.count(old) == 1
-        assert not peer.verify_request("/heartbeat", header.replace(old, new), 1000.0)

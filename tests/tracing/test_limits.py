@@ -92,11 +92,27 @@ def test_the_report_lists_skipped_traces_and_shows_the_others(tmp_path: Path, mu
     (left_out,) = report["skipped"]
     assert "--max-trace-bytes" in left_out["reason"]
     assert len(json.loads(muster("report", str(folder), "--json").out)[0]["traces"]) == 2
+    ended = muster("report", str(folder), "--max-trace-events", "10", "--json")
+    (report,) = json.loads(ended.out)
+    assert [entry["reason"] for entry in report["skipped"]] == ["must have at most 10 events (--max-trace-events)"]
     for wrong in (("--max-trace-bytes", "lots"), ("--max-trace-bytes", "0"), ("--max-trace-events", "0")):
         ended = muster("report", str(folder), *wrong)
         assert ended.code == 2
         assert wrong[0] in ended.err
         assert "memory" not in ended.err, "the option is named, not a resource"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_limits_hold_in_every_process_that_reads_traces(tmp_path: Path, workers: int) -> None:
+    packed(tmp_path / "bytes.json.gz", of_skipped_events(3))
+    packed(tmp_path / "events.json.gz", of_events(1500))
+    (tmp_path / "good.json").write_bytes(trace_text(training_steps(3)))
+    limits = TraceLimits(text_bytes=1 << 20, events=1000)
+    skipped = {file.file: file.reason for file in build(tmp_path, workers=workers, limits=limits).skipped}
+    assert skipped == {
+        "bytes.json.gz": "must have at most 1048576 bytes uncompressed (--max-trace-bytes)",
+        "events.json.gz": "must have at most 1000 events (--max-trace-events)",
+    }
 
 
 def test_the_help_of_report_shows_the_default_limits(muster: Muster) -> None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.tracing.kineto import Event, kernel, launch, step, trace_text, training_steps, write_trace
+from tests.tracing.kineto import kernel, launch, step, training_steps, write_trace
 from tests.tracing.runs import HOSTILE, Page, metrics_line, page_of, run_folder, text_of
 
 from muster.errors import InvalidTrace
 from muster.tracing.collector import main as collect
-from muster.tracing.operator_stats import short_name
-from muster.tracing.report import Report, build, load
-from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import Manifest, TraceEntry, write_manifest
+from muster.tracing.report import build, load
 
 DEEP = "[" * 20_000 + "]" * 20_000
 
@@ -101,102 +98,8 @@ def test_small_profiler_overhead_is_not_a_finding(tmp_path: Path) -> None:
     assert not any("trace was written" in sentence for sentence in report.findings)
 
 
-def test_the_page_has_no_scripts_or_external_resources_and_is_well_formed(tmp_path: Path) -> None:
-    text = page_of(build(run_folder(tmp_path / "run")))
-    page = Page(text)
-    assert page.open == []
-    assert page.loads == []
-    assert {"script", "link", "iframe", "object"}.isdisjoint(page.tags)
-    assert re.search(r"url\(|@import|https?://", text) is None
-    assert "prefers-color-scheme: dark" in text
-
-
-def traced_by(folder: Path, *events: Event, rank: int = 0, **header: object) -> None:
-    """Replace the trace of a rank."""
-    document = json.loads(trace_text([step(20, 0, 1000), *events], rank=rank, world_size=2)) | header
-    (folder / f"traces/spool/rank-{rank}.attempt-0.steps-20-23.json").write_text(json.dumps(document))
-
-
-def with_operator(folder: Path) -> None:
-    traced_by(folder, Event(HOSTILE, 0, 500))
-
-
-def with_kernel(folder: Path) -> None:
-    traced_by(folder, launch(1, 0), kernel(HOSTILE, 10, 50, launch=1))
-
-
-def with_collective(folder: Path) -> None:
-    traced_by(folder, Event("gloo:" + HOSTILE, 600, 300, "user_annotation", thread=2))
-
-
-def with_job(folder: Path) -> None:
-    traced_by(folder, Event("aten::mm", 0, 500), muster={"job": HOSTILE})
-
-
-def with_backend(folder: Path) -> None:
-    for rank in (0, 1):
-        info = {"backend": HOSTILE, "rank": rank, "world_size": 2}
-        traced_by(folder, Event("aten::mm", 0, 500), rank=rank, distributedInfo=info)
-
-
-def with_device(folder: Path) -> None:
-    traced_by(folder, launch(1, 0), kernel("gemm", 10, 50, launch=1), deviceProperties=[{"name": HOSTILE}])
-
-
-def with_event_message(folder: Path) -> None:
-    event = {"kind": "trace_failed", "message": HOSTILE, "attempt": 0, "step": 1}
-    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
-
-
-def with_reason_in_the_manifest(folder: Path) -> None:
-    entry = TraceEntry("corrupt/x.json", 0, 0, 1, 2, 3, 3, "", "corrupt", HOSTILE, 1.0)
-    write_manifest(SharedFolder(folder), Manifest("trainer", 0, (entry,)), owner="test")
-
-
-def with_skipped_file(folder: Path) -> None:
-    (folder / "traces/spool/.tmp").mkdir()
-    (folder / f"traces/spool/.tmp/rank-2.{HOSTILE.replace('/', '')}.json").write_text("x")
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        with_operator,
-        with_kernel,
-        with_collective,
-        with_job,
-        with_backend,
-        with_device,
-        with_event_message,
-        with_reason_in_the_manifest,
-        with_skipped_file,
-    ],
-)
-def test_an_untrusted_name_is_escaped_wherever_it_enters(tmp_path: Path, place: Callable[[Path], None]) -> None:
-    folder = run_folder(tmp_path / "run")
-    place(folder)
-    assert_escaped(build(folder))
-
-
-def test_an_untrusted_name_of_a_folder_or_a_trace_file_is_escaped(tmp_path: Path) -> None:
-    """The file name is the label of a trace without rank: in the bar chart, its table, the timeline and findings."""
-    name = HOSTILE.replace("/", "")
-    for file in ("a", "b"):
-        write_trace(tmp_path / name / f"{name}{file}.json", training_steps(), rank=None)
-    report = build(tmp_path / name)
-    assert_escaped(report, name)
-    shown = "".join(Page(page_of(report)).texts)
-    assert shown.count(f"{name}a") >= 4
-
-
-def assert_escaped(report: Report, name: str = HOSTILE) -> None:
-    page = Page(page_of(report))
-    assert page.loads == []
-    assert {"script", "img"}.isdisjoint(page.tags)
-    assert page.open == []
-    shown = "".join(page.texts)
-    assert name[1:] in shown or short_name(name, 56) in shown
-    assert "[bold]" in text_of(report, width=400)
+def test_console_markup_in_names_is_printed_unchanged(tmp_path: Path) -> None:
+    assert HOSTILE in text_of(build(run_folder(tmp_path / "run"), name=HOSTILE))
 
 
 def test_with_no_color_no_escape_code_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_metadata_that_refers_to_a_file_elsewhere_is_refused(tmp_path: Path) -> 
         for stored in metadata.storage_data.values():
             stored.relative_path = elsewhere
         (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-        with pytest.raises(ValueError, match="is no file of this checkpoint"):
+        with pytest.raises(ValueError, match="must refer to files of this checkpoint"):
             read_metadata(folder, {SHARD})
 
 

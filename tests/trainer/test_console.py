@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.text import humanize
-from muster_components.trainer.console import first_step_line, format_count, format_duration, progress_line
+from muster_components.trainer.reporter import first_step_line, format_count, format_duration, progress_line
 
 
 def test_progress_on_a_cpu() -> None:

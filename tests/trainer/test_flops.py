@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
-from muster_components.trainer.recipes import model_config
+from muster_components.trainer.recipes import flops_per_token, mfu, model_config, peak_flops
 
 
 def test_llama_8b_costs_what_torchtitan_counts() -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muster_components.trainer.flops import matmul_parameters
-from muster_components.trainer.recipes import ModelConfig, model_config
+from muster_components.trainer.recipes import ModelConfig, matmul_parameters, model_config
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +147,7 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
 
 
 def test_the_learning_rate_rises_straight_then_falls_to_a_tenth() -> None:
-    from muster_components.trainer.optim import learning_rate
+    from muster_components.trainer.train_step import learning_rate
 
     rates = [learning_rate(step, peak=1.0, warmup=4, steps=12) for step in range(1, 13)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]

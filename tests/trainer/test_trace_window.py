@@ -8,8 +8,7 @@ import pytest
 
 from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import run_context
-from muster_components.trainer.reporter import Reporter
-from muster_components.trainer.trace_window import TraceWindow
+from muster_components.trainer.reporter import Reporter, TraceWindow
 
 from .conftest import events
 

@@ -58,7 +58,7 @@ def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_loss
     # Three ranks do not divide eight places: one is padding.
     third = start(3, *run, "--parallel", "ddp", run_dir=folder, attempt=2)
     assert third.end() == [EXIT_OK] * 3
-    assert "1 padded places" in third.said()
+    assert "1 padding sequences" in third.said()
     assert "3 ranks on CPU, ddp" in third.said()
     assert losses(folder) == pytest.approx(expected, abs=1e-4)
 

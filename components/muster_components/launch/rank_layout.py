@@ -84,7 +84,7 @@ def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | Non
 def rank_environment(
     layout: RankLayout, local_rank: int, environ: Mapping[str, str], *, threads: int, error_file: str = ""
 ) -> dict[str, str]:
-    """What one rank finds in its environment: what the pod has, what torchrun sets, threads that fit the host."""
+    """The environment of one rank: that of the pod, the variables of torchrun, and its number of threads."""
     rank = str(layout.rank(local_rank))
     world = str(layout.world_size)
     return {
@@ -112,18 +112,17 @@ def rank_environment(
 
 
 def needs_store(layout: RankLayout) -> bool:
-    """Whether the launcher of pod 0 keeps the store that ranks meet at; one rank alone needs none, nor does a
-    script in an environment without torch."""
+    """Whether the launcher of pod 0 serves the rendezvous store: not for one rank, and not without torch."""
     return layout.world_size > 1 and importlib.util.find_spec("torch") is not None
 
 
 def threads_per_rank(cores: int, nproc: int) -> int:
-    """Threads for one rank so that all together do not exceed the cores; at least 1."""
+    """Threads per rank, so that all ranks together do not exceed the cores; at least 1."""
     return max(1, cores // nproc)
 
 
 def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this pod may use: those it may run on, or fewer when its cgroup (v2) grants less CPU time."""
+    """Cores that this pod may use: its CPU affinity, or fewer if its cgroup (v2) limits CPU time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = cpu_max.read_text().split()

@@ -1,9 +1,8 @@
-"""The rank processes of one pod: started, passed on, stopped.
+"""The rank processes of one pod: start them, forward their output, stop them.
 
-What they write passes through the launcher line by line, so that lines of several ranks do not mix (Python writes a
-line in pieces when unbuffered); every rank but 0 gets `[r3] ` before each line.
-Every rank leads a process group, so that SIGTERM reaches the rank alone (its data loader workers must live until it
-has saved its checkpoint) and SIGKILL all of its group.
+The launcher forwards output line by line, so that lines of several ranks do not mix (unbuffered Python writes a line in
+parts); lines of all ranks except 0 have a prefix such as `[r3] `. Each rank has a process group, so that SIGTERM
+reaches only the rank (its data loader workers must live until it has saved a checkpoint), and SIGKILL the whole group.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import IO
 
 MAX_LINE_BYTES = 64 * 1024
 FLUSH_DELAY_S = 0.1
-"""What rank 0 wrote without a newline (a progress bar) is passed on after so long."""
+"""Delay after which output of rank 0 without a newline (a progress bar) is forwarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """A rank is gone. `code` as a shell says it: 128 + signal when a signal ended it. `at`: monotonic seconds."""
+    """A rank has ended. `code`: as in a shell, 128 + signal if a signal ended it. `at`: monotonic seconds."""
 
     rank: int
     code: int
@@ -46,21 +45,21 @@ class RankProcess:
 
     @property
     def running(self) -> bool:
-        """Whether its end has not been seen yet."""
+        """Whether its exit has not been observed yet."""
         return self.process.returncode is None
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Send SIGTERM to the rank."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and what it started in its group."""
+        """Send SIGKILL to the rank and its process group."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until what it wrote has been passed on (a grandchild may hold the pipe open for ever)."""
+        """Wait until its output has been forwarded (a grandchild may keep the pipe open)."""
         if self.reader is not None:
             self.reader.join(timeout_s)
 
@@ -68,7 +67,7 @@ class RankProcess:
 def start_rank(
     rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]
 ) -> RankProcess:
-    """Start one rank; `ended` is called from another thread when it is gone. Raises OSError if it cannot start."""
+    """Start one rank; `on_exit` is called in another thread when it has ended. Raises OSError if it cannot start."""
     process = subprocess.Popen(
         list(command),
         env=dict(environ),
@@ -116,13 +115,12 @@ def _forward_output(rank: RankProcess, pipe: IO[bytes]) -> None:
 
 
 def _visible_text(line: bytes) -> str:
-    """What a terminal would show of a line: the part after the last carriage return."""
+    """The part of a line that a terminal shows: after the last carriage return."""
     return line.decode(errors="replace").rstrip().rpartition("\r")[2].strip()
 
 
 def write_output(text: bytes) -> None:
-    """Write to the pod's log, past Python's buffers: one write keeps lines whole. A log on a full disk loses lines;
-    the ranks go on."""
+    """Write to the pod's log without Python's buffers, so that lines are not split. On a full disk lines are lost."""
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(sys.stdout.fileno(), text) :]

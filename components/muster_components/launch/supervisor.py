@@ -72,7 +72,7 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         layout = replace(layout, port=listener.getsockname()[1])
     store = RendezvousStore(layout, listener) if needs_store(layout) else None
     if store is None and listener is not None:
-        listener.close()  # rank 0 listens itself
+        listener.close()  # rank 0 serves the store itself
     with _error_folder() as folder:
         try:
             ranks = start_ranks(layout, command, environ, folder, events)

@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints, and resuming from the newest good one.
+"""Asynchronous checkpoints, and resuming from the newest readable one.
 
 Saving: weights and optimizer state are copied to host memory (torch.distributed.checkpoint's stager), then a thread
 writes them while training continues. The thread uses its own process group, since sharing the training's would mix up
@@ -39,7 +39,7 @@ from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.models import Transformer
 from muster_components.trainer.reporter import Reporter
 
-# What several ranks raised is gathered into an exception that is no Exception.
+# torch combines the errors of several ranks into an exception that is not a subclass of Exception.
 _FAILURES: Final = (Exception, CheckpointException)
 
 

@@ -1,9 +1,8 @@
 """Write the files of a checkpoint with their digests, and load them without running code from them.
 
-torch.distributed.checkpoint stores its metadata (`.metadata`) and those values of a state dict that are no tensors (an
-optimizer's options) as pickles. torch 2.11 to 2.15 loads both without restrictions, and only tensors with
-`weights_only=True`. Here the metadata may name nothing but torch's metadata classes, and all values are loaded with
-`weights_only=True`.
+torch.distributed.checkpoint stores its metadata (`.metadata`) and values other than tensors (an optimizer's options)
+as pickles. torch 2.11 to 2.15 loads both without restrictions, and only tensors with `weights_only=True`. Here metadata
+may only contain torch's metadata classes, and all values are loaded with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from torch.futures import Future
 from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name, open_regular
 
 METADATA: Final = ".metadata"
-_THREADED_HASH_BYTES: Final = 1 << 20  # bytes: below that, handing over to another thread costs more than to hash
+_THREADED_HASH_BYTES: Final = 1 << 20  # smaller writes are hashed faster than they are handed to another thread
 
 
 class HashingWriter(FileSystemWriter):
-    """Writes one file a rank and hashes it meanwhile; after `finish`, on rank 0, `files` holds those of all ranks."""
+    """Writes and hashes one file per rank; after `finish`, `files` on rank 0 has the digests of all ranks' files."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, single_file_per_rank=True)
@@ -42,38 +41,38 @@ class HashingWriter(FileSystemWriter):
         self.files: tuple[FileDigest, ...] = ()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """As torch's; the digests of this rank's files travel to rank 0 behind its results."""
+        """As torch's; appends the digests of this rank's files to its results, which are sent to rank 0."""
         written: list[Any] = [*super().write_data(plan, planner).value(), *self._hashing.digests.values()]
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0, once all have written: take the digests out of the results and let torch write its metadata."""
-        everything: list[Any] = [result for of_rank in results for result in of_rank]
-        digests = [result for result in everything if isinstance(result, FileDigest)]
-        super().finish(metadata, [[result for result in everything if not isinstance(result, FileDigest)]])
+        """On rank 0, after all ranks have written: separate the digests from the results that torch gets."""
+        all_results: list[Any] = [result for of_rank in results for result in of_rank]
+        digests = [result for result in all_results if isinstance(result, FileDigest)]
+        super().finish(metadata, [[result for result in all_results if not isinstance(result, FileDigest)]])
         self.files = (*digests, self._hashing.digests[METADATA])
 
 
 class CheckedReader(FileSystemReader):
-    """Reads shards by metadata that has been read and checked already."""
+    """Reads shards by metadata that has been checked already."""
 
     def __init__(self, folder: Path, metadata: dcp.Metadata) -> None:
         super().__init__(folder)
         self.fs = _RegularFileSystem()
         self._metadata = metadata
 
-    def read_metadata(self) -> dcp.Metadata:  # no keywords: there is no metadata of one rank
-        """The metadata given."""
+    def read_metadata(self) -> dcp.Metadata:  # without torch's keywords, which are for metadata of one rank
+        """The metadata given to the constructor."""
         return self._metadata
 
 
 class CheckedPlanner(DefaultLoadPlanner):
-    """Loads values that are no tensors without running code from them."""
+    """Loads values other than tensors without executing code from them."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """torch's own loads any pickle: it gets one that was written here. Raises UnpicklingError."""
+        """torch's method loads any pickle, so it gets one that was written here. Raises UnpicklingError."""
         trusted = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), trusted)
         trusted.seek(0)
@@ -83,21 +82,21 @@ class CheckedPlanner(DefaultLoadPlanner):
 def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
     """`.metadata` of a checkpoint, whose shards must be among `files` (None: any file in the folder).
 
-    Raises OSError, UnpicklingError for what it may not name, ValueError for what it must not say.
+    Raises OSError, UnpicklingError for classes that are not allowed, ValueError for invalid values.
     """
     with open_regular(folder / METADATA) as stream:
         metadata = _MetadataUnpickler(stream).load()
     if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
-        raise ValueError(f"{METADATA} holds no metadata of a checkpoint")
+        raise ValueError(f"{METADATA} must contain the metadata of a checkpoint")
     for stored in metadata.storage_data.values():
         name = stored.relative_path if isinstance(stored, _StorageInfo) else None
         if not isinstance(name, str) or not is_file_name(name) or (files is not None and name not in files):
-            raise ValueError(f"{METADATA} refers to {name!r}, which is no file of this checkpoint")
+            raise ValueError(f"{METADATA} must refer to files of this checkpoint; got {name!r}")
     return metadata
 
 
 class _RegularFileSystem(FileSystem):
-    """Local files, of which only regular ones are read."""
+    """Local files; opens only regular files."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
@@ -108,7 +107,7 @@ class _RegularFileSystem(FileSystem):
 
 
 class _HashingFileSystem(FileSystem):
-    """Local files; `digests` holds, by name, those of the files that were written through it."""
+    """Local files; `digests` has the digests of written files by name."""
 
     def __init__(self) -> None:
         self.digests: dict[str, FileDigest] = {}
@@ -132,10 +131,10 @@ class _HashingFileSystem(FileSystem):
 
 
 class _HashingStream(io.BufferedWriter):
-    """A new file whose bytes are hashed in the order in which they are written."""
+    """A new file that is hashed while it is written."""
 
     def __init__(self, raw: io.FileIO, pool: Executor) -> None:
-        """`pool` hashes what is large while it is written."""
+        """`pool` hashes large blocks while they are written."""
         super().__init__(raw)
         self._pool = pool
         self.sha256 = hashlib.sha256()
@@ -154,12 +153,15 @@ class _HashingStream(io.BufferedWriter):
         return size
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        raise io.UnsupportedOperation("a file that is being hashed is written from its beginning to its end")
+        raise io.UnsupportedOperation("a file that is hashed must be written sequentially")
 
 
 class _MetadataUnpickler(pickle._Unpickler):
-    """Unpickles torch's metadata of a checkpoint; refuses whatever else a pickle may name, and to set any attribute but
-    the fields of an instance: those of a class would stay for the whole process. The C unpickler has no such hook."""
+    """Unpickles torch's checkpoint metadata and rejects any other class or function in the pickle.
+
+    Also rejects to set attributes other than fields of instances: attributes of a class would remain changed in this
+    process. The C unpickler has no hook for this.
+    """
 
     dispatch = pickle._Unpickler.dispatch.copy()
 
@@ -168,7 +170,7 @@ class _MetadataUnpickler(pickle._Unpickler):
         if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             found = getattr(torch, name)
         if found is None:
-            raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is no metadata of a checkpoint")
+            raise pickle.UnpicklingError(f"{METADATA} must contain checkpoint metadata only; got {module}.{name}")
         return found
 
     def load_build(self) -> None:
@@ -185,7 +187,7 @@ class _MetadataUnpickler(pickle._Unpickler):
 def _layout(name: str) -> torch.layout:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"{METADATA} names {name!r}, which is no layout of a tensor")
+        raise pickle.UnpicklingError(f"{METADATA} must contain layouts of tensors; got {name!r}")
     return found
 
 
@@ -206,7 +208,7 @@ _METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
     **{(of.__module__, of.__qualname__): of for of in (*_METADATA_CLASSES, dcp._MEM_FORMAT_ENCODING)},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
-    # Where it was written to, which nobody reads.
+    # The path it was written to, which is not used.
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
 }

@@ -5,7 +5,7 @@ Without torchrun a process is the only rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,3 +78,8 @@ def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     if text and not text.isdecimal():
         raise InputError(f"environment variable {name} must be an integer of at least 0; got {text!r}")
     return int(text) if text else default
+
+
+def silence_kineto(environ: MutableMapping[str, str]) -> None:
+    """Disable Kineto's log, which writes its own steps as errors to the job's log."""
+    environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,4 +1,4 @@
-"""What the trainer refuses, and the exit codes by which a failure rule can tell one end from another."""
+"""The errors that end the trainer, and its exit codes, which failure rules use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
-"""An error nobody foresaw; its traceback is in the log."""
+"""An unexpected error; its traceback is in the log."""
 EXIT_BAD_INPUT: Final = 2
 """Invalid flags or data, or a checkpoint of another run; see the log. A retry fails again."""
 EXIT_DIVERGED: Final = 3
@@ -18,9 +18,9 @@ EXIT_STOPPED: Final = 143
 
 
 class TrainerError(Exception):
-    """Ends the run with `exit_code`; the text is meant for a person.
+    """Ends the run with `exit_code`; the message is meant for the user.
 
-    `alike`: all ranks fail with the same words, so it is enough that rank 0 says them.
+    `same_on_all_ranks`: all ranks fail with the same message, so only rank 0 prints it.
     """
 
     exit_code: int = EXIT_FAILED
@@ -31,12 +31,12 @@ class TrainerError(Exception):
 
 
 class InputError(TrainerError):
-    """Something the user gave: the text names the field, the value and what would be right."""
+    """Invalid input of the user; the message names the field, its value and valid values."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class DivergedError(TrainerError):
-    """Loss or gradient norm is not finite; names the step."""
+    """Loss or gradient norm is not finite; the message names the step."""
 
     exit_code = EXIT_DIVERGED

@@ -105,36 +105,36 @@ def _flag_parser() -> FlagParser:
     )
     add = parser.add_argument
     add("--model", required=True, help="recipe: " + ", ".join(RECIPES))
-    add("--data", required=True, metavar="PATH", help="a folder (searched through), a file, or a glob of text")
+    add("--data", required=True, metavar="PATH", help="text: a folder (recursive), a file, or a glob")
     add("--steps", type=_integer, default=100, help="optimizer steps (default: 100)")
-    add("--output", metavar="FOLDER", help="run folder outside Muster (default: muster-run; $MUSTER_RUN_DIR wins)")
-    add("--seed", type=_integer, default=0, help="of the weights and of the sample order (default: 0)")
+    add("--output", metavar="FOLDER", help="run folder if MUSTER_RUN_DIR is not set (default: muster-run)")
+    add("--seed", type=_integer, default=0, help="seed of weights and sample order (default: 0)")
     add(
         "--log_every",
         type=_integer,
         metavar="STEPS",
-        help="progress line every so many steps (default: a tenth, at most 10)",
+        help="steps between progress lines (default: a tenth of the steps, at most 10)",
     )
     group = parser.add_argument_group("model and data")
     group.add_argument("--vocab_size", type=_integer, help="at least 256 (default: the recipe's)")
-    group.add_argument("--seq_len", type=_integer, help="tokens in a sequence (default: 128 on CPU, 1024 on GPU)")
+    group.add_argument("--seq_len", type=_integer, help="tokens per sequence (default: 128 on CPU, 1024 on GPU)")
     group.add_argument(
-        "--global_batch", type=_integer, help="sequences a step over all ranks (default: 16 on CPU, 64 on GPU)"
+        "--global_batch", type=_integer, help="sequences per step over all ranks (default: 16 on CPU, 64 on GPU)"
     )
-    group.add_argument("--micro_batch", type=_integer, help="sequences at once on a rank (default: its whole share)")
+    group.add_argument("--micro_batch", type=_integer, help="sequences per micro-step (default: all of the rank)")
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=_float, help="peak learning rate (default: the recipe's)")
     group.add_argument("--warmup", type=_integer, metavar="STEPS", help="default: a sixth of the steps, at most 100")
     group.add_argument(
-        "--weight_decay", type=_float, default=0.1, help="of matrices; vectors do not decay (default: 0.1)"
+        "--weight_decay", type=_float, default=0.1, help="weight decay of matrices; vectors have none (default: 0.1)"
     )
-    group.add_argument("--clip", type=_float, default=1.0, help="largest norm of the gradient (default: 1.0)")
+    group.add_argument("--clip", type=_float, default=1.0, help="maximum gradient norm (default: 1.0)")
     group = parser.add_argument_group("parallelism")
     group.add_argument(
         "--parallel", choices=("fsdp", "ddp"), default="fsdp", help="shard (FSDP2, the default) or replicate (DDP)"
     )
-    _add_switch(group, "compile", default=None, help_text="torch.compile (default: where a C++ compiler is there)")
-    _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: capture the backward pass too")
+    _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
+    _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
     group.add_argument(
         "--precision",
         choices=("auto", "bf16", "fp32"),
@@ -145,13 +145,13 @@ def _flag_parser() -> FlagParser:
         "--activation_checkpointing",
         choices=("none", "selective", "full"),
         default="none",
-        help="make activations again in the backward pass (default: none)",
+        help="recompute activations in the backward pass (default: none)",
     )
     group.add_argument(
         "--reshard",
         choices=("auto", "always", "never"),
         default="auto",
-        help="fsdp: free gathered weights after forward (auto: where they are large)",
+        help="fsdp: free gathered weights after forward (auto: if they are large)",
     )
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
@@ -160,12 +160,12 @@ def _flag_parser() -> FlagParser:
         metavar="STEPS",
         help="0: only at the end (default: a quarter, at most 500)",
     )
-    group.add_argument("--keep", type=_integer, default=2, help="newest checkpoints that stay (default: 2)")
+    group.add_argument("--keep", type=_integer, default=2, help="number of newest checkpoints to keep (default: 2)")
     group.add_argument(
         "--resume",
         choices=("auto", "never"),
         default="auto",
-        help="auto (the default): from the newest good checkpoint",
+        help="auto (the default): resume from the newest readable checkpoint",
     )
     add_trace_flags(parser)
     return parser

@@ -20,10 +20,9 @@ from pathlib import Path
 from types import TracebackType
 
 from muster_components.trainer.config import TraceConfig, parse_trace_config
-from muster_components.trainer.context import run_context
+from muster_components.trainer.context import run_context, silence_kineto
 from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
-from muster_components.trainer.kineto_environment import silence_kineto
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 

@@ -7,24 +7,77 @@ a GPU is one step after its launch.
 from __future__ import annotations
 
 import math
+import os
+import resource
+import signal
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
+from types import FrameType
 
 import torch
 
-from muster_components.trainer import console, memory
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, DivergedError
-from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
+from muster_components.trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, DivergedError
 from muster_components.trainer.profile import ProfilerTransition, StepTracer
-from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics
-from muster_components.trainer.stop_signal import StopSignal
-from muster_components.trainer.trace_window import TraceWindow
+from muster_components.trainer.recipes import flops_per_token, mfu, peak_flops
+from muster_components.trainer.reporter import (
+    Phase,
+    RankHeartbeat,
+    Reporter,
+    StepMetrics,
+    TraceWindow,
+    first_step_line,
+    print_line,
+    progress_line,
+)
 from muster_components.trainer.train_step import StepHandle, StepResult, TrainStep
+
+
+class StopSignal:
+    """Records the signal that asked this rank to stop: in the same step as all other ranks, with a checkpoint.
+
+    A rank that ended on its own would leave the others waiting in a collective. So the handler only sets a flag, and
+    the step's all-reduce sends it to all ranks: that step is the last. Before the first step of an attempt has ended
+    there is nothing to save, and compilation may take longer than the grace period, so the process ends at once. A
+    second SIGINT (Ctrl-C) also ends it at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._can_checkpoint = False
+
+    def install(self) -> None:
+        """Handle SIGTERM and SIGINT from now on (main thread only)."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def first_step_done(self) -> None:
+        """From now on, training stops at the end of a step instead of at once."""
+        self._can_checkpoint = True
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal was received."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + signal; that of SIGTERM for a rank that received no signal itself."""
+        return EXIT_INTERRUPTED if self.signal == signal.SIGINT else EXIT_STOPPED
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        second_interrupt = number == signal.SIGINT and self.signal == signal.SIGINT
+        self.signal = number
+        if second_interrupt or not self._can_checkpoint:
+            if not second_interrupt:
+                os.write(sys.stderr.fileno(), b"stopped by a signal before the first step: nothing to save\n")
+            os._exit(128 + number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +146,7 @@ class TrainLoop:
         self._read_lag = 1 if self._device.type == "cuda" else 0
         self._last_step = 0
         self._stopping = False
-        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the step that is told next
+        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the next step to report
         self._first_loss: float | None = None
         self._last_heartbeat: RankHeartbeat | None = None
 
@@ -126,24 +179,24 @@ class TrainLoop:
         All ranks read the same results after the same launch, so all stop after the same step.
         """
         every, steps = self._plan.checkpoint_every, self._plan.config.steps
-        ahead: deque[StepHandle] = deque()
+        pending: deque[StepHandle] = deque()
         for step in range(completed_step + 1, steps + 1):
-            switch = self._tracer.next_transition(step)
-            if switch is None:
+            transition = self._tracer.next_transition(step)
+            if transition is None:
                 self._tracer.begin_step(step)
             else:
-                self._read(ahead, leave=0)
+                self._read(pending, leave=0)
                 took_s = self._untimed(lambda step=step: self._tracer.begin_step(step))  # type: ignore[misc]
-                self._tracing_s = {switch: took_s}
-            ahead.append(self._stepper.launch(step, stop=self._stop.requested))
+                self._tracing_s = {transition: took_s}
+            pending.append(self._stepper.launch(step, stop=self._stop.requested))
             save_now = every > 0 and step % every == 0
-            self._read(ahead, leave=0 if save_now else self._read_lag)
+            self._read(pending, leave=0 if save_now else self._read_lag)
             if save_now:
                 self._write_heartbeat("checkpoint")
                 self._untimed(lambda step=step: self._checkpointer.save(step))  # type: ignore[misc]
             if self._stopping:
                 break
-        self._read(ahead, leave=0)
+        self._read(pending, leave=0)
 
     def _read(self, pending: deque[StepHandle], *, leave: int) -> None:
         """Read launched steps in order until `leave` are left. Raises DivergedError."""
@@ -175,7 +228,7 @@ class TrainLoop:
                 tokens=plan.tokens_per_step,
                 tokens_per_s=plan.tokens_per_step / step_time_s,
                 mfu=self._mfu(step_time_s),
-                memory_bytes=memory.used_bytes(self._device),
+                memory_bytes=_used_bytes(self._device),
                 trace_start_s=self._tracing_s.get("start"),
                 trace_write_s=self._tracing_s.get("write"),
             )
@@ -192,7 +245,7 @@ class TrainLoop:
             step_time_s=median_s,
             eta_s=None if median_s is None else median_s * (plan.config.steps - result.step),
             mfu=None if median_s is None else self._mfu(median_s),
-            peak_memory_bytes=memory.peak_bytes(self._device),
+            peak_memory_bytes=_peak_bytes(self._device),
         )
         self._write_heartbeat("train")
         self._print_progress(result, step_time_s, median_s)
@@ -208,15 +261,13 @@ class TrainLoop:
             return
         steps = self._plan.config.steps
         if median_s is None:
-            console.print_line(
-                console.first_step_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s)
-            )
+            print_line(first_step_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s))
             return
         if result.step % self._plan.log_every and result.step != steps:
             return
         on_gpu = self._device.type == "cuda"
-        console.print_line(
-            console.progress_line(
+        print_line(
+            progress_line(
                 step=result.step,
                 steps=steps,
                 loss=result.loss,
@@ -224,7 +275,7 @@ class TrainLoop:
                 tokens_per_s=self._plan.tokens_per_step / median_s,
                 eta_s=median_s * (steps - result.step),
                 mfu=self._mfu(median_s),
-                peak_memory_bytes=memory.peak_bytes(self._device) if on_gpu else None,
+                peak_memory_bytes=_peak_bytes(self._device) if on_gpu else None,
             )
         )
 
@@ -272,3 +323,20 @@ class TrainLoop:
         duration_s = self._stepper.now_s() - started_s
         self._timer.exclude(duration_s)
         return duration_s
+
+
+def _used_bytes(device: torch.device) -> int | None:
+    """Memory of this process in use: of the CUDA allocator on GPUs, else resident memory; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Peak of `_used_bytes`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,10 +1,10 @@
 """A decoder-only transformer, from a ModelConfig.
 
-Names of tensors carry their dimensions: B batch, L position, D model width, N query heads, K key-value heads,
+Names of tensors end with their dimensions: B batch, L position, D model width, N query heads, K key-value heads,
 H head width, F feed-forward width, V vocabulary.
 
-The head computes the loss too: logits of B x L x V in float32 are the largest tensor of a training step, and only when
-the projection and the cross-entropy are compiled together are they never written out in full.
+The head also computes the loss: the float32 logits (B x L x V) are the largest tensor of a step, and are never stored
+as a whole if projection and cross-entropy are compiled together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster_components.trainer.config import Recompute
 from muster_components.trainer.recipes import ModelConfig
 
 IGNORE_INDEX = -1
-"""A target that counts nothing."""
+"""The target of positions without loss."""
 
 
 class Attention(nn.Module):
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=bias)
 
     def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
-        """Attend each position to itself and those before it."""
+        """Each position attends to itself and to earlier positions."""
         B, L, _ = x_BLD.shape
         split = (self.heads, self.kv_heads, self.kv_heads)
         q_BNLH, k_BKLH, v_BKLH = (
@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.hidden, config.dim, bias=not self.gated)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Each position on its own."""
+        """Applied to each position independently."""
         h_BLF = self.up(x_BLD)
         if self.gated:
             gate_BLF, value_BLF = h_BLF.chunk(2, dim=-1)
@@ -76,9 +76,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each on a normalised input and added to it.
+    """Attention and feed-forward, each with a norm before it and a residual connection.
 
-    All blocks are alike and hold nothing that differs between them, so that one compiled graph serves them all.
+    All blocks have the same structure, so that they share one compiled graph.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -90,7 +90,7 @@ class Block(nn.Module):
         self.recompute: Recompute = "none"
 
     def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
-        """One layer; with `recompute`, activations are thrown away and made again in the backward pass."""
+        """One layer; with `recompute`, the backward pass computes activations again instead of storing them."""
         if self.recompute == "none":
             return self.layer(x_BLD, rope_LH)
         result: Tensor
@@ -101,14 +101,14 @@ class Block(nn.Module):
         return result
 
     def layer(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
-        """The layer itself."""
+        """The layer without activation checkpointing."""
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope_LH)
         x_BLD = x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD))
         return x_BLD
 
 
 class Head(nn.Module):
-    """Hidden states and targets to the summed cross-entropy of the targets that count."""
+    """Hidden states and targets to the summed cross-entropy, without targets of IGNORE_INDEX."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole model. Build it on the meta device, then `materialise` it."""
+    """The whole model. Create it on the meta device, then call `init_weights`."""
 
     rope_LH: Tensor | None
 
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         self.register_buffer("rope_LH", None, persistent=False)
 
     def forward(self, token_BL: Tensor, target_BL: Tensor) -> Tensor:
-        """Summed loss of predicting `target_BL` (PADDING where nothing is asked) after each of `token_BL`."""
+        """Summed loss of predicting `target_BL` (IGNORE_INDEX: no loss) after each of `token_BL`."""
         x_BLD = self.embed(token_BL)
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(torch.arange(token_BL.shape[1], device=token_BL.device))
@@ -161,7 +161,7 @@ def rope_table(seq_len: int, head_dim: int, theta: float, device: torch.device) 
 
 
 def apply_rotary_emb(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
-    """Rotate each pair (i, i + H/2) by its position's angle, in float32 whatever the dtype of `x_BNLH`."""
+    """Rotate each pair (i, i + H/2) by its position's angle, computed in float32 for any dtype of `x_BNLH`."""
     cos_Lh, sin_Lh = rope_LH.chunk(2, dim=-1)
     a_BNLh, b_BNLh = x_BNLH.float().chunk(2, dim=-1)
     rotated = torch.cat((a_BNLh * cos_Lh - b_BNLh * sin_Lh, a_BNLh * sin_Lh + b_BNLh * cos_Lh), dim=-1)
@@ -170,10 +170,10 @@ def apply_rotary_emb(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
 
 @torch.no_grad()
 def init_weights(model: Transformer, device: torch.device, seed: int) -> None:
-    """Give a model on the meta device (sharded or not) its first weights.
+    """Create the initial weights of a model on the meta device, sharded or not.
 
-    Every parameter is drawn whole from a generator seeded by (seed, name) and then cut to this rank's shard, one at a
-    time: the weights are the same on any world size, and no rank ever holds the whole model.
+    One parameter at a time is drawn as a whole from a generator seeded by (seed, name), and this rank's shard is kept.
+    So the weights are the same for any world size, and no rank ever stores the whole model.
     """
     model.to_empty(device=device)
     if model.config.style == "modern":
@@ -182,7 +182,7 @@ def init_weights(model: Transformer, device: torch.device, seed: int) -> None:
         whole = torch.empty(parameter.shape, device=device, dtype=parameter.dtype)
         _init_parameter(name, whole, model.config.layers, seed)
         if isinstance(parameter, DTensor):
-            # src_data_rank=None: all ranks drew the same, nothing has to be sent.
+            # src_data_rank=None: all ranks drew the same values, so none are sent.
             shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.to_local().copy_(shard.to_local())
         else:
@@ -190,7 +190,7 @@ def init_weights(model: Transformer, device: torch.device, seed: int) -> None:
 
 
 def _init_parameter(name: str, tensor: Tensor, layers: int, seed: int) -> None:
-    """Initial values as in GPT-2: N(0, 0.02), less for what is added to the residual stream 2 x layers times."""
+    """Initial values as in GPT-2: N(0, 0.02), less for the 2 x layers projections added to the residual stream."""
     if name.endswith("bias"):
         tensor.zero_()
     elif "norm" in name:
@@ -220,7 +220,7 @@ _SAVED_OPERATORS = frozenset(
 
 
 def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Keep what costs most to make again, matrix products and attention; make the rest again."""
+    """Save the results of matrix products and attention, which cost most to recompute; recompute the rest."""
     return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
-from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics
-from muster_components.trainer.trace_window import TraceWindow
+from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics, TraceWindow
 
 if TYPE_CHECKING:
     from muster_components.trainer.profile import ProfilerTransition, StepTracer
@@ -49,7 +48,7 @@ class OptimizerWatcher:
         self._step_ended_at = time.perf_counter()
         self._step = 0
         self._step_time_s: float | None = None  # of the newest step that is known to have ended
-        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the step that is under way
+        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the current step
 
     def on_start(self) -> None:
         """Call before the script runs."""
@@ -67,13 +66,13 @@ class OptimizerWatcher:
         # The time to the first step is set-up and compilation, not a step time.
         cpu_s = now - self._step_ended_at if self._step else None
         self._step += 1
-        line = StepMetrics(
+        metrics = StepMetrics(
             step=self._step,
             step_time_s=cpu_s,
             trace_start_s=self._tracing_s.get("start"),
             trace_write_s=self._tracing_s.get("write"),
         )
-        self._write_metrics(self._clock.step_launched(optimizer, line))
+        self._write_metrics(self._clock.step_launched(optimizer, metrics))
         self._write_heartbeat("train")
         self._tracing_s = self._trace_next()
         if self._tracing_s:
@@ -88,11 +87,11 @@ class OptimizerWatcher:
         self._window.finish(FIRST_TRACEABLE_STEP, self._step)
         self._write_heartbeat("done")
 
-    def _write_metrics(self, lines: Iterable[StepMetrics]) -> None:
-        """Write the lines of steps that have ended."""
-        for line in lines:
-            self._step_time_s = line.step_time_s
-            self._reporter.write_metrics(line)
+    def _write_metrics(self, completed: Iterable[StepMetrics]) -> None:
+        """Write the metrics of steps that have ended."""
+        for metrics in completed:
+            self._step_time_s = metrics.step_time_s
+            self._reporter.write_metrics(metrics)
 
     def _trace_next(self) -> dict[ProfilerTransition, float]:
         """Begin the next step of the tracer; the duration in seconds if it started the profiler or wrote the trace."""
@@ -104,9 +103,9 @@ class OptimizerWatcher:
             self._tracer = StepTracer(self._trace, self._context, self._reporter)
         if not self._tracer.pending:
             return {}
-        switch, began_s = self._tracer.next_transition(self._step + 1), time.perf_counter()
+        transition, started_s = self._tracer.next_transition(self._step + 1), time.perf_counter()
         self._tracer.begin_step(self._step + 1)
-        return {} if switch is None else {switch: time.perf_counter() - began_s}
+        return {} if transition is None else {transition: time.perf_counter() - started_s}
 
     def _write_heartbeat(self, phase: Phase) -> None:
         context = self._context

@@ -1,13 +1,13 @@
-"""From a model on the meta device to one that is recomputed, compiled, spread over the ranks and given its weights.
+"""Activation checkpointing, compilation, FSDP2 or DDP, and initial weights for a model on the meta device.
 
-The order is the point (the same as in torchtitan):
+The order matters, and is that of torchtitan:
 
-1. recompute is set inside the blocks, so that the compiler sees it and can partition forward and backward by it;
-2. each block is compiled on its own: all blocks share one graph, so compile time does not grow with depth, and the
-   graph holds no collective, so that nothing breaks it;
-3. FSDP2 wraps the compiled blocks: its hooks gather a block's weights before and free them after, outside the graph;
-   DDP wraps the model last, since it wants to see all parameters at once;
-4. weights are made only now, each rank its shard.
+1. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
+2. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
+   graph contains no collective, which would break it;
+3. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
+   model, since it needs all parameters at once;
+4. initial weights last, on each rank only its shard.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.models import Transformer, init_weights
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
-"""Models whose gathered weights take less than this keep them between forward and backward on a GPU."""
+"""On a GPU, smaller gathered weights are kept between forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelModel:
-    """The model as the loop calls it, and the plain model whose parameters the optimizer and checkpoints see."""
+    """`module` is called in training; optimizer and checkpoints use the parameters of `model`, which it may wrap."""
 
     module: nn.Module
     model: Transformer
@@ -43,15 +43,15 @@ class ParallelModel:
     autocast: bool
 
     def forward_context(self) -> AbstractContextManager[object]:
-        """Around forward: autocast where the weights stay float32 (DDP in bf16)."""
+        """The context of forward: autocast if the weights stay float32 (DDP in bf16)."""
         if self.autocast:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
     def gradient_sync_context(self, *, last_micro_batch: bool) -> AbstractContextManager[object]:
-        """Around a micro-step that is not the last of its step: DDP sends nothing yet.
+        """The context of a micro-step: DDP reduces gradients only in the last one of a step.
 
-        FSDP reduces in every micro-step: to wait would mean to hold the gradients of the whole model on every rank.
+        FSDP reduces in every micro-step, since otherwise each rank would store the gradients of the whole model.
         """
         if not last_micro_batch and isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
@@ -59,7 +59,7 @@ class ParallelModel:
 
 
 def parallelize(plan: TrainPlan, device: torch.device, world_size: int) -> ParallelModel:
-    """The story of the module's docstring."""
+    """Apply the steps of this module's docstring in their order."""
     parallel = plan.config.parallel
     with torch.device("meta"):
         model = Transformer(plan.config.model, plan.seq_len)
@@ -76,18 +76,18 @@ def parallelize(plan: TrainPlan, device: torch.device, world_size: int) -> Paral
 
 
 def apply_compile(model: Transformer) -> None:
-    """Compile each block and the head in place (`Module.compile` keeps the parameters' names as they are)."""
+    """Compile each block and the head in place (`Module.compile` keeps the parameters' names)."""
     for block in model.blocks:
         block.compile(fullgraph=True, dynamic=False)
     model.head.compile(fullgraph=True, dynamic=False)
 
 
 def apply_fsdp(model: Transformer, plan: TrainPlan, device: torch.device, world_size: int) -> None:
-    """FSDP2: a group for each block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
+    """FSDP2: one group per block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
     mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    low = torch.bfloat16 if plan.precision == "bf16" else None
+    param_dtype = torch.bfloat16 if plan.precision == "bf16" else None
     # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     reshard = plan.config.parallel.reshard
     if reshard is None:
         reshard = device.type == "cuda" and _gathered_bytes(model, plan) > MAX_UNSHARDED_BYTES
@@ -97,7 +97,7 @@ def apply_fsdp(model: Transformer, plan: TrainPlan, device: torch.device, world_
 
 
 def apply_ddp(model: Transformer, plan: TrainPlan, device: torch.device) -> nn.Module:
-    """DDP; with compiled autograd the whole step is captured, the all-reduces of the gradients included."""
+    """DDP; compiled autograd captures the whole step, with the all-reduces of the gradients."""
     devices = [device.index] if device.type == "cuda" else None
     if not plan.config.parallel.compiled_autograd:
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
@@ -110,9 +110,9 @@ def apply_ddp(model: Transformer, plan: TrainPlan, device: torch.device) -> nn.M
 
 @contextlib.contextmanager
 def select_kernels(device: torch.device, precision: str) -> Iterator[None]:
-    """Choose kernels for everything inside: on Hopper and newer cuDNN's attention, which is a fifth faster than flash.
+    """Choose kernels in this context: on Hopper and newer cuDNN's attention, which is 20% faster than flash attention.
 
-    TF32 for what float32 products remain beside bf16; with `--precision fp32` they stay float32.
+    With bf16, the remaining float32 matrix products use TF32; with `--precision fp32` they stay float32.
     """
     if device.type != "cuda":
         yield
@@ -128,7 +128,7 @@ def select_kernels(device: torch.device, precision: str) -> Iterator[None]:
 def init_distributed(device: torch.device, *, single_process: bool) -> None:
     """gloo for CPU tensors on every machine (checkpoints use it), NCCL for CUDA tensors.
 
-    `alone`: not under torchrun, so there is no rendezvous to ask.
+    `single_process`: not started by torchrun, so there is no rendezvous.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None

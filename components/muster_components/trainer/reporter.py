@@ -1,4 +1,4 @@
-"""Writes the newest heartbeat, one metrics line per step, and events of a rank.
+"""Writes the newest heartbeat, one metrics line per step, events and progress lines of a rank. Imports no torch.
 
 Errors must not stop training: they are logged to standard error once per file. A heartbeat replaces its file
 atomically, at most once per second. A metrics line is one write; a line truncated by a full disk is removed, so that
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 
 Phase = Literal["setup", "compile", "train", "checkpoint", "done"]
@@ -154,3 +155,111 @@ def append_line(path: Path, line: bytes) -> None:
             raise OSError(errno.ENOSPC, "no space left on device")
     finally:
         os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWindow:
+    """Call `announce` before the first step and `finish` after the last one."""
+
+    config: TraceConfig
+    context: RunContext
+    reporter: Reporter
+
+    def announce(self, first: int, last: int | None = None) -> None:
+        """Write `trace_planned`, or `trace_missed` if the steps cannot be reached. The attempt can trace from step
+        `first` on and ends with `last` (None: unknown)."""
+        if not self._enabled:
+            return
+        if (missed := self._unreachable_reason(first, last)) is not None:
+            self._record_missed(missed, first - 1)
+            return
+        message = f"steps {self._steps} are to be traced"
+        self.reporter.record_event("trace_planned", message, step=self.config.start, echo=False)
+
+    def finish(self, first: int, last: int, known_last: int | None = None) -> None:
+        """Write `trace_missed` if the attempt, which ended after step `last`, did not reach the steps and `announce`
+        did not write it. `first` and `known_last` are the arguments of `announce`."""
+        if not self._enabled or self._unreachable_reason(first, known_last) is not None:
+            return
+        if self.config.start > last:
+            done = f"this attempt ended after step {last}" if last else "no step was seen"
+            self._record_missed(done, last)
+
+    @property
+    def _enabled(self) -> bool:
+        return self.context.is_rank0 and self.config.end > self.config.start
+
+    @property
+    def _steps(self) -> str:
+        return f"{self.config.start}:{self.config.end}"
+
+    def _unreachable_reason(self, first: int, last: int | None) -> str | None:
+        """Why none of the steps can be traced, or None."""
+        if not any(self.config.covers(rank) for rank in range(self.context.world_size)):
+            ranks = ",".join(map(str, self.config.ranks))
+            return f"--trace_ranks {ranks} names none of the ranks 0 to {self.context.world_size - 1}"
+        if self.config.end <= first:
+            return f"in this attempt, tracing can begin with step {first}"
+        if last is not None and self.config.start > last:
+            return f"the run ends with step {last}"
+        return None
+
+    def _record_missed(self, reason: str, step: int) -> None:
+        self.reporter.record_event("trace_missed", f"no trace of steps {self._steps}: {reason}", step=step)
+
+
+GIB = 1024**3
+
+
+def progress_line(
+    *,
+    step: int,
+    steps: int,
+    loss: float,
+    tokens_per_s: float,
+    step_time_s: float,
+    eta_s: float,
+    mfu: float | None = None,
+    peak_memory_bytes: int | None = None,
+) -> str:
+    """One line; `peak_memory_bytes` is given on GPUs only."""
+    parts = [
+        f"step {step}/{steps}",
+        f"loss {loss:.2f}",
+        f"{tokens_per_s:,.0f} tok/s",
+        f"{step_time_s:.2f} s/step" if step_time_s >= 0.1 else f"{step_time_s * 1000:.1f} ms/step",
+        f"ETA {format_duration(eta_s)}",
+    ]
+    if mfu is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    if peak_memory_bytes is not None:
+        parts.append(f"peak {peak_memory_bytes / GIB:.1f} GiB")
+    return "  ".join(parts)
+
+
+def first_step_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str:
+    """The line of an attempt's first step, without speed and ETA, since it includes compilation."""
+    return f"step {step}/{steps}  loss {loss:.2f}  first step {step_time_s:.1f} s"
+
+
+def format_duration(seconds: float) -> str:
+    """`21s`, `12m05s`, `3h20m`, `2d04h`: as Muster's commands show it."""
+    total = max(0, round(seconds))
+    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if total >= size:
+            return f"{total // size}{unit}{total % size // part:02}{below}"
+    return f"{total}s"
+
+
+def format_count(number: int) -> str:
+    """`10.8M`, `8.03B`, `512`."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def print_line(line: str) -> None:
+    """Print and flush; a full disk under the log does not stop training."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)

@@ -1,9 +1,11 @@
-"""From a config to a trained model: set up in the order that must hold, train, say how it ended.
+"""One attempt at training, from the configuration to the exit code.
 
-1. the device and the process group, so that ranks can talk;
-2. data, read by one rank of each host and seen alike by all;
-3. model, optimizer, checkpoint: the weights of the last checkpoint replace the first ones;
-4. the loop.
+The order of the set-up matters:
+
+1. the device and the process group, which the other steps need to communicate;
+2. the data, read by one rank of each host, the same on all ranks;
+3. model, optimizer and checkpointer: the newest checkpoint replaces the initial weights;
+4. the training loop.
 """
 
 from __future__ import annotations
@@ -17,26 +19,23 @@ import torch
 import torch.distributed as dist
 
 from muster_components.launch.rank_layout import usable_cores
-from muster_components.trainer import console
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.config import HostCapabilities, TrainConfig, TrainPlan, resolve_plan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data import Corpus, Samples, build_corpus, token_cache_dir
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
-from muster_components.trainer.loop import TrainLoop, TrainResult, TrainState
+from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models import parameter_count
-from muster_components.trainer.optim import adamw
 from muster_components.trainer.parallelize import ParallelModel, init_distributed, parallelize, select_kernels
 from muster_components.trainer.profile import StepTracer
-from muster_components.trainer.reporter import RankHeartbeat, Reporter
-from muster_components.trainer.stop_signal import StopSignal
-from muster_components.trainer.train_step import TrainStep
+from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
+from muster_components.trainer.train_step import TrainStep, adamw
 
 
 def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) -> int:
     """One attempt, from set-up to the exit code. Raises TrainerError."""
-    began = time.monotonic()
+    started_s = time.monotonic()
     stop = StopSignal()
     stop.install()
     device = choose_device(context, environ)
@@ -46,15 +45,15 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     init_distributed(device, single_process="RANK" not in environ)
     try:
         with select_kernels(device, plan.precision):
-            outcome = _train(plan, context, device, reporter, stop)
+            result = _train(plan, context, device, reporter, stop)
     except TrainerError:
-        # All ranks are here. After any other error they need not be, and to take leave of them would mean to wait.
+        # All ranks raise a TrainerError. After any other error, destroying the group would wait for the other ranks.
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
     if context.is_rank0:
-        console.print_line(_summary_line(outcome, plan, time.monotonic() - began))
-    return outcome.exit_code
+        print_line(_summary_line(result, plan, time.monotonic() - started_s))
+    return result.exit_code
 
 
 def _train(
@@ -69,14 +68,15 @@ def _train(
     if context.is_rank0:
         _print_header(plan, context, parallel, corpus)
         _report_skipped(corpus, reporter)
-    done = checkpointer.restore() if plan.config.checkpoint.resume else 0
+    completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
     stepper = TrainStep(plan, context, parallel, optimizer, samples)
     tracer = StepTracer(plan.config.trace, context, reporter)
-    return TrainLoop(TrainState(plan, context, device, reporter, stepper, checkpointer, tracer, stop)).run(done)
+    state = TrainState(plan, context, device, reporter, stepper, checkpointer, tracer, stop)
+    return TrainLoop(state).run(completed_step)
 
 
 def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:
-    """This rank's GPU where the host has any, else the CPU with its share of the cores. Raises InputError."""
+    """This rank's GPU if the host has any, else the CPU with this rank's share of the cores. Raises InputError."""
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
         if context.local_rank >= gpus:
@@ -88,8 +88,8 @@ def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.devi
         device = torch.device("cuda", context.local_rank)
         torch.cuda.set_device(device)
         return device
-    # What the user or Muster's launcher chose holds. But torchrun by itself sets OMP_NUM_THREADS=1 whenever there are
-    # several ranks, which would leave cores idle.
+    # A value set by the user or by the launcher takes precedence. But torchrun sets OMP_NUM_THREADS=1 for several
+    # ranks, which would leave cores idle.
     chosen = environ.get("OMP_NUM_THREADS", "")
     if not chosen or (chosen == "1" and "MUSTER_RUN_DIR" not in environ):
         torch.set_num_threads(max(1, usable_cores() // context.local_world_size))
@@ -97,7 +97,7 @@ def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.devi
 
 
 def host_capabilities(device: torch.device, context: RunContext, environ: Mapping[str, str]) -> HostCapabilities:
-    """What the plan depends on."""
+    """The properties of this host that the plan depends on."""
     compilers = (environ.get("CXX") or "c++", "c++", "g++", "clang++")
     return HostCapabilities(
         device="cuda" if device.type == "cuda" else "cpu",
@@ -108,7 +108,7 @@ def host_capabilities(device: torch.device, context: RunContext, environ: Mappin
 
 
 def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
-    """The corpus, written by the first rank of each host, found by the others. Raises InputError on all ranks alike."""
+    """The corpus: the first rank of each host writes it, the others map it. Raises InputError on all ranks."""
     path, cache_dir = plan.config.data.path, token_cache_dir(os.environ)
     corpus: Corpus | None = None
     failure: str | None = None
@@ -121,15 +121,15 @@ def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
                 failure = str(error)
         failures: list[str | None] = [None] * context.world_size
         dist.all_gather_object(failures, failure)
-        if told := next((text for text in failures if text), None):
-            raise InputError(told)
+        if first_failure := next((text for text in failures if text), None):
+            raise InputError(first_failure)
     assert corpus is not None
     _require_same_data(corpus, context)
     return corpus
 
 
 def checkpoint_fingerprint(plan: TrainPlan, corpus: Corpus) -> dict[str, object]:
-    """What decides the shapes of weights and the order of samples, so what a checkpoint must have in common with us."""
+    """The values that a checkpoint must have in common with this run: they determine shapes and the sample order."""
     return {
         "model": plan.config.model.architecture(),
         "seq_len": plan.seq_len,
@@ -153,36 +153,36 @@ def _require_same_data(corpus: Corpus, context: RunContext) -> None:
 def _print_header(plan: TrainPlan, context: RunContext, parallel: ParallelModel, corpus: Corpus) -> None:
     model, config = plan.config.model, plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
-    how = [config.parallel.mode, "compiled" if plan.compile else "not compiled", plan.precision]
+    modes = [config.parallel.mode, "compiled" if plan.compile else "not compiled", plan.precision]
     if config.parallel.recompute != "none":
-        how.append(f"{config.parallel.recompute} recompute")
+        modes.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
     padding = context.world_size * plan.micro_batch * plan.gradient_accumulation_steps - plan.global_batch
-    console.print_line(
-        f"muster trainer: {model.name}, {console.format_count(parameter_count(parallel.model))} parameters "
+    print_line(
+        f"muster trainer: {model.name}, {format_count(parameter_count(parallel.model))} parameters "
         f"({model.layers} layers x {model.dim}, vocabulary {model.vocab_size})"
     )
-    console.print_line(f"  {ranks} on {device}, {', '.join(how)}; torch {torch.__version__}")
-    console.print_line(
+    print_line(f"  {ranks} on {device}, {', '.join(modes)}; torch {torch.__version__}")
+    print_line(
         f"  {config.steps} steps of {plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"
         + (f", {plan.gradient_accumulation_steps} micro-steps" if plan.gradient_accumulation_steps > 1 else "")
-        + (f", {padding} padded places" if padding else "")
+        + (f", {padding} padding sequences" if padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
-    console.print_line(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
-    console.print_line(f"  run folder: {context.run_dir}")
+    print_line(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
+    print_line(f"  run folder: {context.run_dir}")
     if plan.compile:
-        console.print_line("  compiles in its first step: a minute or more the first time, less once the cache has it")
+        print_line("  the first step compiles: a minute or more, less if the cache has the code")
 
 
 def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
-    """All of them in the events, the first few on the console."""
+    """Write all skipped files to the events, and the first three to the console."""
     for file in corpus.skipped:
         reporter.record_event("data_skipped", f"{file.path}: {file.reason}", step=0, echo=False)
     for file in corpus.skipped[:3]:
-        console.print_line(f"  skipped {file.path}: {file.reason}")
+        print_line(f"  skipped {file.path}: {file.reason}")
     if len(corpus.skipped) > 3:
-        console.print_line(f"  ... and {len(corpus.skipped) - 3} more files, named in events.jsonl")
+        print_line(f"  ... and {len(corpus.skipped) - 3} more files, listed in events.jsonl")
 
 
 def _setup_heartbeat(context: RunContext, plan: TrainPlan) -> RankHeartbeat:
@@ -200,5 +200,5 @@ def _summary_line(result: TrainResult, plan: TrainPlan, wall_s: float) -> str:
     steps = plan.config.steps
     if result.first_loss is None or result.last_loss is None:
         return f"nothing to do: step {result.step}/{steps} was already done"
-    what = "done" if result.exit_code == EXIT_OK else f"stopped after step {result.step}/{steps}"
-    return f"{what}: loss {result.first_loss:.2f} -> {result.last_loss:.2f}, {console.format_duration(wall_s)} in all"
+    outcome = "done" if result.exit_code == EXIT_OK else f"stopped after step {result.step}/{steps}"
+    return f"{outcome}: loss {result.first_loss:.2f} -> {result.last_loss:.2f}, {format_duration(wall_s)} in total"

@@ -1,34 +1,33 @@
-"""One optimizer step over the global batch, and what is known of it afterwards.
+"""One optimizer step over the global batch, and its results; AdamW and its learning rate.
 
-The loss that counts is the mean over the tokens of the global batch, whatever the number of ranks, micro-steps and
-padded places: each rank sums its losses and divides by the tokens of all. Gradients come out as the mean over ranks
-(FSDP2 and DDP both divide by the world size), so the loss is multiplied by it first.
+The loss is the mean over the tokens of the global batch, for any number of ranks, micro-steps and padding: each rank
+divides the sum of its losses by the tokens of all ranks. FSDP2 and DDP average gradients over the ranks, so the loss is
+multiplied by the world size first.
 
-Loss, stop flag and gradient norm travel in one all-reduce. Reading them makes the CPU wait for the GPU; so on a GPU a
-step is read after the next one has been launched, and the queue never runs dry.
+One all-reduce carries loss and stop flag. Reading results makes the CPU wait for the GPU, so on a GPU the results of a
+step are read after the next step has been launched, which keeps the GPU's queue filled.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.data import Samples
-from muster_components.trainer.optim import learning_rate, set_learning_rate
+from muster_components.trainer.data import Samples, sample_indices
 from muster_components.trainer.parallelize import ParallelModel
-from muster_components.trainer.shuffle import sample_indices
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step as all ranks agree on it. `loss` is the mean in nats a token; `stop`: some rank was told to stop."""
+    """The results of a step, equal on all ranks. `loss` is the mean in nats per token."""
 
     step: int
     loss: float
@@ -37,16 +36,16 @@ class StepResult:
     lr: float
     data_time_s: float
     ended_at_s: float
-    """When its numbers were there, in seconds since some moment: on the GPU's own clock where there is one."""
+    """End of the step in seconds since an arbitrary time, by the GPU's clock if there is a GPU."""
 
 
 class StepHandle:
-    """A step whose kernels are queued; `result` waits for them."""
+    """A launched step; `result` waits for its end."""
 
     def __init__(
         self, step: int, report: Tensor, lr: float, data_time_s: float, origin: torch.cuda.Event | None
     ) -> None:
-        """`report`: loss, stop flag, gradient norm; `origin`: where the GPU's clock starts, None on a CPU."""
+        """`report`: loss, stop flag, gradient norm; `origin`: time 0 of the GPU's clock, None on a CPU."""
         self._step = step
         self._lr = lr
         self._data_time_s = data_time_s
@@ -57,7 +56,7 @@ class StepHandle:
             self._end = _timing_event()
 
     def result(self) -> StepResult:
-        """The numbers, once they are there."""
+        """Wait for the end of the step; returns its results."""
         if self._origin is None:
             ended_at_s = time.perf_counter()
         else:
@@ -87,7 +86,7 @@ class TrainStep:
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
 
     def launch(self, step: int, *, stop: bool) -> StepHandle:
-        """Step `step` (from 1): forward and backward over this rank's places, then the optimizer."""
+        """Launch `step` (from 1): forward and backward of this rank's part of the global batch, then the optimizer."""
         plan, parallel = self._plan, self._parallel
         lr = learning_rate(step, peak=plan.lr, warmup=plan.warmup, steps=plan.config.steps)
         set_learning_rate(self._optimizer, lr)
@@ -95,10 +94,10 @@ class TrainStep:
         loss_sum = torch.zeros((), device=parallel.device)
         data_time_s = 0.0
         for micro_step in range(plan.gradient_accumulation_steps):
-            began = time.perf_counter()
+            started_s = time.perf_counter()
             with record_function("data"):
                 token_BL, target_BL = self._batch(step, micro_step)
-            data_time_s += time.perf_counter() - began
+            data_time_s += time.perf_counter() - started_s
             with parallel.gradient_sync_context(last_micro_batch=micro_step == plan.gradient_accumulation_steps - 1):
                 with record_function("forward"), parallel.forward_context():
                     loss = parallel.module(token_BL, target_BL)
@@ -117,7 +116,7 @@ class TrainStep:
             return StepHandle(step, report, lr, data_time_s, self._origin)
 
     def now_s(self) -> float:
-        """Now, on the clock of `StepResult.ended_at_s`; waits for what is queued."""
+        """The time by the clock of `StepResult.ended_at_s`; waits for all launched work."""
         if self._origin is None:
             return time.perf_counter()
         now = _timing_event()
@@ -125,7 +124,7 @@ class TrainStep:
         return float(self._origin.elapsed_time(now)) / 1000
 
     def _batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of this rank's places, on the device; each rank in turn takes micro_batch places."""
+        """Tokens and targets of this rank, on the device; each rank in turn takes `micro_batch` sequences."""
         plan = self._plan
         first = (micro_step * self._context.world_size + self._context.rank) * plan.micro_batch
         chosen = sample_indices(
@@ -141,7 +140,7 @@ class TrainStep:
         return rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
 
     def _clip(self) -> Tensor:
-        """Scale the gradients down to the largest norm allowed; the norm before that, over all ranks."""
+        """Clip the gradients to the maximum norm; returns the norm before, over all ranks."""
         norm = torch.nn.utils.clip_grad_norm_(self._parallel.model.parameters(), self._plan.config.optim.clip)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -150,3 +149,31 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
+    """Fused AdamW over the model's parameters, with weight decay for matrices but not for vectors (norms, biases).
+
+    On CPUs, torch's fused kernel makes one pass over memory instead of ten.
+    """
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": plan.config.optim.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
+    """The rate of `step` (from 1): linear up to `peak` at step `warmup`, then a cosine down to peak/10 at `steps`."""
+    if step <= warmup:
+        return peak * step / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use `rate` in all groups from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
