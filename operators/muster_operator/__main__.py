@@ -28,17 +28,19 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens
-from muster_operator.decision_writer import DecisionWriter
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.informers import InformerSet
+from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_events import JobEvents
 from muster_operator.job_metrics import JobMetrics
+from muster_operator.job_writer import JobWriter
 from muster_operator.json_logs import log_to_stderr
 from muster_operator.leader import Leader
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.pod_control import PodControl
 from muster_operator.pod_groups import PodGroups
-from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.shared_key import SharedKey
@@ -46,6 +48,7 @@ from muster_operator.supervisor import supervise
 from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.write_queue import INVALID_REQUEST_CODES, WriteQueue, is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 _KEY_RETRY_S = 0.5
@@ -64,32 +67,59 @@ class Operator:
         self._settings = settings
         self._fence = fence
         self._election = fence.election
-        collectors = settings.collectors
+        self._metrics = metrics
+        collectors, namespace = settings.collectors, settings.namespace
         pod_config = PodConfig(settings.priority_class, collectors.config)
         template_reader = PodTemplateReader(api, TemplateCache())
+        wakeup = asyncio.Event()
         self._dry_runs = DryRuns(api, pod_config, template_reader, settings.dry_run_refresh_s)
-        self._cache = ClusterCache(
+        self._cache = cache = ClusterCache(
             self._dry_runs,
-            self._wake_leader,
+            wakeup.set,
             collectors=collectors,
             templates=template_reader.templates,
             most_template_bytes=settings.template_bytes,
         )
-        self._dry_runs.on_result = self._cache.jobs.on_dry_run_result
-        self._informers = InformerSet(api, self._cache)
-        self._metrics = metrics
-        self._job_metrics = JobMetrics(metrics, self._cache.jobs.visible, time.time)
-        self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.inc)
-        uncertain_writes = UncertainWrites(api, self._cache)
-        self._writer = DecisionWriter(
-            api, self._cache, self._dry_runs, uncertain_writes, self._events, pod_config, settings.identity
-        )
-        self._writer.on_status_written = self._job_metrics.on_status_written
+        self._informers = InformerSet(api, cache)
+        self._job_metrics = JobMetrics(metrics, cache.jobs.visible, time.time)
         key_name = f"{settings.lease_name}-admission-key"
-        self._admission_key = SharedKey(api, settings.namespace, key_name, "the key of signed admissions")
-        self._writer.pod_control.pod_groups = self._pod_groups = PodGroups(api) if settings.pod_groups else None
-        self._leader = Leader(self._cache, self._writer, metrics, self._job_metrics, fence)
-        self._heartbeat_poller = self._build_heartbeat_poller(api) if collectors.config.image else None
+        self._admission_key = SharedKey(api, namespace, key_name, "the key of signed admissions")
+        self._signer: AdmissionSigner | None = None
+        key_name = f"{settings.lease_name}-collector-key"
+        token_key = SharedKey(api, namespace, key_name, "the key of collector tokens")
+        self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
+        self._pod_groups = PodGroups(api) if settings.pod_groups else None
+        queue = WriteQueue(api, cache)
+        self._events = EventRecorder(api, queue.must_defer_events, metrics.dropped_events.inc)
+        job_events = JobEvents(cache, self._events, settings.identity)
+        self._uncertain_writes = UncertainWrites(api, cache)
+        pods = PodControl(
+            api,
+            cache,
+            queue,
+            self._uncertain_writes,
+            self._dry_runs,
+            pod_config,
+            job_events.record,
+            self._tokens,
+            self._pod_groups,
+        )
+        traces = TraceStatusTracker(cache, collectors.config)
+        writer = JobWriter(api, cache, queue, self._uncertain_writes, pods, job_events, traces, self._job_metrics)
+        invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
+        timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
+        self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts)
+        self._heartbeat_poller = None
+        if self._tokens is not None:
+            self._heartbeat_poller = HeartbeatPoller(
+                cache=cache,
+                tokens=self._tokens,
+                metrics=metrics,
+                interval_s=collectors.heartbeat_interval_s,
+                is_leading=lambda: self._leader.term is not None and fence(),
+                record_event=job_events.record,
+                on_change=wakeup.set,
+            )
         self._server = OperatorServer(
             ServerCallbacks(
                 self._exposition, self._liveness_error, self._readiness_error, self._positions, self._snapshot
@@ -157,11 +187,11 @@ class Operator:
                 await self._election.leading.wait()
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
-                    self._writer.uncertain_writes.clear()
-                    self._writer.signer = None
+                    self._uncertain_writes.clear()
+                    self._signer = None
                     self._admission_key.clear()
-                    if self._heartbeat_poller is not None:
-                        self._heartbeat_poller.tokens.clear()
+                    if self._tokens is not None:
+                        self._tokens.clear()
                     self._informers.start()  # the cache may lack the last writes of the previous holder
             await self._informers.wait_until_synced()
             if self._election is not None and self._election.acquired != listed_for:
@@ -169,7 +199,7 @@ class Operator:
             self._fence.enter(listed_for)
             self._events.clear()
             if await self._begin_term():
-                await self._leader.run_term()
+                await self._leader.run_term(self._signer)
                 self._job_metrics.reset()
             if self._election is not None:
                 self._election.refresh()  # otherwise the loop would try to lead until the next renewal ends
@@ -195,9 +225,9 @@ class Operator:
                 await asyncio.sleep(_KEY_RETRY_S)
             else:
                 assert self._admission_key.loaded is not None
-                if self._writer.signer is None:
-                    self._writer.signer = AdmissionSigner(self._admission_key.loaded, secrets.token_urlsafe(6))
-                self._cache.begin_term(self._writer.signer)
+                if self._signer is None:
+                    self._signer = AdmissionSigner(self._admission_key.loaded, secrets.token_urlsafe(6))
+                self._cache.begin_term(self._signer)
                 return True
         return False
 
@@ -206,39 +236,8 @@ class Operator:
             return math.inf
         return _KEY_TIMEOUTS_S[0 if error.code in INVALID_REQUEST_CODES and not self._cache.has_lagging_jobs() else 1]
 
-    def _build_heartbeat_poller(self, api: AsyncKubeClient) -> HeartbeatPoller:
-        """The poller of collectors, and the hooks that use its results."""
-        settings = self._settings
-        key_name = f"{settings.lease_name}-collector-key"
-        key = SharedKey(api, settings.namespace, key_name, "the key of collector tokens")
-        tokens = CollectorTokens(api, settings.collectors.config, key)
-        self._writer.pod_control.tokens = tokens
-        self._leader.timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s)
-        self._leader.trace_status = TraceStatusTracker(self._cache, settings.collectors.config)
-        self._writer.mutate_status = self._leader.trace_status.with_traces
-        return HeartbeatPoller(
-            cache=self._cache,
-            tokens=tokens,
-            metrics=self._metrics,
-            interval_s=settings.collectors.heartbeat_interval_s,
-            is_leading=lambda: self._leader.term is not None and self._fence(),
-            record_event=self._writer.record,
-            on_change=self._wake_leader,
-        )
-
-    def _must_defer_events(self) -> bool:
-        """Whether Events have to wait for other writes."""
-        return (
-            self._writer.active_cycles > 0
-            or self._writer.api.available_tokens() < 1.0
-            or self._leader.throttle.blocks_deferred_writes()
-        )
-
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.labels(component).inc()
-
-    def _wake_leader(self) -> None:
-        self._leader.wakeup.set()
 
     # ---- HTTP endpoints
 

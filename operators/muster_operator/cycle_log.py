@@ -14,14 +14,19 @@ from muster_operator.cache.jobs import JobCache
 _LOG = logging.getLogger("muster.operator.cycle")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CycleDurations:
     """Seconds of each step of a cycle; `write_s` includes deferred statuses."""
 
     observe_s: float
     reconcile_s: float
     plan_s: float
-    write_s: float
+    write_s: float = 0.0
+
+    @property
+    def decide_s(self) -> float:
+        """Observing, reconciling and planning."""
+        return self.observe_s + self.reconcile_s + self.plan_s
 
 
 def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unwritten: int) -> None:

@@ -36,8 +36,8 @@ from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.templates import CachedTemplate, trim_pod
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
 from muster_operator.template_reader import PodTemplateReader
+from muster_operator.write_queue import INVALID_REQUEST_CODES, is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 _REFRESH_PERIOD_S = 15.0  # minimum interval between retries of rejected templates
@@ -62,7 +62,7 @@ _dry_run_pod = msgspec.json.Decoder(_DryRunPod)
 
 @dataclass(slots=True)
 class DryRuns:
-    """Results by namespace and template. `on_result` is called with each new one."""
+    """Results by namespace and template."""
 
     api: AsyncKubeClient
     pod_config: PodConfig
@@ -70,7 +70,6 @@ class DryRuns:
     refresh_s: float = 600.0  # how long a result is fresh for pending jobs
     clock: Callable[[], float] = time.monotonic
     retry_s: float = _RETRY_S  # after a failed call
-    on_result: Callable[[str, str], None] = lambda namespace, digest: None
     _results: LRUCache[_TemplateKey, DryRunResult] = field(default_factory=lambda: LRUCache(MAX_ENTRIES, _MAX_BYTES))
     _completed_at: dict[_TemplateKey, float] = field(default_factory=dict)
     _in_progress: dict[_TemplateKey, asyncio.Task[None]] = field(default_factory=dict)
@@ -84,14 +83,17 @@ class DryRuns:
         """Whether the result is fresh enough for a new job."""
         return not self._is_stale((namespace, template.digest))
 
-    def request(self, job: CachedJob) -> None:
-        """Request a dry run of each template of the job without a result, with a rejection, or with an old result."""
+    def request(self, job: CachedJob, on_result: Callable[[str, str], None]) -> None:
+        """Request a dry run of each template of the job without a result, with a rejection, or with an old result.
+
+        `on_result` is called with namespace and digest of each template that has a new one.
+        """
         for role, template in job.templates.items():
             key = (job.namespace, template.digest)
             known = self._results.get(key)
             fresh = known is not None and known.refusal is None and not self._is_stale(key)
             if key not in self._in_progress and not fresh:
-                self._in_progress[key] = asyncio.create_task(self._run(key, job, role))
+                self._in_progress[key] = asyncio.create_task(self._run(key, job, role, on_result))
 
     def on_pod_refused(self, job: CachedJob, role: str, refusal: str) -> bool:
         """A real pod was rejected, so the result of the dry run is obsolete. Whether the result changes."""
@@ -100,7 +102,6 @@ class DryRuns:
         if known is not None and known.refusal is not None:
             return False
         self._store(key, DryRunResult(refusal=refusal))
-        self.on_result(*key)
         return True
 
     async def refresh_periodically(self, request_all: Callable[[], None]) -> None:
@@ -117,7 +118,7 @@ class DryRuns:
         at = self._completed_at.get(key)
         return at is None or self.clock() - at >= self.refresh_s
 
-    async def _run(self, key: _TemplateKey, job: CachedJob, role: str) -> None:
+    async def _run(self, key: _TemplateKey, job: CachedJob, role: str, on_result: Callable[[str, str], None]) -> None:
         verdict, failures = None, 0
         try:
             while verdict is None:
@@ -142,7 +143,7 @@ class DryRuns:
         self._completed_at[key] = self.clock()
         self._store(key, verdict)
         if verdict != before or awaited:
-            self.on_result(*key)
+            on_result(*key)
 
     async def _run_once(self, job: CachedJob, role: str) -> DryRunResult:
         example = CreatePod(

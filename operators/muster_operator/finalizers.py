@@ -7,14 +7,12 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from muster import spec
-from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.resources import QUEUES
 from muster.lifecycle import is_finished
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.write_response import written_metadata
 from muster_operator.labels import IN_USE
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.write_queue import WriteQueue
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
@@ -37,9 +35,7 @@ def queues_in_use(jobs: JobCache) -> set[str]:
     return named
 
 
-async def reconcile_finalizers(
-    api: AsyncKubeClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter
-) -> None:
+async def reconcile_finalizers(queues: CustomObjectCache[spec.Queue], jobs: JobCache, writes: WriteQueue) -> None:
     """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
     for errors that affect all objects."""
     every = queues.all()
@@ -47,18 +43,10 @@ async def reconcile_finalizers(
     named = queues_in_use(jobs) if leaving else set[str]()
     for queue in every:
         finalizers = desired_finalizers(queue, named)
-        meta, path = queue.metadata, QUEUES.path(None, queue.metadata.name)
-        if finalizers is None or not retry_limiter.may_retry(path):
+        if finalizers is None:
             continue
+        meta = queue.metadata
         patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta.resource_version}}
-        try:
-            answer = await api.patch(path, msgspec.json.encode(patch))
-        except ApiError as error:
-            if is_server_wide(error):
-                raise
-            if error.code not in (404, 409):  # else it changed meanwhile, and its event starts the next cycle
-                retry_limiter.record_write_failure(path, error)
-            continue
-        retry_limiter.reset(path)
-        if meta.deletion_timestamp is None:
-            queues.on_written(meta.name, written_metadata(answer).version, {"finalizers": finalizers})
+        written = await writes.patch(QUEUES.path(None, meta.name), msgspec.json.encode(patch))
+        if written is not None and meta.deletion_timestamp is None:
+            queues.on_written(meta.name, written.version, {"finalizers": finalizers})

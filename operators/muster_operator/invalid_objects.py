@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import RecordEvent
-from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.objects import RawTrainingJob
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_finished, set_condition
@@ -28,11 +27,10 @@ from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.invalid_job import InvalidJob
-from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import EventRecorder, PendingEvent
 from muster_operator.pod_builder.events import event_manifest
 from muster_operator.pod_builder.status_patch import changed_fields, status_patch
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.write_queue import WriteQueue
 
 VALID = "Valid"
 _LOG = logging.getLogger("muster.operator")
@@ -50,12 +48,11 @@ _jobs = msgspec.json.Decoder(_Jobs)
 class InvalidObjectReporter:
     """Writes the reports."""
 
-    api: AsyncKubeClient
     cache: ClusterCache
+    queue: WriteQueue
     events: EventRecorder
     instance: str
     clock: Callable[[], float] = time.time
-    retry_limiter: RetryLimiter = field(default_factory=RetryLimiter)
     _reported: set[tuple[str, int]] = field(default_factory=set)  # uid and generation of objects that have an Event
 
     async def report(self) -> None:
@@ -87,7 +84,7 @@ class InvalidObjectReporter:
     async def _read_again(self, key: str, one: InvalidJob) -> None:
         """List the one job, because the operator has no right to `get`."""
         query = {"fieldSelector": f"metadata.name={one.metadata.name}"}
-        answer = await self.api.get(TRAINING_JOBS.path(one.metadata.namespace), query)
+        answer = await self.queue.api.get(TRAINING_JOBS.path(one.metadata.namespace), query)
         for item in decode_truncated(_jobs.decode, answer).items:
             if item.metadata.uid == one.metadata.uid and self.cache.jobs.invalid.get(key) is one:
                 self.cache.jobs.on_upsert(item)
@@ -142,20 +139,9 @@ class InvalidObjectReporter:
         return await self._patch(path, msgspec.json.encode(patch)), wanted
 
     async def _patch(self, path: str, patch: bytes) -> str | None:
-        """The version after the write; None on a conflict (the event of the change starts the next cycle), or if the
-        API server rejects the write: it is retried after a pause."""
-        if not self.retry_limiter.may_retry(path):
-            return None
-        try:
-            answer = await self.api.patch(path, patch)
-        except ApiError as error:
-            if is_server_wide(error):
-                raise
-            if error.code not in (404, 409):
-                self.retry_limiter.record_write_failure(path, error)
-            return None
-        self.retry_limiter.reset(path)
-        return written_metadata(answer).resource_version
+        """The version after the write; None if it was not written (`WriteQueue.patch`)."""
+        written = await self.queue.patch(path, patch)
+        return None if written is None else written.resource_version
 
     def _record_event_once(self, of: Resource, one: InvalidJob | InvalidObject) -> None:
         mark = one.metadata.uid, one.metadata.generation

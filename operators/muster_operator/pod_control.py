@@ -1,6 +1,6 @@
 """Creates and deletes the pods of a gang, and creates what its first pod needs.
 
-A rejection by the API server affects this job only: see `retry_limiter`.
+A rejection by the API server affects this job only: see `write_queue`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_groups import PodGroups
-from muster_operator.retry_limiter import INVALID_REQUEST_CODES, RetryLimiter, is_server_wide
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.write_queue import INVALID_REQUEST_CODES, WriteQueue, is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_SERVICES = 50_000
@@ -44,11 +44,11 @@ class PodControl:
 
     api: AsyncKubeClient
     cache: ClusterCache
-    dry_runs: DryRuns
+    queue: WriteQueue
     uncertain_writes: UncertainWrites
+    dry_runs: DryRuns
     pod_config: PodConfig
-    record: Callable[[RecordEvent], None]
-    retry_limiter: RetryLimiter
+    record_event: Callable[[RecordEvent], None]
     tokens: CollectorTokens | None = None  # None: no pod has a collector
     pod_groups: PodGroups | None = None  # None: kube-scheduler binds each pod separately
     _manifest_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_MANIFESTS))
@@ -63,7 +63,7 @@ class PodControl:
         created = next((one for one in writes if isinstance(one, CreatePod)), None)
         if created is not None and not await self._ensure_prerequisites(known, created, deferred):
             return
-        if created is not None and self.retry_limiter.has_repeated(uid):
+        if created is not None and self.queue.failures(uid) > 1:
             # After repeated rejections one request is enough to find out: a webhook may be slow.
             await self._apply_one(known, created, deferred)
             writes = [
@@ -136,7 +136,7 @@ class PodControl:
 
     def reject_admission(self, known: CachedJob, pod: str, message: str, deferred: set[str]) -> None:
         """The created pod cannot be used: treat it as a rejection, which may be fixed."""
-        self._record_failure(known.uid, ApiError(422, "", message), deferred)
+        self.queue.record_failure(known.uid, ApiError(422, "", message), deferred)
         self._record_warning_once(known, "PodRejected", message, pod)
 
     async def _create(
@@ -206,24 +206,20 @@ class PodControl:
         """A pod or a prerequisite was rejected. If the request is invalid or fails repeatedly, jobs with the same
         template are not admitted until a dry run succeeds."""
         why = error.message or str(error)
-        self._record_failure(known.uid, error, deferred)
-        if error.code not in INVALID_REQUEST_CODES and not self.retry_limiter.has_repeated(known.uid):
+        self.queue.record_failure(known.uid, error, deferred)
+        if error.code not in INVALID_REQUEST_CODES and self.queue.failures(known.uid) <= 1:
             return  # mostly transient
-        if error.code != 409:  # a conflict: many pods update one quota at a time
-            self.dry_runs.on_pod_refused(known, write.role, why)
+        # After a conflict the request is valid: many pods update one quota at a time.
+        if error.code != 409 and self.dry_runs.on_pod_refused(known, write.role, why):
+            self.cache.jobs.on_dry_run_result(known.namespace, known.templates[write.role].digest)
         self._record_warning_once(known, "PodRejected", why, write.name)
 
     def _on_delete_refused(self, known: CachedJob, write: DeletePod, error: ApiError, deferred: set[str]) -> None:
         why = error.message or str(error)
-        self._record_failure(known.uid, error, deferred)
+        self.queue.record_failure(known.uid, error, deferred)
         self._record_warning_once(known, "FailedDelete", f"pod {write.name} cannot be deleted: {why}", write.name)
 
-    def _record_failure(self, uid: str, error: ApiError, deferred: set[str]) -> None:
-        if uid not in deferred:
-            deferred.add(uid)
-            self.retry_limiter.record_failure(uid, error.code in INVALID_REQUEST_CODES)
-
     def _record_warning_once(self, known: CachedJob, reason: str, message: str, pod: str) -> None:
-        if self.retry_limiter.first_report(known.uid, reason):
+        if self.queue.first_report(known.uid, reason):
             _LOG.warning("pod refused", extra={"pod": pod, "reason": reason, "why": message})
-            self.record(RecordEvent(known.uid, "Warning", reason, message))
+            self.record_event(RecordEvent(known.uid, "Warning", reason, message))

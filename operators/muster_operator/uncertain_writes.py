@@ -22,7 +22,7 @@ from muster.kube import objects
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.retry_limiter import is_server_wide
+from muster_operator.write_queue import is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]

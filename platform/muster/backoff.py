@@ -26,18 +26,18 @@ class Backoff:
     factor: float = 2.0
     reset_after_s: float = inf
     failures: int = 0
-    failed_at: float = -inf  # the last failure
-    retry_at: float = -inf  # end of the pause after it
+    pause_s: float = 0.0  # after the last failure
+    retry_at: float = -inf  # end of that pause
 
     def fail(self, now: float) -> float:
         """Count a failure; returns the seconds to wait."""
-        if now - self.failed_at > self.reset_after_s:
+        if now - (self.retry_at - self.pause_s) > self.reset_after_s:
             self.failures = 0
         self.failures += 1
-        pause_s = backoff_s(self.failures, self.min_s, self.max_s, self.factor)
-        self.failed_at, self.retry_at = now, now + pause_s
-        return pause_s
+        self.pause_s = backoff_s(self.failures, self.min_s, self.max_s, self.factor)
+        self.retry_at = now + self.pause_s
+        return self.pause_s
 
     def reset(self) -> None:
         """A success: the next failure is a first one."""
-        self.failures, self.failed_at, self.retry_at = 0, -inf, -inf
+        self.failures, self.pause_s, self.retry_at = 0, 0.0, -inf

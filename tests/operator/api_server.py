@@ -18,19 +18,25 @@ from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.endpoint import ApiServerEndpoint
 from muster.kube.objects import RawCustomObject, RawTrainingJob
+from muster.lifecycle import Timeouts
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.decision_writer import DecisionWriter
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
+from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_events import JobEvents
 from muster_operator.job_metrics import JobMetrics
+from muster_operator.job_writer import JobWriter
 from muster_operator.labels import IN_USE
 from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.pod_control import PodControl
 from muster_operator.template_reader import PodTemplateReader
+from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.write_queue import WriteQueue
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -87,8 +93,7 @@ async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | N
     job, learned = harness.cache.jobs.get("uid-llama"), asyncio.Event()
     assert job is not None
     (template,) = job.templates.values()
-    dry_runs.on_result = lambda namespace, digest: learned.set()
-    dry_runs.request(job)
+    dry_runs.request(job, lambda namespace, digest: learned.set())
     async with asyncio.timeout(60):
         await learned.wait()
     return dry_runs.result("team", template)
@@ -117,7 +122,12 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 class OperatorHarness:
     """A leader with its cache: two nodes, a queue, a flavor."""
 
-    def __init__(self, api: AsyncKubeClient, most_template_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        api: AsyncKubeClient,
+        most_template_bytes: int = MOST_BYTES,
+        uncertain_writes: UncertainWrites | None = None,
+    ) -> None:
         self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.cache._clock = lambda: at
@@ -129,15 +139,25 @@ class OperatorHarness:
         self.cache.flavors.on_upsert(
             read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}})
         )
-        metrics, choices = OperatorMetrics(), PodConfig()
-        self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.cache.templates))
-        self.events = EventRecorder(api, lambda: False, metrics.dropped_events.inc)
-        self.writer = DecisionWriter(
-            api, self.cache, self.dry_runs, UncertainWrites(api, self.cache), self.events, choices, "me"
+        self.metrics, pod_config = OperatorMetrics(), PodConfig()
+        self.now = 0.0  # the clock of pauses
+        self.dry_runs = DryRuns(api, pod_config, PodTemplateReader(api, self.cache.templates))
+        self.queue = WriteQueue(api, self.cache, lambda: self.now)
+        self.queue.throttle._clock = lambda: 0.0  # without time limits
+        self.recorder = EventRecorder(api, lambda: False, self.metrics.dropped_events.inc)
+        self.events = JobEvents(self.cache, self.recorder, "me")
+        self.uncertain_writes = uncertain_writes or UncertainWrites(api, self.cache)
+        pods = PodControl(
+            api, self.cache, self.queue, self.uncertain_writes, self.dry_runs, pod_config, self.events.record
         )
-        accounts = JobMetrics(metrics, self.cache.jobs.visible, time.time)
-        self.leader = Leader(self.cache, self.writer, metrics, accounts, lambda: True)
-        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # without time limits
+        self.traces = TraceStatusTracker(self.cache, pod_config.collector)
+        job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, time.time)
+        self.writer = JobWriter(
+            api, self.cache, self.queue, self.uncertain_writes, pods, self.events, self.traces, job_metrics
+        )
+        reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
+        self.wakeup = asyncio.Event()
+        self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts())
         self.term = self.leader.term = LeaderTerm(Engine())
 
     async def run_cycle(self) -> float:
@@ -157,7 +177,7 @@ class OperatorHarness:
 
     def pending_events(self) -> list[tuple[str, str]]:
         """Events not sent yet: object and reason."""
-        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.events.pending()]
+        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.recorder.pending()]
 
 
 def admitted(pods: int = 2) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Knowing:
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return self.answer is not None and not self.old
 
-    def request(self, job: CachedJob) -> None:
+    def request(self, job: CachedJob, on_result: Callable[[str, str], None]) -> None:
         self.asked.append(job.uid)
 
 

@@ -315,7 +315,7 @@ class Asked:
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return False
 
-    def request(self, job: Any) -> None:
+    def request(self, job: Any, on_result: Any) -> None:
         pass
 
 

@@ -116,14 +116,14 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
 
     async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
-        harness.writer.mutate_status = tells
+        harness.traces.with_traces = tells  # type: ignore[method-assign]
         harness.submit("odd", 5)
         harness.submit("good", 6)
         await harness.run_cycle()
         assert (harness.phase("odd"), harness.phase("good")) == ("Pending", "Admitted")
         assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
-        assert harness.writer.retry_limiter.backoff_s("uid-odd") > 0
-        harness.writer.mutate_status = lambda known, status: status
+        assert harness.queue.pause_s("uid-odd") > 0
+        harness.traces.with_traces = lambda known, status: status  # type: ignore[method-assign]
         harness.term.engine.recheck({"uid-odd"})
         await harness.run_cycle()
         assert harness.phase("odd") == "Admitted"
@@ -151,9 +151,9 @@ def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
 
     async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
-        harness.events.enqueue(PendingEvent("team", {"note": "\ud800"}))
-        harness.events.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
-        sending = asyncio.create_task(harness.events.run())
+        harness.recorder.enqueue(PendingEvent("team", {"note": "\ud800"}))
+        harness.recorder.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
+        sending = asyncio.create_task(harness.recorder.run())
         async with asyncio.timeout(60):
             while server.count("POST /apis/events.k8s.io/v1/namespaces/team/events/good") == 0:
                 assert not sending.done(), sending.exception()

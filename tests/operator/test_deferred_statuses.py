@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
+from tests.operator.api_server import OperatorHarness, Server, serve
+
 from muster.cluster import ObjectWrites, WriteStatus
+from muster.kube.async_client import AsyncKubeClient
 from muster.spec import TrainingJobStatus
-from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
+from muster_operator.write_queue import WriteResult, WriteThrottle
 
 
 def part(uid: str, version: str = "1") -> ObjectWrites:
     return ObjectWrites(uid, (WriteStatus(uid, TrainingJobStatus(), version),))
 
 
+def play(story: Callable[[OperatorHarness], Awaitable[None]]) -> None:
+    async def with_harness(api: AsyncKubeClient) -> None:
+        await story(OperatorHarness(api))
+
+    serve(Server(), with_harness)
+
+
+async def acknowledge(item: ObjectWrites, result: WriteResult) -> bool:
+    return True
+
+
 def test_the_oldest_are_taken_first_and_only_once() -> None:
-    backlog = DeferredStatusQueue()
-    backlog.add([part("a"), part("b"), part("c")])
-    assert backlog.take(2) == (part("a"), part("b"))
-    assert backlog.take(2) == (part("c"),)
-    assert backlog.take(2) == ()
+    async def story(harness: OperatorHarness) -> None:
+        queue = harness.queue
+        await queue.write_cycle([], (part("a"), part("b"), part("c")), 60.0, acknowledge)
+        queue.throttle.take_budget = lambda limit: min(2, limit)  # type: ignore[method-assign]
+        assert queue.next_deferred() == (part("a"), part("b"))
+        assert queue.next_deferred() == (part("c"),)
+        assert queue.next_deferred() == ()
+
+    play(story)
 
 
 def test_a_newer_write_of_a_job_replaces_the_queued_one() -> None:
-    backlog = DeferredStatusQueue()
-    backlog.add([part("a", "1"), part("b")])
-    backlog.add([part("a", "2")])
-    assert backlog.take(9) == (part("b"), part("a", "2"))
+    async def story(harness: OperatorHarness) -> None:
+        queue = harness.queue
+        await queue.write_cycle([], (part("a", "1"), part("b")), 60.0, acknowledge)
+        await queue.write_cycle([], (part("a", "2"),), 60.0, acknowledge)
+        assert queue.next_deferred() == (part("b"), part("a", "2"))
+
+    play(story)
 
 
 def test_a_job_that_is_written_in_a_cycle_has_no_deferred_write() -> None:
-    backlog = DeferredStatusQueue()
-    backlog.add([part("a"), part("b")])
-    backlog.discard([part("a", "2")])
-    assert len(backlog) == 1
-    assert backlog.clear() == {"b"}
-    assert len(backlog) == 0
+    async def story(harness: OperatorHarness) -> None:
+        queue = harness.queue
+        await queue.write_cycle([], (part("a"), part("b")), 60.0, acknowledge)
+        await queue.write_cycle([(part("a", "2"),)], (), 60.0, acknowledge)
+        assert queue.next_deferred() == (part("b"),)
+        assert not queue.has_deferred()
+
+    play(story)
 
 
 class Queue:
@@ -40,11 +65,11 @@ class Queue:
 
     def __init__(self) -> None:
         self.now, self.waits, self.served = 0.0, True, 0
-        self.rush = WriteThrottle(lambda: self.waits, lambda: self.served, lambda: self.now)
+        self.throttle = WriteThrottle(lambda: self.waits, lambda: self.served, lambda: self.now)
 
     def at(self, now: float, served: int) -> bool:
         self.now, self.served = now, served
-        return self.rush.is_active()
+        return self.throttle.is_active()
 
 
 def test_a_burst_lasts_while_urgent_work_makes_progress() -> None:
@@ -58,20 +83,20 @@ def test_in_a_burst_deferrable_writes_wait_a_minute_and_then_get_a_tenth_of_all_
     queue = Queue()
     for second in range(61):
         assert queue.at(float(second), second)
-        assert queue.rush.blocks_deferred_writes() == (second < 60)
-        queue.rush.record_writes(1000)
+        assert queue.throttle.blocks_deferred_writes() == (second < 60)
+        queue.throttle.record_writes(1000)
         if second < 60:
-            assert queue.rush.take_budget(5) == 0
-    assert queue.rush.take_budget(1000) == 100 + 10, "of one second's thousand, and ten for the second"
-    queue.rush.record_writes(25)
-    assert [queue.rush.take_budget(64) for _ in range(2)] == [2, 0]
+            assert queue.throttle.take_budget(5) == 0
+    assert queue.throttle.take_budget(1000) == 100 + 10, "of one second's thousand, and ten for the second"
+    queue.throttle.record_writes(25)
+    assert [queue.throttle.take_budget(64) for _ in range(2)] == [2, 0]
     queue.waits = False
     assert not queue.at(81.0, 81)
-    assert queue.rush.take_budget(64) == 64, "it is over"
+    assert queue.throttle.take_budget(64) == 64, "it is over"
     queue.waits = True
     assert queue.at(82.0, 81)
-    assert queue.rush.blocks_deferred_writes()
-    assert queue.rush.take_budget(64) == 0
+    assert queue.throttle.blocks_deferred_writes()
+    assert queue.throttle.take_budget(64) == 0
 
 
 def test_in_a_long_burst_ten_deferrable_writes_a_second_are_made_without_others() -> None:
@@ -80,7 +105,7 @@ def test_in_a_long_burst_ten_deferrable_writes_a_second_are_made_without_others(
     written = 0
     for second in range(200):
         assert queue.at(float(second), second)
-        written += queue.rush.take_budget(64)
+        written += queue.throttle.take_budget(64)
     assert 1350 <= written <= 1400
 
 

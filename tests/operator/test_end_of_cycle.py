@@ -13,7 +13,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.labels import IN_USE
-from muster_operator.retry_limiter import RetryLimiter
+from muster_operator.write_queue import WriteQueue
 
 SINCE = "2026-11-21T10:00:00Z"
 QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"
@@ -30,8 +30,8 @@ def fresh(name: str, version: int) -> RawCustomObject:
     return read(RawCustomObject, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
 
 
-async def settle(api: AsyncKubeClient, seen: ClusterCache, refusals: RetryLimiter | None = None) -> None:
-    await finalizers.reconcile_finalizers(api, seen.queues, seen.jobs, refusals or RetryLimiter())
+async def settle(api: AsyncKubeClient, seen: ClusterCache, writes: WriteQueue | None = None) -> None:
+    await finalizers.reconcile_finalizers(seen.queues, seen.jobs, writes or WriteQueue(api, seen))
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
@@ -77,12 +77,12 @@ def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> 
         seen, _ = new_cache()
         seen.queues.on_upsert(fresh("a", 3))
         seen.queues.on_upsert(fresh("b", 4))
-        refusals = RetryLimiter(clock=lambda: now[0])
+        writes = WriteQueue(api, seen, lambda: now[0])
         for _ in range(2):
-            await settle(api, seen, refusals)
+            await settle(api, seen, writes)
         assert server.calls == [f"{QUEUES}/a", f"{QUEUES}/b"]
         now[0] = 1000.0
-        await settle(api, seen, refusals)
+        await settle(api, seen, writes)
         assert server.calls[2:] == [f"{QUEUES}/a"]
 
     serve(server, story)
@@ -95,14 +95,14 @@ def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> Non
         seen, _ = new_cache()
         seen.jobs.on_upsert(job_seen("a", 3, bogus=1))
         seen.jobs.on_upsert(job_seen("b", 4, bogus=1))
-        outbox = EventRecorder(api, lambda: False, lambda: None)
-        complaints = InvalidObjectReporter(api, seen, outbox, "me", retry_limiter=RetryLimiter(clock=lambda: now[0]))
+        recorder = EventRecorder(api, lambda: False, lambda: None)
+        reports = InvalidObjectReporter(seen, WriteQueue(api, seen, lambda: now[0]), recorder, "me")
         for _ in range(2):
-            await complaints.report()
+            await reports.report()
         statuses = [call.rpartition("/trainingjobs/")[2] for call in server.calls]
         assert statuses == ["a/status", "b/status"]
         now[0] = 1000.0
-        await complaints.report()
+        await reports.report()
         assert len(server.calls) == 3
 
     serve(server, story)

@@ -164,7 +164,7 @@ def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_on
         for number, (name, end) in enumerate({"good": "Completed", "bad": "Failed"}.items()):
             harness.submit(name, 5 + number)
             for reason in ("Admitted", end):
-                harness.writer.record(RecordEvent(f"uid-{name}", "Normal", reason, ""))
+                harness.events.record(RecordEvent(f"uid-{name}", "Normal", reason, ""))
         assert harness.pending_events() == [("good", "Completed"), ("bad", "Admitted"), ("bad", "Failed")]
 
     serve(server, story)

@@ -18,7 +18,9 @@ from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.write_queue import WriteQueue
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -143,9 +145,10 @@ def reported_after(
     before(seen)
 
     async def story(api: AsyncKubeClient) -> None:
-        complaints = InvalidObjectReporter(api, seen, OperatorHarness(api).events, "me")
+        recorder = EventRecorder(api, lambda: False, lambda: None)
+        reports = InvalidObjectReporter(seen, WriteQueue(api, seen), recorder, "me")
         for _ in range(2):
-            await complaints.report()
+            await reports.report()
 
     serve(Between(lambda version: meanwhile(seen, version)), story)
     return seen

@@ -161,7 +161,7 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
         forget(harness)
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
-        assert harness.writer.retry_limiter.backoff_s("uid-llama") > 0
+        assert harness.queue.pause_s("uid-llama") > 0
 
     serve(server, story)
 

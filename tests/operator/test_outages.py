@@ -92,16 +92,16 @@ def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
     async def story(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         began = api.outages.list_started("trainingjobs")
-        harness.leader.wakeup.set()  # cleared at the start of a cycle
-        leading = asyncio.create_task(harness.leader.run_term())
+        harness.wakeup.set()  # cleared at the start of a cycle
+        leading = asyncio.create_task(harness.leader.run_term(None))
         async with asyncio.timeout(60):
             while harness.leader.term is None:  # noqa: ASYNC110 - a condition of another part
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert harness.leader.wakeup.is_set()
+            assert harness.wakeup.is_set()
             api.outages.list_completed("trainingjobs", began)
-            while not harness.leader._metrics.registry.get_sample_value("muster_scheduling_cycles_total"):  # noqa: ASYNC110 - likewise
+            while not harness.metrics.registry.get_sample_value("muster_scheduling_cycles_total"):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
         leading.cancel()
 

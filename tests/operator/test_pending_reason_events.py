@@ -15,7 +15,7 @@ class Waiting:
     def __init__(self, api: AsyncKubeClient) -> None:
         self.now = 0.0
         self.harness = OperatorHarness(api)
-        self.pending = self.harness.writer.pending_reasons
+        self.pending = self.harness.events
         self.pending.clock = lambda: self.now
         self.harness.submit("llama", 5, queue="missing")
 
@@ -33,8 +33,8 @@ class Waiting:
     def events(self, at: float) -> list[str]:
         """Messages of the Events that exist after a cycle at time `at`."""
         self.now = at
-        self.pending.record_due()
-        return [one.manifest["note"] for one in self.harness.events.pending()]
+        self.pending.record_pending_reasons()
+        return [one.manifest["note"] for one in self.harness.recorder.pending()]
 
 
 def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
@@ -56,7 +56,7 @@ def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None
         waiting.now = 30.0
         await harness.run_cycle()
         assert harness.pending_events() == [("llama", "Pending")]
-        assert harness.events.pending()[0].manifest["note"].startswith("QueueNotFound: ")
+        assert harness.recorder.pending()[0].manifest["note"].startswith("QueueNotFound: ")
         waiting.now = 90.0
         await harness.run_cycle()
         assert len(harness.pending_events()) == 1
@@ -91,7 +91,7 @@ def test_a_job_admitted_earlier_has_no_such_event() -> None:
 def test_a_reason_that_was_written_in_an_earlier_term_has_no_event_in_a_later_one() -> None:
     async def story(waiting: Waiting) -> None:
         waiting.write("A")
-        waiting.pending.reset()
+        waiting.pending.begin_term()
         assert waiting.events(at=60.0) == []
 
     play(story)

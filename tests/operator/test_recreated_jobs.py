@@ -76,7 +76,7 @@ def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
     async def story(api: AsyncKubeClient) -> None:
         harness, ages = OperatorHarness(api), [0.0]
         jobs = harness.cache.jobs
-        harness.dry_runs.on_result, harness.dry_runs.clock = jobs.on_dry_run_result, lambda: ages[0]
+        harness.dry_runs.clock = lambda: ages[0]
         jobs._requirements = harness.dry_runs
         harness.submit("llama", 5)
         await until(lambda: shown(harness.cache) == ["uid-llama"])

@@ -12,7 +12,7 @@ from tests.operator.objects import pod_seen
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.write_queue import is_server_wide
 
 POD_OF_BAD = r"/pods/bad-"
 
@@ -48,7 +48,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
         await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
         assert ("bad", "FailedDelete") in harness.pending_events()
-        assert harness.writer.retry_limiter.backoff_s("uid-bad") > 0
+        assert harness.queue.pause_s("uid-bad") > 0
 
     serve(server, story)
 
@@ -64,13 +64,13 @@ def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> No
             await harness.run_cycle()
             harness.term.engine.recheck(["uid-bad"])
             told.append(harness.pending_events().count(("bad", "PodRejected")))
-            pauses.append(harness.writer.retry_limiter.backoff_s("uid-bad"))
+            pauses.append(harness.queue.pause_s("uid-bad"))
         assert told == [0, 1, 1, 1]
         assert pauses == sorted(set(pauses)), "they grow"
         server.refuses.clear()
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
-        assert not harness.writer.retry_limiter.has_repeated("uid-bad")
+        assert harness.queue.failures("uid-bad") <= 1
 
     serve(server, story)
 
@@ -101,21 +101,24 @@ def test_failed_authentication_and_429_affect_all_objects(code: int) -> None:
 
 
 def test_backoff_grows_to_a_maximum_and_resets() -> None:
-    now = [0.0]
-    refusals = RetryLimiter(clock=lambda: now[0])
-    assert refusals.may_retry("a")
-    pauses = []
-    for _ in range(8):
-        refusals.record_failure("a", invalid=False)
-        pauses.append(refusals.backoff_s("a"))
-    assert pauses[:3] == [1.0, 2.0, 4.0]
-    assert pauses[-1] == pauses[-2] == 30.0
-    assert not refusals.may_retry("a")
-    now[0] = 30.0
-    assert refusals.may_retry("a")
-    refusals.reset("a")
-    refusals.record_failure("a", invalid=True)
-    assert refusals.backoff_s("a") == 5.0
+    async def story(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        queue, error = harness.queue, ApiError(500, "InternalError", "")
+        assert queue.may_retry("a")
+        pauses = []
+        for _ in range(8):
+            queue.record_failure("a", error, set())
+            pauses.append(queue.pause_s("a"))
+        assert pauses[:3] == [1.0, 2.0, 4.0]
+        assert pauses[-1] == pauses[-2] == 30.0
+        assert not queue.may_retry("a")
+        harness.now = 30.0
+        assert queue.may_retry("a")
+        queue.reset("a")
+        queue.record_failure("a", ApiError(422, "Invalid", ""), set())
+        assert queue.pause_s("a") == 5.0
+
+    serve(Server(), story)
 
 
 def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None:

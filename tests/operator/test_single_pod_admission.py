@@ -47,19 +47,11 @@ ALONE = [{"name": "trainer", "replicas": 1, "template": template()}]
 def harness_of(api: AsyncKubeClient, jobs: int = 1) -> OperatorHarness:
     """A leader with the key, and a job of one pod."""
     harness = OperatorHarness(api)
-    harness.writer.signer = SEAL
+    harness.term.signer = SEAL
     harness.cache.begin_term(SEAL)
     for number in range(jobs):
         harness.submit("llama" if number == 0 else f"llama-{number}", 5 + number, roles=ALONE)
     return harness
-
-
-class Clock:
-    """The clock of backoffs after rejections."""
-
-    def __init__(self, harness: OperatorHarness) -> None:
-        self.now = 0.0
-        harness.writer.retry_limiter.clock = lambda: self.now
 
 
 def submit_recorded(harness: OperatorHarness, name: str, number: int, at: float) -> None:
@@ -176,7 +168,7 @@ def test_without_the_key_the_status_is_written_first() -> None:
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        harness.writer.signer = None
+        harness.term.signer = None
         await harness.run_cycle()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 1
@@ -190,15 +182,15 @@ def test_in_a_burst_statuses_wait_a_minute_for_their_pods(monkeypatch: pytest.Mo
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api, jobs=0)
         now = harness.cache._clock()
-        monkeypatch.setattr("muster_operator.leader.time.time", lambda: now)
+        monkeypatch.setattr("muster_operator.write_queue.time.time", lambda: now)
         for number in range(70):
             submit_recorded(harness, f"crowd{number}", number, now - (59.0 if number < 65 else 1.0))
         assert len(harness.cache.jobs.lagging()) == 70
         harness.cache.observe()
         patches = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/"
-        assert len(harness.leader._next_deferred()) == 0
+        assert len(harness.queue.next_deferred()) == 0
         now += 1.5
-        assert len(harness.leader._next_deferred()) == 64, "a piece of those who have waited long enough"
+        assert len(harness.queue.next_deferred()) == 64, "a piece of those who have waited long enough"
         await harness.run_cycle()
         assert server.count(patches) == 70, "fewer than a crowd are left"
 
@@ -400,7 +392,6 @@ def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: i
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        pauses = Clock(harness)
         harness.submit("good", 9)
         await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
@@ -411,7 +402,7 @@ def test_a_job_whose_pod_is_rejected_is_not_admitted_and_delays_no_other(code: i
         assert (server.count(POD), server.count(STATUS)) == (1, 0), "it has a pause, and no room on paper"
         assert harness.phase("llama") == "Pending"
         server.refuses.clear()
-        pauses.now += 60.0
+        harness.now += 60.0
         harness.term.engine.recheck(["uid-llama"])
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
@@ -437,14 +428,13 @@ def test_if_another_pod_has_its_name_the_status_is_written_first_after_a_pause()
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        pauses = Clock(harness)
         for _ in range(5):
             await harness.run_cycle()
             harness.term.engine.recheck(["uid-llama"])
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
         assert ("llama", "PodRejected") in harness.pending_events()
         assert server.count("PATCH /apis/muster.dev/v1alpha1/queues/research/status") == 1
-        pauses.now += 60.0
+        harness.now += 60.0
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS)) == (2, 1)
@@ -469,12 +459,11 @@ def test_if_the_annotation_is_removed_the_status_is_written_first_next_time() ->
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        pauses = Clock(harness)
         await harness.run_cycle()
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (1, 0, 1)
         (pod,) = harness.cache.observe().pods["uid-llama"]
         harness.cache.pods.on_delete(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
-        pauses.now += 60.0
+        harness.now += 60.0
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (2, 1, 1)
@@ -488,11 +477,10 @@ def test_after_four_failed_tries_the_status_is_written_first() -> None:
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        pauses = Clock(harness)
         for _ in range(4):
             await harness.run_cycle()
             assert server.count(STATUS) == 0
-            pauses.now += 60.0
+            harness.now += 60.0
             harness.term.engine.recheck(["uid-llama"])
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
@@ -510,9 +498,9 @@ def test_lagging_statuses_get_half_of_the_budget_in_a_long_burst() -> None:
         for number in range(80):
             submit_recorded(harness, f"job{number}", number, now - 600.0)
         others = [ObjectWrites(f"other{number}", ()) for number in range(30)]
-        harness.leader._deferred_statuses.add(others)
-        harness.leader.throttle.take_budget = lambda limit: 10  # type: ignore[method-assign]
-        piece = harness.leader._next_deferred()
+        harness.queue._deferred.update((one.job_uid, one) for one in others)
+        harness.queue.throttle.take_budget = lambda limit: 10  # type: ignore[method-assign]
+        piece = harness.queue.next_deferred()
         assert [one.job_uid.startswith("other") for one in piece] == [False] * 5 + [True] * 5
 
     serve(server, story)
@@ -548,7 +536,7 @@ def test_a_job_pending_for_a_cycle_is_admitted_by_its_pod_with_its_generation() 
 
     async def story(api: AsyncKubeClient) -> None:
         harness = harness_of(api)
-        harness.leader.throttle._has_urgent_work = lambda: True  # no deferrable write is made
+        harness.queue.throttle._has_urgent_work = lambda: True  # no deferrable write is made
         for node in ("n1", "n2"):
             full = pod_seen(f"full-{node}", 3, node=node)
             full.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
@@ -665,8 +653,8 @@ def test_a_leader_loads_the_key_first(codes: tuple[int, ...], monkeypatch: pytes
         (one, _, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
-        assert one._writer.signer is not None
-        assert one._writer.signer.key == SEAL.key
+        assert one._signer is not None
+        assert one._signer.key == SEAL.key
         stop.set()
         await running
 
@@ -684,7 +672,7 @@ def test_without_the_key_statuses_are_written_first_after_a_timeout_with_a_log_l
         (one, _, _), stop = operator(api), asyncio.Event()
         running, began = asyncio.create_task(one.run(stop)), asyncio.get_running_loop().time()
         await until(lambda: one._leader.term is not None)
-        assert one._writer.signer is None
+        assert one._signer is None
         assert "admissions are written before pods" in caplog.text
         assert code == 403 or asyncio.get_running_loop().time() - began >= 0.6
         stop.set()
@@ -713,13 +701,13 @@ def test_a_leader_that_continues_needs_no_new_key() -> None:
         (one, election, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
-        seal, term = one._writer.signer, one._leader.term
+        seal, term = one._signer, one._leader.term
         server.codes = [403]
         one._fence.enter(None)
         await until(lambda: one._leader.term is not term)
         one._fence.enter(election.acquired)
         await until(lambda: one._leader.term is not None)
-        assert one._writer.signer is seal
+        assert one._signer is seal
         stop.set()
         await running
 

@@ -42,7 +42,7 @@ def test_a_leader_uses_the_key_that_another_leader_created_meanwhile() -> None:
 
     async def play(api: AsyncKubeClient) -> None:
         (one, election), stop = operator(api), asyncio.Event()
-        tokens = one._writer.pod_control.tokens
+        tokens = one._tokens
         assert tokens is not None
         running = asyncio.create_task(one.run(stop))
         await until(lambda: tokens.key.loaded is not None)

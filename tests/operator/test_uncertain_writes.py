@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import serving
+from tests.operator.api_server import OperatorHarness, serving
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, template
 
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.decision_writer import DecisionWriter
-from muster_operator.dry_run import DryRuns
-from muster_operator.event_recorder import EventRecorder
-from muster_operator.job_metrics import JobMetrics
-from muster_operator.leader import Leader
-from muster_operator.metrics import OperatorMetrics
-from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.template_reader import PodTemplateReader
 from muster_operator.uncertain_writes import UncertainWrites
 
 POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
@@ -173,21 +164,11 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
     async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        metrics, choices = OperatorMetrics(), PodConfig("")
-        outbox = EventRecorder(api, lambda: False, metrics.dropped_events.inc)
-        writer = DecisionWriter(
-            api,
-            seen,
-            DryRuns(api, choices, PodTemplateReader(api, seen.templates)),
-            uncertain_writes,
-            outbox,
-            choices,
-            "me",
-        )
-        leader = Leader(seen, writer, metrics, JobMetrics(metrics, seen.jobs.visible, time.time), lambda: True)
-        leading = asyncio.create_task(leader.run_term())
+        harness = OperatorHarness(api, uncertain_writes=uncertain_writes)
+        leader = harness.leader
+        leading = asyncio.create_task(leader.run_term(None))
         async with asyncio.timeout(60):
-            while leader.term is None or leader.term.last_cycle is None:
+            while leader.term is harness.term or leader.term is None or leader.term.last_cycle is None:
                 assert not leading.done()
                 await asyncio.sleep(0.01)
         assert server.calls == [*["POST"] * 4, "GET"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,8 +75,8 @@ class PodRequirements(Protocol):
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         """Whether the result is recent enough for a new job."""
 
-    def request(self, job: CachedJob) -> None:
-        """Request dry runs for the job's templates; `JobCache.on_dry_run_result` is called with each result."""
+    def request(self, job: CachedJob, on_result: Callable[[str, str], None]) -> None:
+        """Request dry runs for the job's templates; `on_result(namespace, digest)` is called with each result."""
 
 
 def holds_capacity(status: spec.TrainingJobStatus) -> bool:

@@ -186,7 +186,7 @@ class JobCache:
         """
         for uid, known in self._by_uid.items():
             if uid in self._rejected or not (holds_capacity(known.job.status) or is_finished(known.job.status)):
-                self._requirements.request(known)
+                self._requirements.request(known, self.on_dry_run_result)
 
     # ---- what the engine sees
 
@@ -285,7 +285,7 @@ class JobCache:
             self._awaiting_dry_run.discard(uid)
         elif uid not in self._awaiting_dry_run:
             self._awaiting_dry_run.add(uid)
-            self._requirements.request(known)
+            self._requirements.request(known, self.on_dry_run_result)
         waits = unknown and not holds_capacity(job.status)
         if waits and before is None:
             return

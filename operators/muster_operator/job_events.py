@@ -1,7 +1,7 @@
-"""Events for jobs that stay pending: the reason in their status.
+"""Events of jobs: those that the engine decides, and one for a job that stays pending for the same reason.
 
-Most jobs start at once and most reasons change soon, so an Event is recorded only when a reason has not changed for a
-while, and rarely for the same job. Like all Events other than warnings it is sent when nothing else is.
+Most jobs start at once and most reasons change soon, so an Event `Pending` is recorded only when a reason has not
+changed for a while, and rarely for the same job.
 """
 
 from __future__ import annotations
@@ -16,28 +16,45 @@ from muster.cluster import RecordEvent
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator.pod_builder.events import event_manifest
 
 PENDING = "Pending"
 _MIN_STABLE_S = 30.0  # that a reason must be unchanged
 _MIN_INTERVAL_S = 600.0  # between Events of one job
 _MAX_ENTRIES = 50_000
+_SUPERSEDES = {
+    "Completed": "Admitted",
+    "Admitted": PENDING,
+}  # an Event reason, and the reason of the pending Event that it makes obsolete
 
 
 @dataclass(slots=True)
-class PendingReasonEvents:
-    """Tracks since when reasons are unchanged (`on_status_written`) in one term (`reset`); `record_due` records
-    Events."""
+class JobEvents:
+    """Queues Events of jobs. `instance` names the reporting operator.
+
+    In each term (`begin_term`) it tracks since when the reasons of pending jobs are unchanged (`on_status_written`).
+    """
 
     cache: ClusterCache
-    record: Callable[[RecordEvent], None]
+    recorder: EventRecorder
+    instance: str
     clock: Callable[[], float] = time.monotonic
-    _since: OrderedDict[str, tuple[str, float]] = field(
-        default_factory=OrderedDict
-    )  # reason and since when, by uid; oldest first
+    # reason and since when, by uid; oldest first
+    _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
 
-    def reset(self) -> None:
-        """A term begins: it is unknown since when the present reasons exist."""
+    def record(self, event: RecordEvent) -> None:
+        """Queue an Event of a job."""
+        known = self.cache.jobs.get(event.job_uid)
+        if known is not None:
+            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance)
+            key = f"{event.job_uid} {event.reason}"
+            supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
+            self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))
+
+    def begin_term(self) -> None:
+        """It is unknown since when the present reasons exist."""
         self._since.clear()
 
     def on_status_written(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
@@ -48,19 +65,19 @@ class PendingReasonEvents:
             self._since[uid] = status.reason, self.clock()
             self._since.move_to_end(uid)
 
-    def record_due(self) -> None:
+    def record_pending_reasons(self) -> None:
         """Record the reasons that have been unchanged for long enough."""
         now = self.clock()
         while self._since and self.due_in_s() <= 0.0:
             uid, (reason, _) = self._since.popitem(last=False)
-            self._record(uid, reason, now)
+            self._record_reason(uid, reason, now)
 
     def due_in_s(self) -> float:
         """Seconds until the next reason is due, 0 if one is; infinity if there is none."""
         since = next((since for _, since in self._since.values()), float("inf"))
         return max(0.0, since + _MIN_STABLE_S - self.clock())
 
-    def _record(self, uid: str, reason: str, now: float) -> None:
+    def _record_reason(self, uid: str, reason: str, now: float) -> None:
         known = self.cache.jobs.get(uid)
         if known is None or (known.job.status.phase, known.job.status.reason) != (PENDING, reason):
             return

@@ -1,0 +1,246 @@
+"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors.
+
+A gang of one pod is admitted by creating its pod, which records the admission; its status is written later
+(docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from muster import spec
+from muster.cluster import (
+    CreatePod,
+    DeletePod,
+    ObjectWrites,
+    RecordEvent,
+    RemoveJob,
+    WriteFlavorStatus,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster_operator.cache.admission_signing import AdmissionSigner, admission_record, may_admit_by_pod
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.write_response import written_metadata
+from muster_operator.job_events import JobEvents
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.pod_builder.status_patch import status_patch
+from muster_operator.pod_control import PodControl
+from muster_operator.trace_status import TraceStatusTracker
+from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.write_queue import WriteQueue, WriteResult, is_server_wide, object_key
+
+_MAX_ATTEMPTS = 4  # to admit a gang by its pod, before its status is written first
+_AdmitResult = Literal["admitted", "not now", "changed", "status first"]
+"""`not now`: decided again after a pause. `changed`: decided again at once, because the job changed. `status first`:
+the status has to be written before the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinglePodAdmission:
+    """An admission of a single-pod gang, and the record for its pod."""
+
+    known: CachedJob
+    status: WriteStatus
+    create: CreatePod
+    annotation: str
+
+
+@dataclass(slots=True)
+class JobWriter:
+    """Writes to the API server, and updates the cache with acknowledged writes."""
+
+    api: AsyncKubeClient
+    cache: ClusterCache
+    queue: WriteQueue
+    uncertain_writes: UncertainWrites
+    pods: PodControl
+    events: JobEvents
+    traces: TraceStatusTracker
+    metrics: JobMetrics
+    _status_first: set[str] = field(default_factory=set)  # jobs whose status is written first at the next try
+
+    async def write(self, item: ObjectWrites, result: WriteResult, signer: AdmissionSigner | None) -> bool:
+        """All writes of one object; False if its status was rejected because the object changed.
+
+        `signer` signs pods' admission records; None: every status is written before its pods.
+        """
+        if signer is not None and (admission := self._single_pod_admission(item, signer)) is not None:
+            made = await self._admit_by_pod(admission, item, result)
+            if made != "status first":
+                return made != "changed"
+        pods: list[CreatePod | DeletePod] = []
+        for write in item.writes:
+            if isinstance(write, WriteStatus):
+                if not await self.write_status(write):
+                    return False
+            elif isinstance(write, CreatePod | DeletePod):
+                pods.append(write)
+            elif isinstance(write, RecordEvent):
+                self.events.record(write)
+            elif isinstance(write, WriteQueueStatus):
+                await self._write_queue_status(write)
+            elif isinstance(write, WriteFlavorStatus):
+                await self._write_flavor_status(write)
+        if any(isinstance(one, CreatePod) for one in pods) and not await self._write_lagging_status(item.job_uid):
+            return False
+        if pods:
+            await self.pods.apply(item.job_uid, pods, result.deferred)
+        for write in item.writes:
+            if isinstance(write, RemoveJob):
+                await self._remove(write.job_uid, result)
+        if (key := object_key(item)) not in result.deferred:
+            self.queue.reset(key)
+        return True
+
+    # ---- admission by the pod
+
+    def _single_pod_admission(self, item: ObjectWrites, signer: AdmissionSigner) -> SinglePodAdmission | None:
+        """The admission in these writes; None if they are anything else."""
+        rest = [one for one in item.writes if not isinstance(one, RecordEvent)]
+        if len(rest) != 2 or not isinstance(status := rest[0], WriteStatus) or not isinstance(rest[1], CreatePod):
+            return None
+        known = self.cache.jobs.get(item.job_uid)
+        if known is None or known.lagging_status is not None:
+            return None
+        if self.traces.with_traces(known, status.status) is not status.status:
+            return None
+        record = admission_record(known.job, status.status)
+        return None if record is None else SinglePodAdmission(known, status, rest[1], signer.sign(record))
+
+    async def _admit_by_pod(
+        self, admission: SinglePodAdmission, item: ObjectWrites, result: WriteResult
+    ) -> _AdmitResult:
+        """Create the pod. Raises ClusterError for errors that affect all objects.
+
+        If another pod has its name, its record is not accepted, or it is rejected repeatedly, the status is written
+        first at the next try: then the attempt fails eventually, and the next one has other names.
+        """
+        known, uid = admission.known, admission.known.uid
+        if known.job.metadata.resource_version != admission.status.resource_version:
+            return "changed"
+        if not self.queue.may_retry(uid):
+            result.not_admitted.add(uid)
+            return "not now"
+        if uid in self._status_first or self.queue.failures(uid) >= _MAX_ATTEMPTS:
+            self._status_first.discard(uid)
+            return "status first"
+        if not await self._create_admitted(admission, result):
+            result.not_admitted.add(uid)
+            return "not now"
+        self._on_status_written(known, admission.status.status)
+        for write in item.writes:
+            if isinstance(write, RecordEvent):
+                self.events.record(write)
+        self.queue.reset(uid)
+        return "admitted"
+
+    async def _create_admitted(self, admission: SinglePodAdmission, result: WriteResult) -> bool:
+        """Create the pod, and check that the cache shows the admission."""
+        known, name = admission.known, admission.create.name
+        made = await self.pods.admit(known, admission.create, admission.annotation, result.deferred)
+        if made == "refused":
+            return False
+        why = f"pod {name} exists and does not belong to the job"
+        if not isinstance(made, str):
+            now = self.cache.jobs.get(known.uid)
+            if now is not None and (now.lagging_status is not None or not may_admit_by_pod(now.job.status)):
+                return True
+            await self.pods.roll_back(known, made)
+            why = f"pod {name} was deleted: the job cannot be read, or the pod's admission annotation was removed"
+        self.pods.reject_admission(known, name, why, result.deferred)
+        if self.cache.jobs.get(known.uid) is not None:
+            self._status_first.add(known.uid)
+        return False
+
+    # ---- statuses
+
+    async def _write_lagging_status(self, uid: str) -> bool:
+        """Write the status of a job whose admission only its pod records, before its next status; False if rejected."""
+        known = self.cache.jobs.get(uid)
+        if known is None or known.lagging_status is None:
+            return True
+        return await self.write_status(WriteStatus(uid, known.job.status, known.job.metadata.resource_version or ""))
+
+    async def write_status(self, write: WriteStatus) -> bool:
+        """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does."""
+        known = self.cache.jobs.get(write.job_uid)
+        if known is None or known.job.metadata.resource_version != write.resource_version:
+            return False
+        status = self.traces.with_traces(known, write.status)
+        patch = status_patch(known.written_status, status, write.resource_version)
+        name, body = known.job.metadata.name, msgspec.json.encode(patch)
+        path = TRAINING_JOBS.path(known.namespace, name, "status")
+        try:
+            answer = await self.uncertain_writes.perform(
+                TRAINING_JOBS.path(known.namespace, name), lambda: self.api.patch(path, body)
+            )
+        except ApiError as error:
+            if error.code in (404, 409):
+                return False
+            raise
+        self.cache.jobs.on_status_written(write.job_uid, status, written_metadata(answer).version)
+        self._on_status_written(known, status)
+        return True
+
+    def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus) -> None:
+        self.events.on_status_written(known.uid, known.written_status, status)
+        self.metrics.on_status_written(known.job, status)
+
+    async def _write_queue_status(self, write: WriteQueueStatus) -> None:
+        queue = self.cache.queues.get(write.queue)
+        if queue is not None:
+            path = QUEUES.path(None, write.queue, "status")
+            version = await _version_unless_gone(self.api.patch(path, _status_patch_body(queue, write.status)))
+            if version is not None:
+                self.cache.queues.on_written(write.queue, version, {"status": write.status})
+
+    async def _write_flavor_status(self, write: WriteFlavorStatus) -> None:
+        flavor = self.cache.flavors.get(write.flavor)
+        if flavor is not None:
+            path = FLAVORS.path(None, write.flavor, "status")
+            version = await _version_unless_gone(self.api.patch(path, _status_patch_body(flavor, write.status)))
+            if version is not None:
+                self.cache.flavors.on_written(write.flavor, version, {"status": write.status})
+
+    async def _remove(self, uid: str, result: WriteResult) -> None:
+        """Delete a job whose TTL expired. One that a user deletes is gone once its pods are."""
+        known = self.cache.jobs.get(uid)
+        if known is None or known.job.metadata.deletion_timestamp is not None:
+            return
+        meta = known.job.metadata
+        preconditions = {"uid": uid, "resourceVersion": meta.resource_version}
+        options = {"preconditions": preconditions, "propagationPolicy": "Background"}
+        path = TRAINING_JOBS.path(known.namespace, meta.name)
+        try:
+            await _version_unless_gone(self.api.delete(path, msgspec.json.encode(options)))
+        except ApiError as error:
+            if is_server_wide(error):
+                raise
+            self.queue.record_refusal(uid, error, result.deferred)
+
+
+def _status_patch_body(target: spec.Queue | spec.Flavor, status: spec.QueueStatus | spec.FlavorStatus) -> bytes:
+    """A status for the version in our cache only: otherwise an edit in between would look older than our own write, and
+    never be seen."""
+    version = {"resourceVersion": target.metadata.resource_version}
+    return msgspec.json.encode(
+        {"metadata": version, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    )
+
+
+async def _version_unless_gone(call: Awaitable[bytes]) -> int | None:
+    """The version after the call; None if no object of that name, uid and version exists."""
+    try:
+        return written_metadata(await call).version
+    except ApiError as error:
+        if error.code in (404, 409):
+            return None
+        raise

@@ -1,0 +1,351 @@
+"""All writes of a leader: in which order, how many at once, and what waits after a failure.
+
+By priority: the phases of a scheduling cycle (`write_cycle`); finalizers, reports of invalid objects and trace statuses
+(`patch`, `write`); statuses that can wait (`next_deferred`); Events (`must_defer_events`). The order within a cycle is
+the one of `muster.cluster`. A long cycle stops starting jobs after a while: what was not started is decided again on
+newer state, so that other changes need not wait for thousands of writes.
+
+A write that the API server rejects or fails delays its own object only, with backoff: a webhook of one namespace is
+down, a policy forbids a delete, a quota is contended. Errors that affect all objects end the cycle: no answer, a lost
+Lease, failed authentication, too many requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import TypeAlias
+
+from muster.backoff import Backoff
+from muster.cluster import ObjectWrites, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
+from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import V1PodMeta
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.write_response import written_metadata
+
+_LOG = logging.getLogger("muster.operator")
+INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})
+"""Codes that mean that the request is invalid. All others may be transient."""
+
+_SERVER_WIDE_CODES = frozenset({401, 429})
+_CONFLICT_CODES = (404, 409)  # the object changed or was deleted meanwhile
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
+_MIN_INVALID_PAUSE_S = 5.0  # for rejections that a user has to fix
+_MAX_ENTRIES = 50_000
+_CONCURRENT_OBJECTS = 64
+_DEFERRED_BATCH = 64  # deferred statuses between two checks for changes
+_BULK_DEFERRAL_S = 60.0
+_EXCLUSIVE_S = 60.0
+_STALL_S = 2.0
+_DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
+_MAX_BUDGET = 256.0
+
+
+def is_server_wide(error: ClusterError) -> bool:
+    """Whether writes of other objects would fail as well."""
+    return not isinstance(error, ApiError) or error.code in _SERVER_WIDE_CODES
+
+
+@dataclass(slots=True)
+class WriteResult:
+    """What was not written. `unwritten`: uids of jobs whose status or other writes are missing; `conflicts`: statuses
+    rejected because the object changed meanwhile."""
+
+    unwritten: set[str] = field(default_factory=set)
+    not_admitted: set[str] = field(default_factory=set)  # jobs not admitted because their pod was not created
+    deferred: set[str] = field(default_factory=set)  # jobs with a rejected write; `WriteQueue.pause_s` has the pause
+    conflicts: int = 0
+    refused: int = 0  # statuses rejected for another reason than a conflict
+    api_error: ClusterError | None = None  # no answer, or no right to write at all
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was written."""
+        return not self.unwritten and self.api_error is None
+
+    def merge(self, other: WriteResult) -> None:
+        """Add the result of later writes."""
+        self.unwritten |= other.unwritten
+        self.not_admitted |= other.not_admitted
+        self.deferred |= other.deferred
+        self.conflicts += other.conflicts
+        self.refused += other.refused
+        self.api_error = self.api_error or other.api_error
+
+
+WriteObject: TypeAlias = Callable[[ObjectWrites, WriteResult], Awaitable[bool]]
+"""Performs all writes of one object; False if its status was rejected because the object changed meanwhile."""
+
+
+@dataclass(slots=True)
+class _RetryState:
+    backoff: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S))  # of cycles with a rejection
+    reported: set[str] = field(default_factory=set)
+
+
+class WriteThrottle:
+    """Delays deferrable writes while urgent work (`has_urgent_work`) makes progress (`progress` grows).
+
+    Urgent work without progress for 2 s does not count. After a minute deferrable writes get a tenth of all writes, and
+    at least ten a second (`take_budget`).
+    """
+
+    def __init__(
+        self,
+        has_urgent_work: Callable[[], bool],
+        progress: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._has_urgent_work = has_urgent_work
+        self._progress = progress
+        self._clock = clock
+        self._active_since: float | None = None
+        self._last_progress = -1
+        self._progressed_at = 0.0
+        self._budget, self._budget_updated_at = 0.0, 0.0
+
+    def is_active(self) -> bool:
+        """Whether deferrable writes are limited now."""
+        now, progress = self._clock(), self._progress()
+        if progress != self._last_progress:
+            self._last_progress, self._progressed_at = progress, now
+        if not self._has_urgent_work():
+            self._active_since = None
+            return False
+        if self._active_since is None:
+            self._active_since = self._progressed_at = now
+        return now - self._progressed_at < _STALL_S
+
+    def blocks_deferred_writes(self) -> bool:
+        """Whether deferrable writes are blocked: the first minute of a burst."""
+        return self.is_active() and self._active_since is not None and self._clock() - self._active_since < _EXCLUSIVE_S
+
+    def record_writes(self, count: int) -> None:
+        """Count other writes, which add to the budget."""
+        self._budget = min(_MAX_BUDGET, self._budget + _DEFERRED_SHARE * count)
+
+    def take_budget(self, limit: int) -> int:
+        """How many deferrable writes may be made now, at most `limit`; they are taken from the budget."""
+        if not self.is_active():
+            return limit
+        now = self._clock()
+        if self.blocks_deferred_writes():
+            self._budget, self._budget_updated_at = 0.0, now
+            return 0
+        self._budget = min(_MAX_BUDGET, self._budget + _MIN_DEFERRED_PER_S * (now - self._budget_updated_at))
+        self._budget_updated_at = now
+        count = min(limit, int(self._budget))
+        self._budget -= count
+        return count
+
+
+class WriteQueue:
+    """Pending writes, and the failures of earlier ones by object: a job's uid, or a path."""
+
+    def __init__(self, api: AsyncKubeClient, cache: ClusterCache, clock: Callable[[], float] = time.monotonic) -> None:
+        self.api = api
+        self.throttle = WriteThrottle(
+            lambda: self._is_incomplete or cache.jobs.has_unobserved() or cache.pods.has_unbound(),
+            lambda: cache.jobs.decided_count + cache.pods.bound_count,
+            clock,
+        )
+        self._cache = cache
+        self._active_calls = 0
+        self._is_incomplete = False  # the last cycle left something unwritten
+        self._deferred: dict[str, ObjectWrites] = {}  # by job, oldest first
+        self._retries: dict[str, _RetryState] = {}
+        self._clock = clock
+
+    def begin_term(self) -> None:
+        """A term begins: writes of the previous one are obsolete, and the timers that ended pauses are gone."""
+        self._deferred.clear()
+        for state in self._retries.values():
+            state.backoff.retry_at = float("-inf")
+
+    # ---- the writes of a scheduling cycle
+
+    async def write_cycle(
+        self, phases: Sequence[WritePhase], deferred: WritePhase, start_within_s: float, write_object: WriteObject
+    ) -> WriteResult:
+        """Write the phases, and queue the statuses that can wait. Both replace queued statuses of the same jobs."""
+        for item in chain(*phases, deferred):
+            self._deferred.pop(item.job_uid, None)
+        self._deferred.update((item.job_uid, item) for item in deferred)
+        result = await self.write(phases, start_within_s, write_object)
+        self.throttle.record_writes(sum(map(len, phases)) - len(result.unwritten))
+        self._is_incomplete = bool(result.unwritten - result.deferred)
+        return result
+
+    async def write(
+        self, phases: Sequence[WritePhase], start_within_s: float, write_object: WriteObject
+    ) -> WriteResult:
+        """Write phase after phase until one is incomplete. No object is started after `start_within_s`."""
+        result, until = WriteResult(), time.monotonic() + start_within_s
+        self._active_calls += 1
+        try:
+            for number, phase in enumerate(phases):
+                items = iter(phase)
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(_CONCURRENT_OBJECTS, len(phase))):
+                        group.create_task(self._write_objects(items, result, until, write_object))
+                if not result.is_complete:
+                    result.unwritten.update(item.job_uid for later in phases[number + 1 :] for item in later)
+                    break
+        finally:
+            self._active_calls -= 1
+        result.unwritten.discard("")
+        return result
+
+    async def _write_objects(
+        self, items: Iterator[ObjectWrites], result: WriteResult, until: float, write_object: WriteObject
+    ) -> None:
+        """Write objects until none is left."""
+        for item in items:
+            if result.api_error is not None or time.monotonic() >= until:
+                result.unwritten.add(item.job_uid)
+                continue
+            try:
+                if not await write_object(item, result):
+                    result.conflicts += 1
+                    result.unwritten.add(item.job_uid)
+            except ClusterError as error:
+                result.unwritten.add(item.job_uid)
+                if isinstance(error, ApiError) and not is_server_wide(error):
+                    result.refused += 1
+                    self.record_refusal(object_key(item), error, result.deferred)
+                else:
+                    result.api_error = error
+            except Exception as error:  # a bug that this object caused: the others are written
+                _LOG.exception("write failed", extra={"of": object_key(item)})
+                result.unwritten.add(item.job_uid)
+                result.refused += 1
+                bug = ApiError(500, "", f"{type(error).__name__}: {error}")
+                self.record_refusal(object_key(item), bug, result.deferred)
+
+    # ---- statuses that can wait: why gangs wait, and that they run
+
+    # While new jobs are undecided and pods wait for kube-scheduler these writes would delay them: on a small control
+    # plane a status costs more than the pod it describes, and in a burst of jobs most waits are short.
+
+    def has_deferred(self) -> bool:
+        """Whether statuses wait."""
+        return bool(self._deferred or self._cache.jobs.lagging())
+
+    def clear_deferred(self) -> None:
+        """Drop the queued statuses: everything is decided again."""
+        self._deferred.clear()
+
+    def next_deferred(self) -> WritePhase:
+        """Remove and return the deferred statuses to write now, oldest first. Half of them are lagging statuses, if
+        there are both."""
+        lagging = self._lagging_statuses()
+        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(lagging) + len(self._deferred)))
+        phase = lagging[: max(count - len(self._deferred), (count + 1) // 2)]
+        taken = tuple(islice(self._deferred.values(), count - len(phase)))
+        for item in taken:
+            del self._deferred[item.job_uid]
+        return (*phase, *taken)
+
+    def _lagging_statuses(self) -> WritePhase:
+        """Statuses of jobs whose admission only their pods record, except those with a deferred status.
+
+        In a burst most pods become ready soon, and one status then covers both. So there it is written after a minute.
+        """
+        lagging = self._cache.jobs.lagging()
+        due = float("inf") if len(lagging) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
+        jobs = (
+            one
+            for one in lagging
+            if (one.job.status.admitted_at or 0.0) <= due and one.uid not in self._deferred and self.may_retry(one.uid)
+        )
+        return tuple(
+            ObjectWrites(one.uid, (WriteStatus(one.uid, one.job.status, one.job.metadata.resource_version),))
+            for one in islice(jobs, _DEFERRED_BATCH)
+        )
+
+    def must_defer_events(self) -> bool:
+        """Whether Events have to wait for other writes."""
+        return self._active_calls > 0 or self.api.available_tokens() < 1.0 or self.throttle.blocks_deferred_writes()
+
+    # ---- one object
+
+    async def patch(self, path: str, body: bytes) -> V1PodMeta | None:
+        """Patch the object at `path`, unless it has a pause. Returns its new metadata; None if it was not written: it
+        changed meanwhile (the event of the change starts the next cycle), or the write was rejected. Raises
+        ClusterError for errors that affect all objects."""
+        if not self.may_retry(path):
+            return None
+        try:
+            answer = await self.api.patch(path, body)
+        except ApiError as error:
+            if is_server_wide(error):
+                raise
+            if error.code not in _CONFLICT_CODES:
+                self.record_refusal(path, error, set())
+            return None
+        self.reset(path)
+        return written_metadata(answer)
+
+    def record_refusal(self, key: str, error: ApiError, deferred: set[str]) -> None:
+        """As `record_failure`, with a log line for the first of several in a row."""
+        self.record_failure(key, error, deferred)
+        if self.first_report(key, "write refused"):
+            _LOG.error("write refused", extra={"of": key, "why": str(error)})
+
+    def record_failure(self, key: str, error: ApiError, deferred: set[str]) -> None:
+        """A write of this object was rejected: its backoff grows, once per cycle (`deferred`: the objects so far)."""
+        if key in deferred:
+            return
+        deferred.add(key)
+        if len(self._retries) >= _MAX_ENTRIES and key not in self._retries:
+            self._retries.clear()  # costs only shorter pauses
+        backoff = self._retries.setdefault(key, _RetryState()).backoff
+        backoff.min_s = _MIN_INVALID_PAUSE_S if error.code in INVALID_REQUEST_CODES else _MIN_PAUSE_S
+        backoff.fail(self._clock())
+
+    def may_retry(self, key: str) -> bool:
+        """Whether the object has no pause at present."""
+        state = self._retries.get(key)
+        return state is None or self._clock() >= state.backoff.retry_at
+
+    def failures(self, key: str) -> int:
+        """Consecutive cycles in which a write of the object was rejected."""
+        state = self._retries.get(key)
+        return 0 if state is None else state.backoff.failures
+
+    def by_pause(self, keys: Iterable[str]) -> dict[float, set[str]]:
+        """Objects with a rejected write, by seconds until the retry."""
+        pauses: dict[float, set[str]] = {}
+        for key in keys:
+            pauses.setdefault(self.pause_s(key), set()).add(key)
+        return pauses
+
+    def pause_s(self, key: str) -> float:
+        """Seconds from its last rejected write to the retry."""
+        state = self._retries.get(key)
+        return _MIN_PAUSE_S if state is None else state.backoff.pause_s
+
+    def first_report(self, key: str, reason: str) -> bool:
+        """Whether this is the first report of this reason since the rejections began; later calls return False."""
+        state = self._retries.setdefault(key, _RetryState())
+        if reason in state.reported:
+            return False
+        state.reported.add(reason)
+        return True
+
+    def reset(self, key: str) -> None:
+        """Everything of the object was written."""
+        self._retries.pop(key, None)
+
+
+def object_key(item: ObjectWrites) -> str:
+    """Key of the object that is written: a job's uid, or the queue's or flavor's name."""
+    first = item.writes[0]
+    if isinstance(first, WriteQueueStatus):
+        return f"queue {first.queue}"
+    return f"flavor {first.flavor}" if isinstance(first, WriteFlavorStatus) else item.job_uid
