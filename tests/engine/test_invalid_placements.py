@@ -199,6 +199,64 @@ def test_a_pod_that_cannot_be_bound_has_its_gang_torn_down_only_if_it_does_not_f
     assert len([write for write in round_.writes if isinstance(write, DeletePod)]) == (2 if reason else 0)
 
 
+def waiting_gang() -> tuple[spec.TrainingJob, list[NodeView], PodView, PodView]:
+    """A gang with one bound pod, and one that kube-scheduler has not tried to bind yet."""
+    one, seen, first = half_created()
+    name = pod_name("a", "u-a", "trainer", 1, 0)
+    return one, seen, first, PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", pending_reason="Node")
+
+
+def cycles(one: spec.TrainingJob, *observed: tuple[list[NodeView], PodView, PodView]) -> str | None:
+    """Why the gang is evicted after an engine has seen these nodes and pods, one after another."""
+    engine = Engine()
+    for number, (seen, *pods) in enumerate(observed):
+        state = replace(labelled_world((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)})
+        status = statuses(engine.reconcile(state)).get("u-a", one.status)
+        meta = one.metadata.model_copy(update={"resource_version": str(number + 2)})
+        one = one if status is one.status else one.model_copy(update={"status": status, "metadata": meta})
+    evicted = find_condition(one.status, "Evicted")
+    return None if evicted is None else evicted.reason
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_changes_before_its_pod_is_reported_unschedulable(change: str) -> None:
+    one, seen, bound, other = waiting_gang()
+    after = changed(seen, other.node, change)
+    unschedulable = replace(other, pending_reason="Unschedulable")
+    reason = cycles(one, (seen, bound, other), (after, bound, other), (after, bound, unschedulable))
+    assert reason == "PlacementInvalidated"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_changes_in_the_cycle_in_which_its_pod_is_reported_unschedulable(change: str) -> None:
+    one, seen, bound, other = waiting_gang()
+    unschedulable = replace(other, pending_reason="Unschedulable")
+    reason = cycles(one, (seen, bound, other), (changed(seen, other.node, change), bound, unschedulable))
+    assert reason == "PlacementInvalidated"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_changes_after_its_pod_was_reported_unschedulable(change: str) -> None:
+    one, seen, bound, other = waiting_gang()
+    unschedulable = replace(other, pending_reason="Unschedulable")
+    reason = cycles(one, (seen, bound, unschedulable), (changed(seen, other.node, change), bound, unschedulable))
+    assert reason == "PlacementInvalidated"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_changes_in_the_cycle_that_writes_the_status_for_another_reason(change: str) -> None:
+    one, seen, bound, other = waiting_gang()
+    unschedulable = replace(other, pending_reason="Unschedulable")
+    edited = one.metadata.model_copy(update={"generation": one.metadata.generation + 1})
+    engine = Engine()
+    engine.reconcile(replace(labelled_world((one,), seen), pods={"u-a": (bound, unschedulable)}))
+    state = labelled_world((one.model_copy(update={"metadata": edited}),), changed(seen, other.node, change))
+    status = statuses(engine.reconcile(replace(state, pods={"u-a": (bound, unschedulable)})))["u-a"]
+    evicted = find_condition(status, "Evicted")
+    assert evicted is not None
+    assert (status.observed_generation, evicted.reason) == (edited.generation, "PlacementInvalidated")
+
+
 def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there() -> None:
     seen = [*nodes(2, rack="r1"), replace(nodes(1, rack="r2")[0], name="n2")]
     fresh = submitted(job("a", pods=2, topology={"required": "rack"}))

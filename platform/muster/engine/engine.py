@@ -21,7 +21,7 @@ from muster.engine.wait_status import WaitStatusThrottle
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
 from muster.lifecycle import Timeouts, from_status, is_admitted
-from muster.model import Decision, Snapshot, Wait
+from muster.model import Decision, Placement, Snapshot, Wait
 from muster.scheduling import MUSTER, Policy, plan
 from muster.snapshot import SnapshotCache, build_snapshot
 from muster.snapshot.jobs import priority_of
@@ -62,6 +62,8 @@ class _IncrementalState:
     jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
     # jobs that are nominated, or evicted or shrunk for another job
     nominated_or_evicting: set[str] = field(default_factory=set)
+    unbound: set[str] = field(default_factory=set)  # admitted jobs with pods that kube-scheduler could not bind
+    snapshot: Snapshot | None = None  # on which the placements of unbound jobs were checked last
     recheck: set[str] = field(default_factory=set)  # jobs whose writes did not all succeed
     node_views: tuple[NodeView, ...] | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Engine:
         plan_s = self._clock() - plan_started
         self._planner_cache = planned.cache
         desk.apply_decisions(planned.decisions)
-        for uid, why in invalid_placements(built.snapshot, desk.unbound_placements()).items():
+        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(desk, built.snapshot)).items():
             desk.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
@@ -185,6 +187,16 @@ class Engine:
         fresh = [job.metadata.uid for job in difference.changed]
         return [*fresh, *sorted({*difference.touched, *due} - set(fresh))]
 
+    def _unbound_placements(self, updater: StatusUpdater, snapshot: Snapshot) -> dict[str, Placement]:
+        """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed."""
+        state, processed = self._incremental, updater.wake_times.keys()
+        found = updater.unbound_placements(
+            processed if _same_nodes(state.snapshot, snapshot) else processed | state.unbound
+        )
+        state.snapshot = snapshot
+        state.unbound = (state.unbound - processed) | found.keys()
+        return found
+
     def _nodes_changed(self, observed: ObservedState) -> bool:
         """Whether a node was added, removed or changed its health, so that every job has to be processed."""
         memory = self._incremental
@@ -211,6 +223,7 @@ class Engine:
             self._incremental.timers.schedule(uid, None)
             self._incremental.jobs.pop(uid, None)
             self._incremental.nominated_or_evicting.discard(uid)
+            self._incremental.unbound.discard(uid)
             self._wait_throttle.forget(uid)
             self._fair_share.release(uid, now)
 
@@ -280,6 +293,15 @@ def _has_nomination_or_eviction(status: TrainingJobStatus | None) -> bool:
 
 def _same_queue(a: tuple[QueueSpec, str, str], b: tuple[QueueSpec, str, str]) -> bool:
     return a[0] is b[0] and a[1:] == b[1:]
+
+
+def _same_nodes(before: Snapshot | None, now: Snapshot) -> bool:
+    return (
+        before is not None
+        and before.nodes is now.nodes
+        and before.flavors is now.flavors
+        and before.excluded_nodes is now.excluded_nodes
+    )
 
 
 def _health(view: NodeView) -> tuple[object, ...]:

@@ -222,11 +222,12 @@ class StatusUpdater:
 
     # ---- placements that were written in an earlier cycle
 
-    def unbound_placements(self) -> dict[str, Placement]:
-        """For gangs that were admitted in an earlier cycle: the part of the placement whose pods are created in this
-        cycle, or that kube-scheduler could not bind."""
+    def unbound_placements(self, uids: Iterable[str]) -> dict[str, Placement]:
+        """For those of these gangs that were admitted in an earlier cycle: the part of the placement whose pods are
+        created in this cycle, or that kube-scheduler could not bind. A gang that is resized in this cycle is left out:
+        its placement was just decided."""
         found: dict[str, Placement] = {}
-        for uid in self.wake_times:
+        for uid in uids:
             update = self.updates.get(uid)
             job = self._jobs[uid]
             status = job.status if update is None else update.status
