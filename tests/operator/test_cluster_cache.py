@@ -196,6 +196,18 @@ def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None
     assert seen.observe().pods["uid-llama"] is before
 
 
+def test_a_pod_we_created_with_a_scheduling_gate_is_unschedulable_once_its_event_arrives() -> None:
+    seen, changes = new_cache()
+    seen.jobs.on_upsert(job_seen())
+    gated = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    made = pod_seen("", 5, node="", owner="uid-llama", phase="Pending", conditions=gated)
+    seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
+    assert seen.observe().pods["uid-llama"][0].pending_reason != "Unschedulable"
+    assert changes.during(lambda: seen.pods.on_upsert(made)) > 0
+    assert seen.observe().pods["uid-llama"][0].pending_reason == "Unschedulable"
+    assert changes.during(lambda: seen.pods.on_upsert(made)) == 0
+
+
 def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
     seen, _ = new_cache()
     seen.pods.on_upsert(pod_seen("foreign", 1, node=""))

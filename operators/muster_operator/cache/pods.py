@@ -56,8 +56,13 @@ class PodCache:
     def on_upsert(self, item: V1Pod) -> None:
         """A pod was created or changed."""
         key, version = _object_key(item), item.metadata.version
+        known = self._cache.get(key)
         if self._cache.is_newer(key, version):
-            self._cache.upsert(key, version, cached_pod(item, self._cache.get(key)))
+            self._cache.upsert(key, version, cached_pod(item, known))
+        elif known is not None and known.version == version and item.status.conditions:
+            # Our own creation: its response has no status. A pod with a scheduling gate has a condition from the start,
+            # and no later event until the gate is removed.
+            self._cache.replace(key, cached_pod(item, known))
 
     def on_read(self, item: V1Pod) -> None:
         """A GET returned the pod; watches may have delivered newer states."""
