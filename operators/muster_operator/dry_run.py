@@ -27,7 +27,7 @@ from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.resources import PODS
 from muster.model import MAX_AMOUNT
 from muster.quantity import format_quantity
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
 from muster.yaml_input.field_errors import field_path
 from muster.yaml_input.pod_fields import unknown_in

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from muster import spec
 from muster.lifecycle import is_admitted, is_finished
 from muster.lifecycle.placement import from_status
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster_operator.metrics import OperatorMetrics
 
 _UsageKey = tuple[str, str, str]  # queue, namespace, resource

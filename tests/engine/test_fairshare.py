@@ -10,9 +10,9 @@ from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import WriteQueueStatus
 from muster.engine import Engine, run_cycle
-from muster.fairshare import FairShare, decay
 from muster.model import Resources, Role, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
+from muster.state.fair_share import FairShare, charge_of, decay
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 2, 2, Resources.of({GPU: 8}))
@@ -33,9 +33,10 @@ def gpu_seconds(one: FairShare, now: float) -> float:
 
 def test_usage_grows_by_what_is_taken_and_halves_every_half_life() -> None:
     one = shares()
-    one.charge("u", "default", PLACED, [ROLE], 0.0, 0.0)
+    charge = charge_of("default", PLACED, [ROLE])
+    one.charge("u", {}, charge, 0.0, 0.0)
     assert gpu_seconds(one, 10) == pytest.approx(160, rel=2e-3)
-    one.charge("u", "default", (), [ROLE], 0.0, 10.0)
+    one.charge("u", charge, {}, 0.0, 10.0)
     at_end = gpu_seconds(one, 10)
     assert gpu_seconds(one, 10 + 3600) == pytest.approx(at_end / 2, rel=1e-6)
 
@@ -51,7 +52,7 @@ def test_usage_does_not_depend_on_how_often_it_is_updated(
 
 def test_the_planner_sees_the_same_usage_until_the_next_tick() -> None:
     one = shares()
-    one.charge("u", "default", PLACED, [ROLE], 100.0, 100.0)
+    one.charge("u", {}, charge_of("default", PLACED, [ROLE]), 100.0, 100.0)
     first = one.published_usage(119)
     assert one.published_usage(119.9) is first
     later = one.published_usage(121)
@@ -61,7 +62,7 @@ def test_the_planner_sees_the_same_usage_until_the_next_tick() -> None:
 def test_only_resources_that_some_queue_limits_are_counted() -> None:
     one = shares()
     role = Role("trainer", 2, 2, Resources.of({GPU: 8, "cpu": 1000, "pods": 1}))
-    one.charge("u", "default", PLACED, [role], 0.0, 0.0)
+    one.charge("u", {}, charge_of("default", PLACED, [role]), 0.0, 0.0)
     assert {usage.resource for usage in one.published_usage(60)} == {GPU}
 
 

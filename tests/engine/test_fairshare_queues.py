@@ -30,7 +30,7 @@ def with_uid(one: spec.Queue, uid: str, usage: float | None = None, at: float = 
 
 
 def gpu_seconds(engine: Engine, now: float, name: str = "default") -> float:
-    status = engine._fair_share.status(name, now)
+    status = engine._state.fair_share.status(name, now)
     return 0.0 if status is None else {one.resource: one.resource_seconds for one in status.usage}.get(GPU, 0.0)
 
 
@@ -70,7 +70,7 @@ def test_usage_is_not_negative_after_an_edit_and_the_end_of_a_job() -> None:
     settle(engine, cluster, until=200)
     cluster.delete("uid-default-a")
     settle(engine, cluster, until=1000)
-    assert not engine._fair_share.has_charges
+    assert not engine._state.fair_share.has_charges
     ended = gpu_seconds(engine, 1000)
     assert 16 * 200 <= ended <= 16 * 300, "it was told to stop, and had some time to"
     assert gpu_seconds(engine, 100_000) == pytest.approx(ended, rel=0.01)

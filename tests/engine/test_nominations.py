@@ -15,6 +15,7 @@ from muster.lifecycle import Timeouts, find_condition, pod_slots, reconcile_job,
 from muster.lifecycle.observation import Observation
 from muster.model import Nominate, Placement, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
+from muster.state import JobEntry
 
 NOW = 100.0
 ROOM: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -84,7 +85,7 @@ def settled(
         jobs.append(named("v", victim, deleted=deleted))
     world = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
     desk = StatusUpdater(
-        world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
+        world, {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
     )
     desk.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return desk

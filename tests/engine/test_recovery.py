@@ -43,11 +43,11 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
     cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine()
     settle(engine, cluster, until=30)
-    assert engine._fair_share.has_charges
+    assert engine._state.fair_share.has_charges
     engine.recheck()
     world = cluster.observe()
     engine.reconcile(replace(world, jobs=(), pods={}, heartbeats={}, now=world.now + 1))
-    assert not engine._fair_share.has_charges
+    assert not engine._state.fair_share.has_charges
 
 
 def test_usage_ends_with_a_job_that_goes_in_the_very_cycle_whose_writes_do_not_all_happen() -> None:
@@ -58,7 +58,12 @@ def test_usage_ends_with_a_job_that_goes_in_the_very_cycle_whose_writes_do_not_a
     cluster.delete(uid)
     settle(engine, cluster, until=400)
     assert not cluster.has_job(uid)
-    assert not engine._fair_share.has_charges
+    assert not engine._state.fair_share.has_charges
+
+
+def wait_times(engine: Engine) -> set[str]:
+    """The jobs of which is known when their wait was written."""
+    return {uid for uid, entry in engine._state.jobs.items() if entry.wait_written_at is not None}
 
 
 def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped() -> None:
@@ -67,12 +72,12 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
         cluster.submit(job(name), JobBehavior(100_000.0))
     engine = Engine()
     settle(engine, cluster, until=30)
-    assert engine._wait_throttle.known_jobs() == {"uid-default-b"}
+    assert wait_times(engine) == {"uid-default-b"}
     engine.recheck()
-    assert engine._wait_throttle.known_jobs() == {"uid-default-b"}, "when they were written still counts"
+    assert wait_times(engine) == {"uid-default-b"}, "when they were written still counts"
     world = cluster.observe()
     engine.reconcile(replace(world, jobs=world.jobs[:1]))
-    assert engine._wait_throttle.known_jobs() == frozenset()
+    assert wait_times(engine) == set()
 
 
 @pytest.mark.parametrize("part", ["heartbeats", "pod_rejections"])

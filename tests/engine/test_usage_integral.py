@@ -15,10 +15,10 @@ from muster import spec
 from muster.cluster import Write
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Conflict
-from muster.fairshare import FairShare
 from muster.lifecycle import from_status, is_admitted
 from muster.model import Resources, Role, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
+from muster.state.fair_share import Charge, FairShare, charge_of
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 1, 9, Resources.of({GPU: 8}))
@@ -56,6 +56,7 @@ class Story:
         self.admitted: dict[str, tuple[str, int, float]] = {}
         self.ran = {name: Integral() for name in QUEUES}
         self.shares = FairShare()
+        self.charges: dict[str, Charge] = {}
         self.look()
 
     def look(self) -> None:
@@ -64,7 +65,11 @@ class Story:
     def charge(self, uid: str) -> None:
         name, count, since = self.admitted[uid]
         placed = (RolePlacement("trainer", "any", (("n0", count),)),) if count else ()
-        self.shares.charge(uid, name, placed, [ROLE], since, self.now)
+        self.set_charge(uid, charge_of(name, placed, [ROLE]), since)
+
+    def set_charge(self, uid: str, charge: Charge, since: float) -> None:
+        self.shares.charge(uid, self.charges.get(uid, {}), charge, since, self.now)
+        self.charges[uid] = charge
 
     def put(self, name: str, **changes: object) -> None:
         self.queues[name] = self.queues[name].model_copy(update=changes)
@@ -101,9 +106,9 @@ class Story:
             del self.admitted[uid]
         elif what == "go":
             self.admitted.pop(uid, None)
-            self.shares.release(uid, self.now)
+            self.set_charge(uid, {}, self.now)
         elif what == "hide":  # or its end was decided and could not be written
-            self.shares.release(uid, self.now)
+            self.set_charge(uid, {}, self.now)
             self.wait(7.0)
             if runs:
                 self.charge(uid)
@@ -128,6 +133,7 @@ class Story:
             self.write()
             self.wait(11.0)
             self.shares = FairShare()
+            self.charges.clear()
             self.look()
             for uid in self.admitted:
                 self.charge(uid)
@@ -211,7 +217,7 @@ def test_an_engine_counts_what_is_admitted_whatever_is_edited_deleted_or_refused
             cluster.advance(at)
         rounds(engine, cluster)
         for name in QUEUES:
-            counted = published(engine._fair_share.status(name, cluster.now))
+            counted = published(engine._state.fair_share.status(name, cluster.now))
             assert counted == pytest.approx(ran[name].value(), rel=1e-6, abs=0.1)
 
     for index, (what, number, elapsed_s) in enumerate(steps):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from tests.engine.worlds import job
 
 from muster.engine.wait_status import WaitStatusThrottle
 from muster.model import Wait
 from muster.spec import TrainingJobStatus
+from muster.state import JobEntry
 
 
 def line(count: int, shift: int = 0) -> list[Wait]:
@@ -21,12 +23,13 @@ def written(every_s: float, count: int, seconds: int) -> dict[str, list[int]]:
         WaitStatusThrottle(every_s),
         dict.fromkeys((wait.gang_uid for wait in line(count)), TrainingJobStatus()),
     )
+    entries = {uid: JobEntry(job(uid)) for uid in statuses}
     at: dict[str, list[int]] = {uid: [] for uid in statuses}
     for second in range(seconds):
         waits = line(count, second % 2)
         news.begin_cycle(waits)
         for wait in waits:
-            told, _ = news.update(wait, statuses[wait.gang_uid], float(second), force=False)
+            told, _ = news.update(entries[wait.gang_uid], wait, statuses[wait.gang_uid], float(second), force=False)
             if told is not statuses[wait.gang_uid]:
                 statuses[wait.gang_uid] = told
                 at[wait.gang_uid].append(second)
@@ -39,6 +42,7 @@ def test_positions_are_refreshed_once_a_minute() -> None:
 
 
 def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
+    entry = JobEntry(job("a"))
     news = WaitStatusThrottle(60.0)
     waits = [
         Wait(f"job{queue}-{number}", "InsufficientResources", "", number + 1)
@@ -47,26 +51,28 @@ def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
     ]
     news.begin_cycle(waits)
     status = TrainingJobStatus()
-    told, _ = news.update(waits[0], status, 0.0, force=False)
+    told, _ = news.update(entry, waits[0], status, 0.0, force=False)
     moved = Wait(waits[0].gang_uid, "InsufficientResources", "", 2)
-    assert news.update(moved, told, 179.0, force=False) == (told, 180.0)
-    again, due = news.update(moved, told, 180.0, force=False)
+    assert news.update(entry, moved, told, 179.0, force=False) == (told, 180.0)
+    again, due = news.update(entry, moved, told, 180.0, force=False)
     assert (again.queue_position, due) == (2, None)
 
 
 def test_a_new_reason_is_written_at_once_however_many_gangs_wait() -> None:
+    entry = JobEntry(job("a"))
     news = WaitStatusThrottle(60.0)
     waits = line(90) * 40
     news.begin_cycle(waits)
-    told, _ = news.update(waits[0], TrainingJobStatus(), 0.0, force=False)
+    told, _ = news.update(entry, waits[0], TrainingJobStatus(), 0.0, force=False)
     other = Wait(waits[0].gang_uid, "QuotaExceeded", "", 1)
-    assert news.update(other, told, 1.0, force=False)[0].reason == "QuotaExceeded"
+    assert news.update(entry, other, told, 1.0, force=False)[0].reason == "QuotaExceeded"
 
 
 @pytest.mark.parametrize("every_s", [60.0, inf])
 def test_a_simulation_gets_each_wait_status_once(every_s: float) -> None:
+    entry = JobEntry(job("a"))
     news = WaitStatusThrottle(every_s)
     news.begin_cycle(line(3))
-    told, _ = news.update(line(3)[0], TrainingJobStatus(), 0.0, force=False)
-    again, due = news.update(line(3, 5)[0], told, 1e9, force=False)
+    told, _ = news.update(entry, line(3)[0], TrainingJobStatus(), 0.0, force=False)
+    again, due = news.update(entry, line(3, 5)[0], told, 1e9, force=False)
     assert (again is told, due) == (every_s == inf, None)

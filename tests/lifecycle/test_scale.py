@@ -10,7 +10,7 @@ from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, 
 
 from muster import spec
 from muster.lifecycle import pod_slots, transitions
-from muster.snapshot.jobs import to_roles
+from muster.state.jobs import to_roles
 from muster.validation import with_replicas
 
 

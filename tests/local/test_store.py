@@ -17,7 +17,7 @@ from muster.local.records import EventRecord, PodRecord
 from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
 from muster.local.wiring import ensure_default_objects
 from muster.model import Resources
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.operator.objects import job_document, job_seen, read, template
 
 from muster import spec
 from muster.kube.objects import RawTrainingJob
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.dry_run import compare_pod
 

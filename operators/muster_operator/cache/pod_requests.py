@@ -19,7 +19,7 @@ from muster.kube.objects import (
 )
 from muster.model import Resources
 from muster.quantity import clamp_quantity
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster_operator.cache.lru_cache import LRUCache
 
 _CACHE = LRUCache[bytes, Resources]()

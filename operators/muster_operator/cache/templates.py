@@ -16,7 +16,7 @@ import msgspec
 
 from muster import spec
 from muster.model import Resources
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.pod_builder.run_folder import run_folder_fields
 

@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.change_tracker import ChangeTracker, TimerQueue
-from muster.cluster import Cluster, NodeView, ObjectWrites, ObservedState, Write, WritePhase
+from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
 from muster.engine.placement_check import invalid_placements
 from muster.engine.queue_status import flavor_status_writes, guarantees_exceeding_nodes, queue_status_writes
 from muster.engine.status_update import WritePriority, write_phases
 from muster.engine.status_updater import StatusUpdater
 from muster.engine.wait_status import WaitStatusThrottle
 from muster.errors import Conflict
-from muster.fairshare import TICK_S, FairShare
 from muster.lifecycle import Timeouts, from_status, is_admitted
 from muster.model import Decision, Placement, Snapshot, Wait
-from muster.scheduling import MUSTER, Policy, plan
-from muster.snapshot import SnapshotCache, build_snapshot
-from muster.snapshot.jobs import priority_of
-from muster.spec import QueueSpec, TrainingJob, TrainingJobStatus
+from muster.scheduling import MUSTER, PlannerCache, Policy, plan
+from muster.state import BuildResult, ClusterState, build_snapshot
+from muster.state.cluster_state import has_nomination_or_eviction
+from muster.state.fair_share import TICK_S, charge_of
+from muster.state.jobs import NEVER, priority_of
 
 STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most this often
 
@@ -52,24 +51,6 @@ class CycleResult:
         return tuple(write for phase in (*self.phases, self.deferred) for part in phase for write in part.writes)
 
 
-@dataclass(slots=True)
-class _IncrementalState:
-    """What lets a cycle process only what changed. Losing it costs time, nothing else."""
-
-    first_cycle: bool = True  # nothing was observed yet
-    changes: ChangeTracker = field(default_factory=ChangeTracker)
-    timers: TimerQueue = field(default_factory=TimerQueue)
-    jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
-    # jobs that are nominated, or evicted or shrunk for another job
-    nominated_or_evicting: set[str] = field(default_factory=set)
-    unbound: set[str] = field(default_factory=set)  # admitted jobs with pods that kube-scheduler could not bind
-    snapshot: Snapshot | None = None  # on which the placements of unbound jobs were checked last
-    recheck: set[str] = field(default_factory=set)  # jobs whose writes did not all succeed
-    node_views: tuple[NodeView, ...] | None = None
-    nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    queue_specs: tuple[tuple[QueueSpec, str, str], ...] | None = None  # with names and uids
-
-
 class Engine:
     """Decides for one cluster: from the observed state to writes.
 
@@ -89,170 +70,117 @@ class Engine:
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
         self._wait_throttle = WaitStatusThrottle(status_refresh_s)
-        self._incremental = _IncrementalState()
-        self._snapshot_cache = SnapshotCache()
+        self._state = ClusterState()
         self._planner_cache: Any = None
-        self._fair_share = FairShare()
 
     def recheck(self, uids: Iterable[str] | None = None) -> None:
         """Process these jobs (None: every job) again in the next cycle, since some writes of the last one may not have
-        succeeded. If the jobs are unknown pass None; it costs time, nothing else."""
-        if uids is None:
-            self._incremental = _IncrementalState()
-            self._wait_throttle.invalidate()
-            return
-        for uid in uids:
-            self._incremental.recheck.add(uid)
-            self._wait_throttle.forget(uid)
+        succeeded. If the jobs are unknown pass None; it costs time, nothing else. Any thread may call it."""
+        self._state.recheck(uids)
 
     def reconcile(self, observed: ObservedState) -> CycleResult:
         """What to write now, in order. If it fails, the next cycle processes everything."""
         try:
             return self._reconcile(observed)
         except BaseException:
-            self._snapshot_cache, self._planner_cache = SnapshotCache(), None
-            self.recheck()
+            self._state, self._planner_cache = self._state.rebuilt(), None
             raise
 
     def _reconcile(self, observed: ObservedState) -> CycleResult:
-        now, memory = observed.now, self._incremental
-        changed = self._jobs_to_reconcile(observed)
-        desk = StatusUpdater(observed, memory.jobs, memory.nodes, self._timeouts)
-        for uid in changed:
-            desk.reconcile_job(uid)
-        desk.sync_nominations(
-            memory.nominated_or_evicting
-            | {uid for uid in changed if _has_nomination_or_eviction(desk.latest_status(uid))}
+        state, now = self._state, observed.now
+        # 1. Continue the lifecycle of every job that changed or whose timer is due.
+        changes = state.update(observed)
+        updater = StatusUpdater(observed, state.jobs, state.nodes, self._timeouts)
+        for uid in changes.reconcile:
+            updater.reconcile_job(uid)
+        updater.sync_nominations(
+            state.nominated_or_evicting
+            | {uid for uid in changes.reconcile if has_nomination_or_eviction(updater.latest_status(uid))}
         )
-        built = build_snapshot(
-            observed, self._snapshot_cache, self._fair_share.published_usage(now), desk.updated_jobs()
-        )
+        # 2. Plan on the result.
+        usage = state.fair_share.published_usage(now)
+        built = build_snapshot(state, observed, changes, usage, updater.updated_jobs())
         plan_started = self._clock()
         planned = plan(built.snapshot, self._planner_cache, self._policy)
         plan_s = self._clock() - plan_started
         self._planner_cache = planned.cache
-        desk.apply_decisions(planned.decisions)
-        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(desk, built.snapshot)).items():
-            desk.evict_invalid(uid, why)
+        # 3. Convert the decisions into statuses.
+        updater.apply_decisions(planned.decisions)
+        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(updater, built.snapshot)).items():
+            updater.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
-        desk.revoke_nominations(waits.values())
-        news_at = self._update_wait_statuses(desk, waits, now)
-        self._update_usage(desk, changed, now)
-        _record_priorities(desk, observed.priority_classes)
-        phases, afterwards = write_phases(desk.updates.values())
-        reports: list[Write] = []
-        beyond = guarantees_exceeding_nodes(planned.cache)
-        reports += queue_status_writes(
-            observed.queues, built.queue_verdicts, beyond, self._fair_share, now, self._wait_throttle.refresh_s
-        )
-        reports += flavor_status_writes(observed.flavors, built.overlaps, now)
-        if reports:
-            phases.append(tuple(ObjectWrites("", (write,)) for write in reports))
-        for uid, wake_at in desk.wake_times.items():
-            memory.timers.schedule(uid, wake_at)
-        tick_at = (
-            (now // TICK_S + 1) * TICK_S
-            if self._fair_share.has_charges and self._wait_throttle.refresh_s <= STATUS_REFRESH_S
-            else None
-        )
-        times = (at for at in (memory.timers.next_time(), built.wake_at, news_at, tick_at) if at is not None)
-        wake_at = now if desk.needs_another_cycle else min(times, default=None)
-        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
-
-    def _jobs_to_reconcile(self, observed: ObservedState) -> list[str]:
-        """Jobs that changed, or whose timer is due."""
-        memory = self._incremental
-        everyone = self._nodes_changed(observed)
-        self._update_queues(observed)
-        difference = memory.changes.diff(observed.jobs, observed.pods, observed.heartbeats)
-        gone = difference.removed
-        if memory.first_cycle:  # jobs that were removed meanwhile are in no difference
-            gone = (self._fair_share.charged_jobs() | self._wait_throttle.known_jobs()) - {
-                job.metadata.uid for job in observed.jobs
-            }
-            memory.first_cycle = False
-        self._forget_jobs(gone, observed.now)
-        for job in difference.changed:
-            memory.jobs[job.metadata.uid] = job
-            (
-                memory.nominated_or_evicting.add
-                if _has_nomination_or_eviction(job.status)
-                else memory.nominated_or_evicting.discard
-            )(job.metadata.uid)
-        again = {memory.recheck.pop() for _ in range(len(memory.recheck))}  # another thread may add to it now
-        due = {*memory.timers.pop_due(observed.now), *again} & memory.jobs.keys()
-        if everyone:
-            return [job.metadata.uid for job in observed.jobs]
-        fresh = [job.metadata.uid for job in difference.changed]
-        return [*fresh, *sorted({*difference.touched, *due} - set(fresh))]
+        updater.revoke_nominations(waits.values())
+        refresh_at = self._update_wait_statuses(updater, waits, now)
+        self._update_usage(updater, changes.reconcile, now)
+        _record_priorities(updater, observed.priority_classes)
+        # 4. Order the writes.
+        phases, deferred = write_phases(updater.updates.values())
+        object_writes = self._object_writes(observed, built, planned.cache)
+        if object_writes:
+            phases.append(tuple(ObjectWrites("", (write,)) for write in object_writes))
+        for uid, wake_at in updater.wake_times.items():
+            state.jobs[uid].reconcile_at = NEVER if wake_at is None else wake_at
+            state.schedule(uid)
+        times = (state.timers.next_time(), built.wake_at, refresh_at, self._next_tick(now))
+        wake_at = now if updater.needs_another_cycle else min((at for at in times if at is not None), default=None)
+        return CycleResult(tuple(phases), deferred, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
 
     def _unbound_placements(self, updater: StatusUpdater, snapshot: Snapshot) -> dict[str, Placement]:
         """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed."""
-        state, processed = self._incremental, updater.wake_times.keys()
-        found = updater.unbound_placements(
-            processed if _same_nodes(state.snapshot, snapshot) else processed | state.unbound
-        )
-        state.snapshot = snapshot
+        state, processed = self._state, updater.wake_times.keys()
+        same_nodes = _same_nodes(state.checked_snapshot, snapshot)
+        found = updater.unbound_placements(processed if same_nodes else processed | state.unbound)
+        state.checked_snapshot = snapshot
         state.unbound = (state.unbound - processed) | found.keys()
         return found
-
-    def _nodes_changed(self, observed: ObservedState) -> bool:
-        """Whether a node was added, removed or changed its health, so that every job has to be processed."""
-        memory = self._incremental
-        if memory.node_views is observed.nodes:
-            return False
-        before, memory.nodes = memory.nodes, {view.name: view for view in observed.nodes}
-        memory.node_views = observed.nodes
-        if before.keys() != memory.nodes.keys():
-            return True
-        return any(
-            view is not before[name] and _health(view) != _health(before[name]) for name, view in memory.nodes.items()
-        )
-
-    def _update_queues(self, observed: ObservedState) -> None:
-        queues = tuple((queue.spec, queue.metadata.name, queue.metadata.uid) for queue in observed.queues)
-        known = self._incremental.queue_specs
-        if known is not None and len(queues) == len(known) and all(map(_same_queue, queues, known)):
-            return
-        self._incremental.queue_specs = queues
-        self._fair_share.update_queues(observed.queues, observed.now)
-
-    def _forget_jobs(self, gone: Iterable[str], now: float) -> None:
-        for uid in gone:
-            self._incremental.timers.schedule(uid, None)
-            self._incremental.jobs.pop(uid, None)
-            self._incremental.nominated_or_evicting.discard(uid)
-            self._incremental.unbound.discard(uid)
-            self._wait_throttle.forget(uid)
-            self._fair_share.release(uid, now)
 
     def _update_wait_statuses(self, updater: StatusUpdater, waits: Mapping[str, Wait], now: float) -> float | None:
         """Write why jobs wait, as often as allowed; return when to do so again."""
         again: float | None = None
-        jobs, updates, tell = self._incremental.jobs, updater.updates, self._wait_throttle.update
+        jobs, updates, throttle = self._state.jobs, updater.updates, self._wait_throttle.update
         self._wait_throttle.begin_cycle(waits.values())
         for uid, wait in waits.items():
-            update = updates.get(uid)
-            status = jobs[uid].status if update is None else update.status
-            written, due = tell(wait, status, now, force=update is not None and update.changed)
+            entry, update = jobs[uid], updates.get(uid)
+            status = entry.job.status if update is None else update.status
+            written, due = throttle(entry, wait, status, now, force=update is not None and update.changed)
             if written is not status:
                 updater.set_wait_status(uid, written)
             if due is not None and (again is None or due < again):
                 again = due
         for uid in updates.keys() - waits.keys():
-            self._wait_throttle.forget(uid)
+            jobs[uid].clear_wait()
         return again
 
-    def _update_usage(self, updater: StatusUpdater, changed: list[str], now: float) -> None:
+    def _update_usage(self, updater: StatusUpdater, reconciled: Iterable[str], now: float) -> None:
         """Fair-share usage counts from now on what the jobs of this cycle take."""
-        for uid in {*changed, *updater.updates}:
-            status, gang = updater.latest_status(uid), self._snapshot_cache.jobs[uid].gang
-            if status is None:
+        for uid in {*reconciled, *updater.updates}:
+            entry, status = self._state.jobs[uid], updater.latest_status(uid)
+            if status is None or entry.gang is None:
                 continue
             placement = from_status(status.placement) if is_admitted(status) else ()
+            charge = charge_of(entry.gang.queue, placement, entry.gang.roles)
             since = now if status.admitted_at is None else status.admitted_at
-            self._fair_share.charge(uid, gang.queue, placement, gang.roles, since, now)
+            self._state.fair_share.charge(uid, entry.charge, charge, since, now)
+            entry.charge = charge
+
+    def _object_writes(self, observed: ObservedState, built: BuildResult, cache: PlannerCache) -> list[Write]:
+        """Statuses of queues and flavors."""
+        queues = queue_status_writes(
+            observed.queues,
+            built.queue_readiness,
+            guarantees_exceeding_nodes(cache),
+            self._state.fair_share,
+            observed.now,
+            self._wait_throttle.refresh_s,
+        )
+        return [*queues, *flavor_status_writes(observed.flavors, built.overlaps, observed.now)]
+
+    def _next_tick(self, now: float) -> float | None:
+        """When published usage changes by time alone; None if no job is charged."""
+        if self._wait_throttle.refresh_s > STATUS_REFRESH_S or not self._state.fair_share.has_charges:
+            return None
+        return (now // TICK_S + 1) * TICK_S
 
 
 def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
@@ -287,14 +215,6 @@ def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> No
             update.status = update.status.model_copy(update={"priority": priority})
 
 
-def _has_nomination_or_eviction(status: TrainingJobStatus | None) -> bool:
-    return status is not None and (status.nomination is not None or status.eviction is not None)
-
-
-def _same_queue(a: tuple[QueueSpec, str, str], b: tuple[QueueSpec, str, str]) -> bool:
-    return a[0] is b[0] and a[1:] == b[1:]
-
-
 def _same_nodes(before: Snapshot | None, now: Snapshot) -> bool:
     return (
         before is not None
@@ -302,7 +222,3 @@ def _same_nodes(before: Snapshot | None, now: Snapshot) -> bool:
         and before.flavors is now.flavors
         and before.excluded_nodes is now.excluded_nodes
     )
-
-
-def _health(view: NodeView) -> tuple[object, ...]:
-    return view.ready, view.not_ready_since, view.taints

@@ -7,8 +7,8 @@ from dataclasses import replace
 from muster.cluster import DRAIN_TAINT, NodeView, ObservedState
 from muster.engine.replay import replay
 from muster.model import Resources, Wait
-from muster.snapshot import SnapshotCache, build_snapshot
 from muster.spec import TrainingJob, TrainingJobStatus
+from muster.state import snapshot_of
 
 
 def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
@@ -23,7 +23,7 @@ def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
         update={"metadata": meta, "spec": wanted, "status": TrainingJobStatus(submitted_at=observed.now)}
     )
     nodes = tuple(_idle_and_healthy(node) for node in observed.nodes)
-    built = build_snapshot(replace(observed, jobs=(fresh,), pods={}, heartbeats={}, nodes=nodes), SnapshotCache())
+    built = snapshot_of(replace(observed, jobs=(fresh,), pods={}, heartbeats={}, nodes=nodes))
     if built.rejected:
         return built.rejected[0]
     decisions = replay(built.snapshot)

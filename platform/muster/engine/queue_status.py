@@ -8,10 +8,10 @@ import numpy as np
 
 from muster import spec
 from muster.cluster import WriteFlavorStatus, WriteQueueStatus
-from muster.fairshare import FairShare
 from muster.lifecycle.conditions import with_condition
 from muster.quantity import format_quantity
 from muster.scheduling import PlannerCache
+from muster.state.fair_share import FairShare
 from muster.validation import QueueReadiness
 
 

@@ -12,6 +12,7 @@ from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, ma
 from muster.lifecycle.placement import describe, placement_of
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
 from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
+from muster.state import JobEntry
 
 INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
     {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
@@ -25,12 +26,12 @@ PLACEMENT_INVALIDATED = "PlacementInvalidated"
 
 
 class StatusUpdater:
-    """The status updates of one cycle. `jobs` is by uid, as observed."""
+    """The status updates of one cycle. `jobs` is by uid."""
 
     def __init__(
         self,
         observed: ObservedState,
-        jobs: Mapping[str, TrainingJob],
+        jobs: Mapping[str, JobEntry],
         nodes: Mapping[str, NodeView],
         timeouts: Timeouts,
     ) -> None:
@@ -46,7 +47,7 @@ class StatusUpdater:
     def reconcile_job(self, uid: str) -> None:
         """Continue a job's lifecycle from its newest status."""
         update = self.updates.get(uid)
-        job = self._jobs[uid] if update is None else _with_status(update.job, update.status)
+        job = self._jobs[uid].job if update is None else _with_status(update.job, update.status)
         observed = self._observed
         pods: tuple[PodView, ...] = observed.pods.get(uid, ())
         deleted = job.spec.queue in self._queues_deleting
@@ -71,8 +72,8 @@ class StatusUpdater:
         update = self.updates.get(uid)
         if update is not None:
             return update.status
-        job = self._jobs.get(uid)
-        return None if job is None else job.status
+        entry = self._jobs.get(uid)
+        return None if entry is None else entry.job.status
 
     def updated_jobs(self) -> dict[str, TrainingJob]:
         """Jobs whose status is about to change, with the new status."""
@@ -114,7 +115,7 @@ class StatusUpdater:
         evicted.
         """
         status = self.latest_status(victim)
-        if status is None or not is_admitted(status) or self._jobs[victim].metadata.deletion_timestamp is not None:
+        if status is None or not is_admitted(status) or self._jobs[victim].job.metadata.deletion_timestamp is not None:
             return "gone"
         if is_evicting(status):
             return "evicting"
@@ -151,11 +152,9 @@ class StatusUpdater:
 
     def _admit(self, decision: Admit) -> None:
         uid, now = decision.gang_uid, self._observed.now
-        if is_admitted(self._jobs[uid].status):
-            # It releases capacity in this cycle. One write for both would be in the phase of the gang
-            # that gets this
-            # capacity, which would be assigned twice; so the release is written now and the admission in
-            # the next cycle.
+        if is_admitted(self._jobs[uid].job.status):
+            # It releases capacity in this cycle. One write for both would be in the phase of the gang that gets this
+            # capacity, which would be assigned twice; so the release is written now, the admission in the next cycle.
             self.needs_another_cycle = True
             return
         if uid not in self.updates:
@@ -229,7 +228,7 @@ class StatusUpdater:
         found: dict[str, Placement] = {}
         for uid in uids:
             update = self.updates.get(uid)
-            job = self._jobs[uid]
+            job = self._jobs[uid].job
             status = job.status if update is None else update.status
             if not is_admitted(job.status) or not is_admitted(status) or is_evicting(status):
                 continue
@@ -267,7 +266,7 @@ class StatusUpdater:
     def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:
         update = self.updates.get(uid)
         if update is None:
-            job = self._jobs[uid]
+            job = self._jobs[uid].job
             update = self.updates[uid] = StatusUpdate(job, job.status, priority)
         else:
             update.raise_priority(priority)
@@ -280,7 +279,7 @@ class StatusUpdater:
         """Set a status that only says why the job waits."""
         update = self.updates.get(uid)
         if update is None:
-            job = self._jobs[uid]
+            job = self._jobs[uid].job
             update = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
         update.status = status
 
@@ -289,8 +288,11 @@ class StatusUpdater:
         self._update(uid, WritePriority.LIFECYCLE).writes.append(event)
 
     def _job_name(self, uid: str) -> str:
-        job = self._jobs.get(uid)
-        return uid if job is None else f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+        entry = self._jobs.get(uid)
+        if entry is None:
+            return uid
+        meta = entry.job.metadata
+        return f"{meta.namespace or 'default'}/{meta.name}"
 
 
 def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> WritePriority:

@@ -8,7 +8,7 @@ would cost more than planning. Current values are in the `waits` of a cycle's re
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from muster.lifecycle import find_condition, transitions
 from muster.lifecycle.conditions import ADMITTED
 from muster.model import Wait
 from muster.spec import TrainingJobStatus
+from muster.state import JobEntry
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]
 REFRESHED_POSITIONS = 100  # positions of a queue that are refreshed
@@ -25,12 +26,10 @@ _ERROR_REFRESH_S = 5.0  # errors of the job itself: its owner watches the result
 
 @dataclass(slots=True)
 class WaitStatusThrottle:
-    """What was last written of waiting jobs. `refresh_s`: seconds until the same reason is written again."""
+    """How often is written why jobs wait. `refresh_s`: seconds until the same reason is written again."""
 
     refresh_s: float
     _full_refresh_s: float = 0.0  # how long it takes to write all of them
-    _written_at: dict[str, float] = field(default_factory=dict)
-    _last_written: dict[str, Wait] = field(default_factory=dict)
 
     def begin_cycle(self, waits: Iterable[Wait]) -> None:
         """These jobs wait now: with many jobs each position is refreshed less often."""
@@ -38,48 +37,35 @@ class WaitStatusThrottle:
         self._full_refresh_s = count / _REFRESHES_PER_SECOND
 
     def update(
-        self, wait: Wait, status: TrainingJobStatus, now: float, *, force: bool
+        self, entry: JobEntry, wait: Wait, status: TrainingJobStatus, now: float, *, force: bool
     ) -> tuple[TrainingJobStatus, float | None]:
-        """The status to write (the same object: nothing), and when to call again.
+        """The status to write (the same object: nothing), and when to call again. The entry records what is written.
 
         `force`: the status is written in any case, so it gets the newest message.
         """
-        uid = wait.gang_uid
-        code, text = self._known_wait(uid, status)
+        code, text = _written_wait(entry, status)
         if not force and code == wait.reason:
             if text == _wait_text(wait) or (wait.position is not None and wait.position > REFRESHED_POSITIONS):
                 return status, None
             in_turn_s = max(self.refresh_s, self._full_refresh_s)
             every_s = in_turn_s if wait.position is not None else min(self.refresh_s, _ERROR_REFRESH_S)
-            due = self._written_at.setdefault(uid, now) + every_s
+            if entry.wait_written_at is None:
+                entry.wait_written_at = now
+            due = entry.wait_written_at + every_s
             if now < due:
                 return status, due if due < inf else None
-        self._written_at[uid] = now
-        self._last_written[uid] = wait
+        entry.wait, entry.wait_written_at = wait, now
         return transitions.set_waiting(status, wait, now), None
 
-    def _known_wait(self, uid: str, status: TrainingJobStatus) -> tuple[str | None, _WaitText]:
-        """Reason and message in the status, as far as known."""
-        last = self._last_written.get(uid)
-        if last is not None:
-            return last.reason, _wait_text(last)
-        condition = find_condition(status, ADMITTED)
-        if condition is None:
-            return None, ("", None, None)
-        return condition.reason, (condition.message, status.queue_position, status.estimated_start)
 
-    def known_jobs(self) -> frozenset[str]:
-        """The uids of waiting jobs whose status was written."""
-        return frozenset(self._written_at.keys() | self._last_written.keys())
-
-    def invalidate(self) -> None:
-        """The last write may have failed."""
-        self._last_written.clear()
-
-    def forget(self, uid: str) -> None:
-        """The job is not waiting now."""
-        self._last_written.pop(uid, None)
-        self._written_at.pop(uid, None)
+def _written_wait(entry: JobEntry, status: TrainingJobStatus) -> tuple[str | None, _WaitText]:
+    """Reason and message in the status, as far as known."""
+    if entry.wait is not None:
+        return entry.wait.reason, _wait_text(entry.wait)
+    condition = find_condition(status, ADMITTED)
+    if condition is None:
+        return None, ("", None, None)
+    return condition.reason, (condition.message, status.queue_position, status.estimated_start)
 
 
 def _wait_text(wait: Wait) -> _WaitText:

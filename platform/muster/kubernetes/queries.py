@@ -20,10 +20,10 @@ from muster.kube.sync_client import KubeClient
 from muster.kubernetes import paths
 from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode_queues, to_node_view
 from muster.lifecycle import is_finished, pod_name, pod_slots
-from muster.snapshot import SnapshotCache, build_snapshot
-from muster.snapshot.jobs import to_gang, to_roles
-from muster.snapshot.nodes import to_flavor, to_node
 from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
+from muster.state import snapshot_of
+from muster.state.jobs import to_gang, to_roles
+from muster.state.nodes import to_flavor, to_node
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.validation import check_dependencies_valid, check_size, check_submit
 from muster.validation.submit import name_hint
@@ -67,7 +67,7 @@ def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
     may not list them. Nodes are optional."""
     every = _list_all_jobs(kube_client)
     state = _observed_state(kube_client, every, _list_nodes_if_allowed(kube_client))
-    return queue_rows(state.queues, _build_snapshot(state), waiting_by_queue(every), state.decode_errors.queues)
+    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), state.decode_errors.queues)
 
 
 def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
@@ -80,13 +80,13 @@ def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
         for slot in pod_slots(job.status.placement) if not is_finished(job.status) else ():
             name = pod_name(job.metadata.name, job.metadata.uid, slot.role, slot.index, job.status.attempt)
             pods.setdefault(slot.node, []).append(name)
-    return node_rows(views, _build_snapshot(state), pods)
+    return node_rows(views, snapshot_of(state).snapshot, pods)
 
 
 def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
     """A scheduling snapshot of the current state, for `muster replay`, without unmanaged pods."""
     views = list_nodes(kube_client)
-    return _build_snapshot(_observed_state(kube_client, _list_all_jobs(kube_client), views))
+    return snapshot_of(_observed_state(kube_client, _list_all_jobs(kube_client), views)).snapshot
 
 
 def preflight_job(
@@ -217,7 +217,3 @@ def _observed_state(kube_client: KubeClient, every: list[TrainingJob], views: tu
         pods={},
         decode_errors=DecodeErrors(queue_errors, flavor_errors),
     )
-
-
-def _build_snapshot(state: ObservedState) -> model.Snapshot:
-    return build_snapshot(state, SnapshotCache()).snapshot

@@ -42,7 +42,7 @@ from muster.local.records import EventRecord, PodRecord
 from muster.local.run_folder import HeartbeatReader
 from muster.local.store import SqliteStore
 from muster.model import Resources
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 
 _LOG = logging.getLogger("muster.local")
 QUARANTINE_S = 60.0

@@ -16,8 +16,8 @@ from muster.errors import InvalidSpec, Refused, together
 from muster.local.annotations import check_annotations
 from muster.local.environment import interpreter_environment
 from muster.local.programs import check_processes, check_program
-from muster.snapshot.jobs import to_gang, to_roles
-from muster.snapshot.nodes import to_flavor, to_node
+from muster.state.jobs import to_gang, to_roles
+from muster.state.nodes import to_flavor, to_node
 from muster.validation import check_size, check_submit
 from muster.yaml_input import AnyObject
 from muster.yaml_input.field_errors import field_path

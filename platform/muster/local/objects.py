@@ -24,7 +24,7 @@ from muster.local.job_checks import check_fits, check_local_support, check_uniqu
 from muster.local.programs import check_processes
 from muster.local.records import EventRecord
 from muster.local.store import SqliteStore
-from muster.snapshot.nodes import to_node
+from muster.state.nodes import to_node
 from muster.text.suggest import did_you_mean
 from muster.validation import (
     apply_warnings,

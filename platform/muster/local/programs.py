@@ -20,7 +20,7 @@ from muster.local.annotations import OVERSUBSCRIBE_ANNOTATION, allows_oversubscr
 from muster.local.environment import command_line, find_executable, working_directory
 from muster.local.nodes import GPU
 from muster.quantity import whole_cores
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 from muster.text.suggest import did_you_mean
 
 _LAUNCHER_MODULE = "muster_components.launch"

@@ -20,8 +20,8 @@ from muster.errors import ClusterError
 from muster.local.nodes import GPU
 from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
-from muster.snapshot import pod_request
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.spec.pod_request import pod_request
 from muster.yaml_input import KINDS, AnyObject
 
 SCHEMA = 1

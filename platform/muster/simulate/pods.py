@@ -12,7 +12,7 @@ from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Resources
-from muster.snapshot import pod_request
+from muster.spec.pod_request import pod_request
 
 
 class EventQueue:

@@ -32,7 +32,7 @@ from muster.simulate.workload import (
     build_queues,
     flavor_names,
 )
-from muster.snapshot import SnapshotCache, build_snapshot
+from muster.state import snapshot_of
 
 INFEASIBLE_CODES = frozenset({
     "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "UnknownFlavor",
@@ -202,9 +202,9 @@ def _find_infeasible(jobs: Sequence[spec.TrainingJob], observed: ObservedState) 
     by_spec = {id(job.spec): job for job in jobs}
     key_of = {job.metadata.uid: key for key, job in by_spec.items()}
     waits: list[Wait] = []
-    snapshot = build_snapshot(replace(observed, jobs=tuple(by_spec.values())), SnapshotCache())
-    waits.extend(snapshot.rejected)
-    waits.extend(decision for decision in replay(snapshot.snapshot) if isinstance(decision, Wait))
+    built = snapshot_of(replace(observed, jobs=tuple(by_spec.values())))
+    waits.extend(built.rejected)
+    waits.extend(decision for decision in replay(built.snapshot) if isinstance(decision, Wait))
     return {key_of[wait.gang_uid]: wait for wait in waits if wait.reason in INFEASIBLE_CODES}
 
 

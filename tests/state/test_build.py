@@ -22,7 +22,7 @@ from muster.model import (
     Snapshot,
     Topology,
 )
-from muster.snapshot import BuildResult, SnapshotCache, build_snapshot
+from muster.state import BuildResult, ClusterState, build_snapshot, snapshot_of
 
 NOW = 1000.0
 PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -31,6 +31,11 @@ PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
 def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> ObservedState:
     parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
     return ObservedState(now=NOW, jobs=jobs, pods=pods or {}, **parts)
+
+
+def advance(state: ClusterState, observed: ObservedState, **fields: Any) -> BuildResult:
+    """The snapshot of the next cycle."""
+    return build_snapshot(state, observed, state.update(observed), **fields)
 
 
 def named(name: str, **fields: Any) -> spec.TrainingJob:
@@ -50,7 +55,7 @@ def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: A
 
 
 def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
-    return build_snapshot(world(*jobs, **fields), SnapshotCache()).snapshot
+    return snapshot_of(world(*jobs, **fields)).snapshot
 
 
 # ---- nodes, flavors, queues
@@ -59,7 +64,7 @@ def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
 def test_a_node_that_matches_two_flavors_belongs_to_neither_and_both_say_so() -> None:
     views = (*nodes(1, gpu="h200"), NodeView("both", Resources(), {"gpu": "h200", "spot": "yes"}))
     kinds = (flavor("h200", {"gpu": "h200"}), flavor("spot", {"spot": "yes"}))
-    built = build_snapshot(world(nodes=views, flavors=kinds), SnapshotCache())
+    built = snapshot_of(world(nodes=views, flavors=kinds))
     assert [(node.name, node.flavor) for node in built.snapshot.nodes] == [("n0", "h200"), ("both", None)]
     assert built.overlaps == {
         "h200": "1 node also of spot and are counted in neither: both",
@@ -143,12 +148,12 @@ def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_nomination_me
     one = one.model_copy(
         update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "nomination": hold})}
     )
-    cache = SnapshotCache()
-    built = build_snapshot(world(one), cache)
+    state = ClusterState()
+    built = advance(state, world(one))
     assert built.snapshot.pending == ()
     assert [(h.gang_uid, h.nominated_gang is not None) for h in built.snapshot.nominations] == [("a", True)]
-    assert built.wake_at == NOW + 50
-    later = build_snapshot(replace(world(one), now=NOW + 50), cache)
+    assert state.timers.next_time() == NOW + 50
+    later = advance(state, replace(world(one), now=NOW + 50))
     assert [gang.uid for gang in later.snapshot.pending] == ["a"]
 
 
@@ -265,17 +270,17 @@ def test_blamed_nodes_are_avoided_until_their_time() -> None:
     one = named("a")
     blamed = [spec.BlamedNode(node="n0", until=NOW + 5), spec.BlamedNode(node="n1", until=NOW)]
     one = one.model_copy(update={"status": one.status.model_copy(update={"blamed_nodes": blamed})})
-    cache = SnapshotCache()
-    assert build_snapshot(world(one), cache).snapshot.pending[0].excluded_nodes == {"n0"}
-    assert build_snapshot(replace(world(one), now=NOW + 5), cache).snapshot.pending[0].excluded_nodes == frozenset()
+    state = ClusterState()
+    assert advance(state, world(one)).snapshot.pending[0].excluded_nodes == {"n0"}
+    assert advance(state, replace(world(one), now=NOW + 5)).snapshot.pending[0].excluded_nodes == frozenset()
 
 
 # ---- identity
 
 
 def rebuilt(before: ObservedState, after: ObservedState) -> tuple[BuildResult, BuildResult]:
-    cache = SnapshotCache()
-    return build_snapshot(before, cache), build_snapshot(after, cache)
+    state = ClusterState()
+    return advance(state, before), advance(state, after)
 
 
 def test_the_same_world_gives_the_same_objects() -> None:
@@ -324,26 +329,26 @@ def in_order(seen: Snapshot) -> Snapshot:
 
 
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
-    one, cache = named("a"), SnapshotCache()
+    one, state = named("a"), ClusterState()
     seen = world(one)
     soon = one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW)})
-    assert [stay.gang.uid for stay in build_snapshot(seen, cache, updated_jobs={"a": soon}).snapshot.running] == ["a"]
-    refused = build_snapshot(seen, cache).snapshot
+    assert [stay.gang.uid for stay in advance(state, seen, updated_jobs={"a": soon}).snapshot.running] == ["a"]
+    refused = advance(state, seen).snapshot
     assert ([gang.uid for gang in refused.pending], refused.running) == (["a"], ())
 
 
 def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
-    cache = SnapshotCache()
+    state = ClusterState()
     one, two = named("a"), admitted("b")
-    build_snapshot(world(one, two), cache)
+    advance(state, world(one, two))
     evicted = two.model_copy(update={"status": transitions.evict(two.status, "NodeLost", "", NOW)})
     held = one.status.model_copy(update={"nomination": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
     changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
-    again, fresh = build_snapshot(changed, cache).snapshot, build_snapshot(changed, SnapshotCache()).snapshot
+    again, fresh = advance(state, changed).snapshot, snapshot_of(changed).snapshot
     assert in_order(again) == in_order(fresh)
     assert [type(hold) for hold in again.nominations] == [Nomination]
     assert [type(stay) for stay in again.running] == [RunningGang]
-    assert build_snapshot(world(), cache).snapshot == build_snapshot(world(), SnapshotCache()).snapshot
+    assert advance(state, world()).snapshot == snapshot_of(world()).snapshot
 
 
 # ---- what cannot be read
@@ -352,8 +357,8 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
 def test_jobs_of_a_queue_that_cannot_be_decoded_wait_with_that_reason_until_it_is_fixed() -> None:
     tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
     jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
-    cache = SnapshotCache()
-    built = build_snapshot(world(*jobs, queues=tree, decode_errors=DecodeErrors({"all": "spec.weight: odd"})), cache)
+    state = ClusterState()
+    built = advance(state, world(*jobs, queues=tree, decode_errors=DecodeErrors({"all": "spec.weight: odd"})))
     assert [gang.uid for gang in built.snapshot.pending] == ["c"]
     assert {wait.gang_uid: (wait.reason, wait.message) for wait in built.rejected} == {
         "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
@@ -361,7 +366,7 @@ def test_jobs_of_a_queue_that_cannot_be_decoded_wait_with_that_reason_until_it_i
         "d": ("QueueNotFound", "queue none does not exist; existing queues: all, low, ok"),
     }
     mended = tuple(queue(name, parent=parent) for name, parent in (("all", None), ("low", "all"), ("ok", None)))
-    after = build_snapshot(world(*jobs, queues=mended), cache)
+    after = advance(state, world(*jobs, queues=mended))
     assert sorted(gang.uid for gang in after.snapshot.pending) == ["a", "b", "c"]
 
 
@@ -369,13 +374,13 @@ def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_ot
     entries = [{"flavor": name, "guaranteed": {"nvidia.com/gpu": 8}} for name in ("h200", "any")]
     jobs = [named("a", flavors=["h200"]), named("b", flavors=["h200", "any"]), named("c")]
     seen = world(*jobs, queues=(queue(resources=entries),), decode_errors=DecodeErrors(flavors={"h200": "spec: odd"}))
-    built = build_snapshot(seen, SnapshotCache())
+    built = snapshot_of(seen)
     assert [gang.uid for gang in built.snapshot.pending] == ["b", "c"]
     assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [
         ("a", "UnknownFlavor", "flavor h200 cannot be read: spec: odd")
     ]
     both = replace(seen, decode_errors=DecodeErrors(flavors={"h200": "spec: odd", "any": "spec: too"}))
-    assert [wait.gang_uid for wait in build_snapshot(both, SnapshotCache()).rejected] == ["a", "b", "c"]
+    assert [wait.gang_uid for wait in snapshot_of(both).rejected] == ["a", "b", "c"]
 
 
 def test_gangs_of_a_queue_that_cannot_be_decoded_keep_running_and_stay_charged() -> None:

@@ -19,6 +19,8 @@ from muster.model import DecayedUsage, Placement, Role
 TICK_S = 60.0
 UsageKey: TypeAlias = tuple[str, str, str]
 """(leaf queue, flavor, resource)"""
+Charge: TypeAlias = Mapping[UsageKey, int]
+"""What a job takes now; empty: nothing."""
 
 _NEGLIGIBLE = 1e-3  # resource-seconds
 _MAX_ENDED = 10_000  # jobs that take nothing now
@@ -51,10 +53,9 @@ class _KnownQueue:
 
 @dataclass(slots=True)
 class FairShare:
-    """Usage of every leaf queue, updated when gangs are admitted and released."""
+    """Usage of every leaf queue, updated when gangs are admitted and released. Callers keep the charge of each job."""
 
     _usage: dict[UsageKey, _DecayingUsage] = field(default_factory=dict)
-    _charges: dict[str, Mapping[UsageKey, int]] = field(default_factory=dict)  # by job uid
     _half_lives: dict[str, float] = field(default_factory=dict)  # by queue
     _limited: frozenset[tuple[str, str]] = frozenset()  # (flavor, resource) that some queue limits
     _known_queues: dict[str, _KnownQueue] = field(default_factory=dict)  # by queue
@@ -113,26 +114,19 @@ class FairShare:
         if any(usage.queue in queues for usage in self._published):
             self._published = tuple(usage for usage in self._published if usage.queue not in queues)
 
-    def charge(
-        self, uid: str, queue: str, placement: Placement, roles: Iterable[Role], since: float, now: float
-    ) -> None:
-        """From `since` on the job takes this placement, as far as that is not counted yet; an empty placement ends
-        it."""
-        charge = _charge(queue, placement, roles)
-        old = self._charges.get(uid, {})
-        if charge == old:
+    def charge(self, uid: str, old: Charge, new: Charge, since: float, now: float) -> None:
+        """The job takes `new` instead of `old`: from `since` on, as far as that is not counted yet, if it took nothing
+        before."""
+        if new == old:
             return
-        start = now if old else min(now, max(since, self._counted_until(uid, queue)))
-        for cell in {*charge, *old}:
-            amount = charge.get(cell, 0)
+        start = now if old else min(now, max(since, self._counted_until(uid, next(iter(new))[0])))
+        for cell in {*new, *old}:
+            amount = new.get(cell, 0)
             count = self._advance(cell, now)
             if cell not in old:
                 count.value += decay(0.0, amount, now - start, self._half_life(cell))
             count.rate += amount - old.get(cell, 0)
-        if charge:
-            self._charges[uid] = charge
-        else:
-            del self._charges[uid]
+        if not new:
             self._ended_at[uid] = now
             if len(self._ended_at) > _MAX_ENDED:
                 self._ended_at.popitem(last=False)
@@ -142,10 +136,6 @@ class FairShare:
         after all or it was not observed for a while."""
         seen = self._known_queues.get(queue)
         return max(self._ended_at.pop(uid, -math.inf), -math.inf if seen is None else seen.counted_until)
-
-    def release(self, uid: str, now: float) -> None:
-        """The job was removed and takes nothing any more."""
-        self.charge(uid, "", (), (), now, now)
 
     def published_usage(self, now: float) -> tuple[DecayedUsage, ...]:
         """Usage as of the last tick; the same tuple until the next one."""
@@ -172,11 +162,7 @@ class FairShare:
     @property
     def has_charges(self) -> bool:
         """True while any job is charged."""
-        return bool(self._charges)
-
-    def charged_jobs(self) -> frozenset[str]:
-        """The uids of jobs that are charged now."""
-        return frozenset(self._charges)
+        return any(count.rate for count in self._usage.values())
 
     def _value(self, cell: UsageKey, count: _DecayingUsage, at: float) -> float:
         return decay(count.value, count.rate, at - count.at, self._half_life(cell))
@@ -190,7 +176,8 @@ class FairShare:
         return self._half_lives.get(cell[0], 7 * 24 * 3600.0)
 
 
-def _charge(queue: str, placement: Placement, roles: Iterable[Role]) -> dict[UsageKey, int]:
+def charge_of(queue: str, placement: Placement, roles: Iterable[Role]) -> Charge:
+    """What a queue is charged for a gang at a placement."""
     requests = {role.name: role.request for role in roles}
     charge: dict[UsageKey, int] = {}
     for part in placement:

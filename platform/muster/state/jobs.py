@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster import model, spec
-from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, PodView
+from muster.cluster import DecodeErrors, PodView
 from muster.lifecycle import (
     ACTIVE_POD_PHASES,
     Timeouts,
@@ -25,8 +25,8 @@ from muster.lifecycle import (
 )
 from muster.lifecycle.conditions import SUSPENDED, is_condition_true
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
-from muster.snapshot.requests import max_amount_per_pod, node_affinity, tolerations
 from muster.spec.pod_request import pod_request
+from muster.state.requests import max_amount_per_pod, node_affinity, tolerations
 from muster.validation import invalid_dependency
 
 NEVER = float("inf")
@@ -37,7 +37,7 @@ _TIMEOUTS = Timeouts()  # how long capacity is retained is an estimate until the
 
 @dataclass(frozen=True, slots=True)
 class JobProjection:
-    """At most one of `pending`, `running` and `refused` is set. `until`: when it may change by time alone."""
+    """At most one of `pending`, `running` and `rejected` is set. `changes_at`: when it may change by time alone."""
 
     pending: Gang | None = None
     running: RunningGang | None = None
@@ -52,9 +52,10 @@ class JobContext:
 
     flavor_of: Mapping[str, str]  # by node
     queues: Mapping[str, spec.Queue]
+    namespaces: Mapping[str, Mapping[str, str]]  # labels by name
     allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
-    priority_classes: Mapping[str, int]  # value of priority classes
-    unreadable: DecodeErrors = NO_DECODE_ERRORS
+    priority_classes: Mapping[str, int]  # values by name
+    decode_errors: DecodeErrors
 
 
 def project_job(
@@ -226,7 +227,7 @@ def _rejection(job: spec.TrainingJob, context: JobContext) -> Wait | None:
         known = ", ".join(sorted(context.queues)[:8]) or "none"
         message = f"queue {queue} does not exist; existing queues: {known}"
         return Wait(job.metadata.uid, "QueueNotFound", message)
-    fault = invalid_dependency(job, context.queues, context.unreadable.queues, context.unreadable.flavors)
+    fault = invalid_dependency(job, context.queues, context.decode_errors.queues, context.decode_errors.flavors)
     if fault is not None:
         return Wait(job.metadata.uid, *fault)
     if not context.allowed_namespaces[queue, namespace(job)]:

@@ -1,4 +1,4 @@
-"""The flavor of a node, and its position in the flavor's topology.
+"""The planner's view of nodes and flavors: the flavor of a node, and its position in the flavor's topology.
 
 A node that matches two flavors belongs to neither: counting it twice would oversubscribe it, and choosing one would be
 arbitrary. A condition of the flavors reports it.
@@ -7,10 +7,47 @@ arbitrary. A condition of the flavors reports it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from muster import model, spec
 from muster.cluster import NodeView
-from muster.snapshot.requests import tolerations
+from muster.state.identity import reuse_equal, reuse_tuple, same_objects
+from muster.state.requests import tolerations
+
+
+@dataclass(slots=True)
+class NodeProjection:
+    """Nodes and flavors of the last snapshot. `flavor_of` is by node; `overlaps`, by flavor, a sentence with the nodes
+    it loses because another flavor matches them too."""
+
+    nodes: tuple[model.NodeInfo, ...] = ()
+    flavors: tuple[model.FlavorInfo, ...] = ()
+    overlaps: Mapping[str, str] = field(default_factory=dict)
+    flavor_of: Mapping[str, str] = field(default_factory=dict)
+    _views: tuple[NodeView, ...] | None = None
+    _flavor_key: tuple[object, ...] = ()
+    _by_name: dict[str, tuple[NodeView, model.NodeInfo]] = field(default_factory=dict)
+
+    def update(self, views: tuple[NodeView, ...], flavors: Sequence[spec.Flavor]) -> None:
+        """Convert what changed."""
+        key = tuple(item for flavor in flavors for item in (flavor.spec, flavor.metadata.name))
+        same_flavors = same_objects(key, self._flavor_key)
+        if same_flavors and views is self._views:
+            return
+        if not same_flavors:
+            self.flavors = reuse_tuple([to_flavor(flavor) for flavor in flavors], self.flavors)
+            self._flavor_key = key
+        fresh: dict[str, tuple[NodeView, model.NodeInfo]] = {}
+        for view in views:
+            known = self._by_name.get(view.name)
+            if known is None or known[0] is not view or not same_flavors:
+                node = to_node(view, flavors)
+                known = (view, node if known is None else reuse_equal(known[1], node))
+            fresh[view.name] = known
+        self._by_name, self._views = fresh, views
+        self.nodes = reuse_tuple([node for _, node in fresh.values()], self.nodes)
+        self.overlaps = flavor_overlaps(views, flavors)
+        self.flavor_of = reuse_equal(self.flavor_of, {node.name: node.flavor or "" for node in self.nodes})
 
 
 def matching_flavors(view: NodeView, flavors: Sequence[spec.Flavor]) -> tuple[str, ...]:

@@ -1,0 +1,170 @@
+"""Builds the planner's snapshot from the state, converting only what changed.
+
+A result equal to the last one is returned as the same object: one changed job of thousands costs one job's work and a
+walk over the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from muster.cluster import ObservedState, PodView
+from muster.lifecycle.failure import shared_blamed_nodes
+from muster.model import DecayedUsage, Role, Snapshot, Wait
+from muster.spec import TrainingJob, TrainingJobSpec
+from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesBySpec
+from muster.state.identity import reuse_equal, reuse_tuple
+from muster.state.jobs import JobContext, JobProjection, project_job, to_gang, to_roles
+from muster.state.queues import AllowedNamespaces
+from muster.validation import QueueReadiness
+
+T = TypeVar("T")
+_MAX_SPECS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """A snapshot, and what was found while building it.
+
+    `rejected`: jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone,
+    beside the timers of the jobs.
+    """
+
+    snapshot: Snapshot
+    rejected: tuple[Wait, ...]
+    queue_readiness: Mapping[str, QueueReadiness]  # by queue
+    overlaps: Mapping[str, str]  # by flavor: a sentence about nodes that match two
+    wake_at: float | None
+
+
+def snapshot_of(observed: ObservedState) -> BuildResult:
+    """The snapshot of an observed state alone, without usage."""
+    state = ClusterState()
+    return build_snapshot(state, observed, state.update(observed))
+
+
+def build_snapshot(
+    state: ClusterState,
+    observed: ObservedState,
+    changes: Changes,
+    usage: tuple[DecayedUsage, ...] = (),
+    updated_jobs: Mapping[str, TrainingJob] = MappingProxyType({}),
+) -> BuildResult:
+    """The snapshot now. `updated_jobs` has jobs, by uid, that are about to be written and count already."""
+    state.node_projection.update(observed.nodes, observed.flavors)
+    if state.queue_projection.update(observed.queues, observed.decode_errors):
+        state.context = None
+    _project_jobs(state, observed, changes, updated_jobs)
+    last, now = state.last_snapshot, observed.now
+    shared = shared_blamed_nodes(state.blamed, now, len(observed.nodes)) if state.blamed else {}
+    state.last_snapshot = snapshot = Snapshot(
+        now=now,
+        nodes=state.node_projection.nodes,
+        flavors=state.node_projection.flavors,
+        queues=state.queue_projection.queues,
+        pending=reuse_tuple(state.pending.values(), last.pending if last else ()),
+        running=reuse_tuple(state.running.values(), last.running if last else ()),
+        nominations=reuse_tuple(state.nominations.values(), last.nominations if last else ()),
+        usage=usage,
+        excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(shared)),
+    )
+    return BuildResult(
+        snapshot=snapshot,
+        rejected=tuple(state.rejected.values()),
+        queue_readiness=state.queue_projection.readiness,
+        overlaps=state.node_projection.overlaps,
+        wake_at=min(shared.values(), default=None),
+    )
+
+
+def _project_jobs(
+    state: ClusterState, observed: ObservedState, changes: Changes, updated_jobs: Mapping[str, TrainingJob]
+) -> None:
+    """Project the jobs that changed, or all if what they depend on changed."""
+    before = state.context
+    context = _job_context(state, observed)
+    uids: Iterable[str] = state.jobs
+    if context is before:
+        others = (changes.project | updated_jobs.keys()) - set(changes.jobs)
+        uids = [*changes.jobs, *sorted(others)]
+    state.projected_early = frozenset(updated_jobs)
+    no_pods: tuple[PodView, ...] = ()
+    for uid in uids:
+        entry = state.jobs[uid]
+        job = updated_jobs.get(uid, entry.job)
+        _project_job(state, entry, job, observed.pods.get(uid, no_pods), observed.now, context)
+        projection, rejection = entry.projection, observed.pod_rejections.get(uid)
+        if projection.pending is not None and rejection is not None:
+            projection = replace(projection, pending=None, rejected=Wait(uid, "PodRejected", rejection))
+        _set_or_remove(state.pending, uid, projection.pending)
+        _set_or_remove(state.running, uid, projection.running)
+        _set_or_remove(state.nominations, uid, projection.nomination)
+        _set_or_remove(state.rejected, uid, projection.rejected)
+        _set_or_remove(state.blamed, uid, job.status.blamed_nodes or None)
+        state.schedule(uid)
+
+
+def _set_or_remove(entries: dict[str, T], uid: str, value: T | None) -> None:
+    if value is None:
+        entries.pop(uid, None)
+    else:
+        entries[uid] = value
+
+
+def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
+    """What all jobs depend on; when it changed, every job is projected again."""
+    context, flavor_of = state.context, state.node_projection.flavor_of
+    if (
+        context is not None
+        and context.flavor_of is flavor_of
+        and context.namespaces == observed.namespaces
+        and context.priority_classes == observed.priority_classes
+    ):
+        return context
+    state.context = JobContext(
+        flavor_of=flavor_of,
+        queues={queue.metadata.name: queue for queue in observed.queues},
+        namespaces=observed.namespaces,
+        allowed_namespaces=AllowedNamespaces(observed.queues, observed.namespaces),
+        priority_classes=observed.priority_classes,
+        decode_errors=observed.decode_errors,
+    )
+    return state.context
+
+
+def _project_job(
+    state: ClusterState,
+    entry: JobEntry,
+    job: TrainingJob,
+    pods: tuple[PodView, ...],
+    now: float,
+    context: JobContext,
+) -> None:
+    """Set gang and projection of the entry; parts equal to the old ones stay the same objects."""
+    roles = _roles(job.spec, state.roles_by_spec)
+    if entry.gang is not None:
+        roles = roles if roles is entry.gang.roles else reuse_equal(entry.gang.roles, roles)
+    entry.gang = gang = reuse_equal(entry.gang, to_gang(job, now, context.priority_classes, roles))
+    old = entry.projection
+    fresh = project_job(job, pods, now, context, gang)
+    entry.projection = JobProjection(
+        pending=fresh.pending,
+        running=reuse_equal(old.running, fresh.running),
+        nomination=reuse_equal(old.nomination, fresh.nomination),
+        rejected=reuse_equal(old.rejected, fresh.rejected),
+        changes_at=fresh.changes_at,
+    )
+
+
+def _roles(job_spec: TrainingJobSpec, known: RolesBySpec) -> tuple[Role, ...]:
+    """The roles of a spec, computed once for all jobs that share it."""
+    written, roles = known.get(id(job_spec), (None, ()))
+    if written is not job_spec:  # the entry holds the spec, so that its id is not reused
+        roles = to_roles(job_spec)
+        if len(known) >= _MAX_SPECS:
+            known.clear()  # dropping entries only costs computing them again
+        known[id(job_spec)] = (job_spec, roles)
+    return roles
