@@ -15,6 +15,9 @@ from muster.errors import InvalidSpec
 from muster.local import shim
 from muster.local.annotations import job_log_limit
 from muster.local.client import LocalClient
+from muster.local.home import open_home
+from muster.local.launcher import LaunchContext, build_shim_spec
+from muster.local.records import PodRecord
 from muster.local.run_folder import read_lines, tail_offset
 from muster.log_options import LogOptions
 
@@ -85,6 +88,17 @@ def test_a_hole_is_punched_by_a_libc_without_names_of_64_bits(tmp_path: Path, mo
 def test_a_job_may_have_a_limit_of_its_own(text: str, limit: int) -> None:
     assert job_log_limit(with_limit(shell_job("a", "true"), text), 5) == limit
     assert job_log_limit(shell_job("a", "true"), 5) == 5
+
+
+@pytest.mark.parametrize(("annotation", "limit"), [(None, 5 * MI), ("2Mi", 2 * MI), ("0", 0)])
+def test_the_shim_gets_the_limit_of_the_annotation_else_that_of_the_daemon(
+    home: Path, annotation: str | None, limit: int
+) -> None:
+    context = LaunchContext(open_home(home), "boot", {"PATH": "/bin"}, 0o022, ("/bin/true",), log_limit=5 * MI)
+    job = shell_job("a", "true")
+    job = job if annotation is None else with_limit(job, annotation)
+    pod = PodRecord("a-trainer-0-x", "uid", "trainer", 0, 1, 0, "n1", "local", 20000, 0)
+    assert build_shim_spec(context, pod, job)["log_limit"] == limit
 
 
 @pytest.mark.parametrize("text", ["", "much", "1Ki", "-1"])

@@ -107,6 +107,21 @@ def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_that_was_asked
     assert time.monotonic() - asked > 0.25
 
 
+@pytest.mark.parametrize("stop", [None, "", "{", "{}", '{"grace_s": "soon"}'])
+def test_without_a_valid_stop_file_the_grace_period_of_the_spec_applies(tmp_path: Path, stop: str | None) -> None:
+    pod = write_spec(tmp_path / "pod", "trap 'echo stopping' TERM; echo up; while :; do sleep 0.02; done", grace_s=0.5)
+    if stop is not None:
+        (pod.path / shim.STOP).write_text(stop)
+    process = start(pod)
+    eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    requested = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.wait(100)
+    assert time.monotonic() - requested > 0.45
+    assert (end_of(pod).exit_code, end_of(pod).stopped) == (137, True)
+    assert (tmp_path / "log").read_text() == "up\nstopping\n"
+
+
 @pytest.mark.parametrize("then_s", [(2000.0, 0.6), (3.0, 2000.0)])
 def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(
     tmp_path: Path, then_s: tuple[float, float]

@@ -214,14 +214,27 @@ def test_a_user_without_a_home_has_a_private_cache_in_the_temporary_folder(tempo
     assert cache_root({}) == temporary
 
 
-@pytest.mark.parametrize("kind", ["open", "symlink", "file"])
-def test_a_cache_in_the_temporary_folder_that_is_not_private_is_refused(
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o770, 0o740, 0o701])
+def test_a_cache_in_the_temporary_folder_that_other_users_can_access_is_refused(temporary: Path, mode: int) -> None:
+    temporary.mkdir()
+    temporary.chmod(mode)
+    with pytest.raises(InputError, match="mode 700"):
+        cache_root({})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_cache_in_the_temporary_folder_that_belongs_to_another_user_is_refused(temporary: Path) -> None:
+    temporary.mkdir(mode=0o700)
+    os.chown(temporary, 12345, 12345)
+    with pytest.raises(InputError, match="user 12345"):
+        cache_root({})
+
+
+@pytest.mark.parametrize("kind", ["symlink", "file"])
+def test_a_cache_in_the_temporary_folder_that_is_not_a_folder_is_refused(
     temporary: Path, tmp_path: Path, kind: str
 ) -> None:
-    if kind == "open":
-        temporary.mkdir()
-        temporary.chmod(0o777)
-    elif kind == "symlink":
+    if kind == "symlink":
         (tmp_path / "private").mkdir(mode=0o700)
         temporary.symlink_to(tmp_path / "private")
     else:
