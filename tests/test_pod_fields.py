@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.local.small import shell_job
+from tests.local.support import shell_job
 
 from muster.errors import InvalidSpec
 from muster.local.job_checks import check_local_support

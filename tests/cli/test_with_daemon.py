@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.local.small import eventually
+from tests.local.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -1,4 +1,4 @@
-"""A home for each test, and nothing left running after it."""
+"""A home for each test, whose processes are killed afterwards."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.local.small import processes_of
+from tests.local.support import processes_of
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home that nobody has used; whatever still runs for it at the end is killed."""
+    """A new home; its remaining processes are killed at the end."""
     path = tmp_path / "home"
     yield path
     for pid in processes_of(path):

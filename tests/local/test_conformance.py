@@ -1,4 +1,4 @@
-"""The scenarios that every cluster has to pass, with real processes on this host."""
+"""The conformance scenarios of all clusters, with real processes on this host."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import open_store
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
-PATIENCE = 3  # times what a scenario asks for: real processes on a busy machine
+PATIENCE = 3  # multiplies the timeouts of a scenario: real processes on a busy machine
 
 
 class LocalHarness:
-    """The parts of the daemon without the daemon: rounds are made while someone waits."""
+    """The parts of the daemon without its loop: cycles run while a scenario waits."""
 
-    # A replica here is ready as soon as it runs; nothing it could do would keep it from that.
+    # A replica on this host is ready as soon as it runs.
     cannot = frozenset({"a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again"})
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +72,11 @@ class LocalHarness:
 
     def starts(self, uid: str) -> list[Start]:
         notes = self._notes(self.store.jobs[uid].metadata.name)
-        words = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
-        return [Start(int(word[2]), word[1]) for word in words if word[0] == "start"]
+        events = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
+        return [Start(int(event[2]), event[1]) for event in events if event[0] == "start"]
 
     def _notes(self, job: str) -> Path:
-        """Where the replicas of one job note what they do."""
+        """The file in which the replicas of one job record what they do."""
         return self.path / f"notes-{job}"
 
     def lose_pod(self, uid: str, index: int) -> None:

@@ -1,4 +1,4 @@
-"""The daemon as users meet it: jobs from submit to their end, queues, and what is refused."""
+"""Jobs and queues through the client: from submit to the end, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
+from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
 from muster import spec
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
@@ -18,7 +18,7 @@ from muster.log_options import LogOptions
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
-    """One daemon for all tests that take nothing from each other but names of jobs."""
+    """One daemon for all tests of this module."""
     home = tmp_path_factory.mktemp("shared") / "home"
     client = LocalClient.up(home, nodes="4x8", idle_s=60)
     yield client
@@ -28,7 +28,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
 
 @pytest.fixture
 def client(shared: LocalClient) -> Iterator[LocalClient]:
-    """The shared daemon, without jobs and with its first queue alone."""
+    """The shared daemon; jobs and queues of the test are deleted afterwards."""
     yield shared
     for job in shared.jobs():
         shared.delete("TrainingJob", job.metadata.name)
@@ -38,7 +38,7 @@ def client(shared: LocalClient) -> Iterator[LocalClient]:
             shared.delete("Queue", row["name"])
 
 
-def test_a_job_runs_to_its_end_and_leaves_log_and_events(client: LocalClient) -> None:
+def test_a_job_runs_and_has_a_log_and_events(client: LocalClient) -> None:
     client.submit(shell_job("first", "echo hello; echo from $MUSTER_REPLICA of $MUSTER_REPLICAS", replicas=2))
     job = ended(client, "first")
     assert job.status.phase == "Succeeded"
@@ -47,16 +47,16 @@ def test_a_job_runs_to_its_end_and_leaves_log_and_events(client: LocalClient) ->
     assert (client.run_dir("first") / "logs" / "trainer-0.attempt-0.log").exists()
 
 
-def test_a_gang_meets_at_one_free_port_of_this_host(client: LocalClient) -> None:
+def test_the_pods_of_a_gang_have_the_same_rendezvous_port(client: LocalClient) -> None:
     client.submit(shell_job("meet", "echo $MUSTER_RANK0_HOST:$MUSTER_RANK0_PORT", replicas=3))
     ended(client, "meet")
-    said = {line for index in range(3) for line in client.log_lines("meet", "default", "trainer", index)}
-    assert len(said) == 1
-    host, _, port = said.pop().partition(":")
+    addresses = {line for index in range(3) for line in client.log_lines("meet", "default", "trainer", index)}
+    assert len(addresses) == 1
+    host, _, port = addresses.pop().partition(":")
     assert (host, 1024 < int(port) < 65536) == ("127.0.0.1", True)
 
 
-def test_replicas_on_one_node_get_gpus_of_their_own(client: LocalClient) -> None:
+def test_replicas_on_one_node_get_different_gpus(client: LocalClient) -> None:
     line = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e go ]; do sleep 0.05; done"
     job = shell_job("gpus", line, replicas=4, gpus=2, topology={"required": "host"})
     job.spec.roles[0].template.spec.containers[0].__dict__["working_dir"] = str(client.status()["home"])
@@ -81,7 +81,7 @@ def test_a_job_without_gpus_sees_none(client: LocalClient) -> None:
     assert list(client.log_lines("none", "default", "trainer", 0)) == ["[]"]
 
 
-def test_a_failed_gang_restarts_whole_with_backoff_and_fails_when_restarts_are_used_up(home: Path) -> None:
+def test_a_failed_gang_without_restarts_left_fails_with_exit_code_and_log(home: Path) -> None:
     client = LocalClient.up(home, idle_s=60)
     client.submit(shell_job("bad", "echo no luck; exit 9", failurePolicy={"maxRestarts": 0}))
     job = ended(client, "bad")
@@ -97,11 +97,11 @@ def test_a_failure_rule_decides_by_the_exit_code(client: LocalClient) -> None:
     assert (job.status.phase, job.status.restarts) == ("Failed", 0)
 
 
-def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(client: LocalClient) -> None:
+def test_suspend_removes_the_pods_and_resume_starts_a_new_attempt(client: LocalClient) -> None:
     client.submit(
         shell_job("nap", "trap 'echo saved; exit 0' TERM; echo $MUSTER_ATTEMPT; while :; do sleep 0.05; done")
     )
-    eventually(lambda: list(client.log_lines("nap", "default", "trainer", 0)))  # by then it listens
+    eventually(lambda: list(client.log_lines("nap", "default", "trainer", 0)))  # it has its signal handler
     client.suspend("nap")
     eventually(lambda: phase_of(client, "nap") == "Suspended" and not client.pods("nap"))
     client.resume("nap")
@@ -112,7 +112,7 @@ def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(clien
     assert list(client.log_lines("nap", "default", "trainer", 0, LogOptions(attempt=0))) == ["0", "saved"]
 
 
-def test_a_follower_reads_what_comes_until_the_attempt_is_over(client: LocalClient) -> None:
+def test_a_followed_log_continues_until_the_attempt_has_ended(client: LocalClient) -> None:
     client.submit(shell_job("talk", "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"))
     assert list(client.log_lines("talk", "default", "trainer", 0, LogOptions(follow=True))) == list("12345")
 
@@ -128,7 +128,7 @@ def test_a_follower_reads_what_comes_until_the_attempt_is_over(client: LocalClie
         ({"gpus": 8, "replicas": 2, "topology": {"required": "host"}}, "LargerThanCluster"),
     ],
 )  # fmt: skip
-def test_what_could_never_start_is_refused_at_submit(
+def test_a_job_that_could_never_start_is_refused_at_submit(
     client: LocalClient, change: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(Refused) as refusal:
@@ -140,19 +140,19 @@ def test_what_could_never_start_is_refused_at_submit(
     assert client.jobs() == []
 
 
-def test_a_name_that_is_taken_is_refused(client: LocalClient) -> None:
+def test_a_name_in_use_is_refused(client: LocalClient) -> None:
     client.submit(shell_job("twice", "true"))
     with pytest.raises(Conflict, match="already exists"):
         client.submit(shell_job("twice", "true"))
 
 
-def test_a_dry_run_checks_and_keeps_nothing(client: LocalClient) -> None:
+def test_a_dry_run_stores_nothing(client: LocalClient) -> None:
     assert client.submit(shell_job("maybe", "true"), dry_run=True).metadata.name == "maybe"
     with pytest.raises(NotFound):
         client.job("maybe")
 
 
-def test_queues_are_applied_shown_and_deleted_with_a_finalizer(client: LocalClient) -> None:
+def test_queues_are_applied_listed_and_removed_after_their_last_job(client: LocalClient) -> None:
     tree = [
         spec.Queue.model_validate(body)
         for body in (
@@ -187,11 +187,11 @@ def test_queues_are_applied_shown_and_deleted_with_a_finalizer(client: LocalClie
     ("bodies", "reason"),
     [
         ([{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}], "QueueCycle"),
-        ([{"name": "a", "parent": "nobody"}], "ParentNotFound"),
+        ([{"name": "a", "parent": "missing"}], "ParentNotFound"),
         ([{"name": "a", "gpus": 4}, {"name": "b", "parent": "a", "gpus": 8}], "Overcommitted"),
     ],
 )  # fmt: skip
-def test_a_queue_tree_that_cannot_work_is_refused_whole(
+def test_an_invalid_queue_tree_is_refused_as_a_whole(
     client: LocalClient, bodies: list[dict[str, object]], reason: str
 ) -> None:
     def queue(name: str, parent: str | None = None, gpus: int = 0) -> spec.Queue:
@@ -205,7 +205,7 @@ def test_a_queue_tree_that_cannot_work_is_refused_whole(
     assert [row["name"] for row in client.queues()] == ["default"]
 
 
-def test_an_admitted_jobs_queue_cannot_be_changed_but_a_waiting_ones_can(client: LocalClient) -> None:
+def test_the_queue_of_an_admitted_job_cannot_be_changed_that_of_a_suspended_one_can(client: LocalClient) -> None:
     other = spec.Queue.model_validate({
         "metadata": {"name": "other"},
         "spec": {"namespaceSelector": {}, "resources": [{"flavor": "local", "guaranteed": {"pods": 10}}]},
@@ -240,7 +240,7 @@ def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) ->
     ("body", "field"),
     [({"mode": "bogus"}, "mode"), ({"mode": None}, "mode"), ([], "mode"), ({"force": "yes"}, "force")],
 )
-def test_a_request_to_stop_in_other_words_stops_nothing(client: LocalClient, body: object, field: str) -> None:
+def test_an_invalid_stop_request_stops_nothing(client: LocalClient, body: object, field: str) -> None:
     before = client.status()
     with pytest.raises(InvalidSpec) as refusal:
         request(Path(before["home"]) / "daemon.sock", "POST", "/stop", body)
@@ -248,7 +248,7 @@ def test_a_request_to_stop_in_other_words_stops_nothing(client: LocalClient, bod
     assert client.status() == before
 
 
-def test_a_request_that_is_no_object_is_refused_with_its_field(client: LocalClient) -> None:
+def test_an_invalid_job_is_refused_with_its_field(client: LocalClient) -> None:
     body = json.loads(shell_job("x", "true").model_dump_json(by_alias=True))
     body["spec"]["roles"][0]["replicas"] = -3
     with pytest.raises(InvalidSpec, match="replicas"):
@@ -267,7 +267,7 @@ def test_suspended_jobs_are_not_counted_as_waiting(client: LocalClient) -> None:
     assert (status["running"], status["waiting"], status["suspended"]) == (0, 0, 1)
 
 
-def test_a_shape_that_is_none_is_refused_and_the_daemon_goes_on_as_it_was(client: LocalClient) -> None:
+def test_an_invalid_shape_is_refused_and_the_daemon_keeps_running(client: LocalClient) -> None:
     before = client.status()
     with pytest.raises(InvalidSpec, match="--nodes '4by8': must be NODESxGPUS") as refusal:
         LocalClient.up(before["home"], nodes="4by8")

@@ -1,4 +1,4 @@
-"""A disk that is really full: jobs can still be stopped, and the status says that logs cannot be written."""
+"""On a full disk jobs can be stopped, and their status reports that logs cannot be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
+from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
 from muster import spec
 from muster.errors import ClusterError
@@ -19,12 +19,12 @@ from muster.lifecycle.conditions import find_condition
 from muster.local.client import LocalClient
 
 pytestmark = pytest.mark.slow
-WRITER = "while :; do yes; sleep 0.05; done"  # `yes` ends with every write that fails
+WRITER = "while :; do yes; sleep 0.05; done"  # `yes` exits when a write fails
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A home on a disk of its own, of 16 MiB."""
+    """A home on a separate disk of 16 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(disk)], check=False).returncode:
@@ -73,10 +73,10 @@ def test_jobs_are_cancelled_suspended_and_deleted_while_a_log_keeps_the_disk_ful
     )
     refused = muster(disk, "submit", str(tmp_path / "job.yaml"), "--json")
     assert (refused.returncode, '"reason": "StoreUnwritable"' in refused.stderr) == (4, True)
-    told = muster(disk, "cancel", "cancelled")
-    assert (told.returncode, told.stderr) == (0, "")
-    told = muster(disk, "suspend", "suspended")
-    assert (told.returncode, told.stderr) == (0, "")
+    result = muster(disk, "cancel", "cancelled")
+    assert (result.returncode, result.stderr) == (0, "")
+    result = muster(disk, "suspend", "suspended")
+    assert (result.returncode, result.stderr) == (0, "")
     assert muster(disk, "delete", "job", "deleted").returncode == 0
     assert ended(client, "cancelled").status.phase == "Cancelled"
     eventually(lambda: phase_of(client, "suspended") == "Suspended")
@@ -87,7 +87,7 @@ def test_jobs_are_cancelled_suspended_and_deleted_while_a_log_keeps_the_disk_ful
     assert ended(client, "writer").status.phase == "Cancelled"
 
 
-def test_a_job_is_cancelled_on_a_full_disk_by_a_daemon_that_has_yet_to_start(disk: Path) -> None:
+def test_a_daemon_that_starts_on_a_full_disk_can_cancel_a_job(disk: Path) -> None:
     client = LocalClient.up(disk, idle_s=600)
     client.submit(shell_job("goes", "exec sleep 600"))
     eventually(lambda: phase_of(client, "goes") == "Running")
@@ -101,7 +101,7 @@ def test_a_job_is_cancelled_on_a_full_disk_by_a_daemon_that_has_yet_to_start(dis
     assert ended(again, "goes").status.phase == "Cancelled"
 
 
-def test_a_full_disk_that_is_cleared_takes_jobs_again(disk: Path) -> None:
+def test_jobs_are_accepted_again_after_space_was_freed(disk: Path) -> None:
     client = LocalClient.up(disk, idle_s=600)
     client.submit(shell_job("runs", "exec sleep 600"))
     eventually(lambda: phase_of(client, "runs") == "Running")

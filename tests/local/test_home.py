@@ -1,4 +1,4 @@
-"""Which folders are accepted as a home, and where its socket is."""
+"""Which folders are accepted as a home, the path of its socket, and its free disk space."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from pathlib import Path
 import pytest
 
 from muster.errors import Refused
-from muster.local.home import home_path, open_home
+from muster.local.home import home_path, log_fault, open_home, release_space
 
 
-def test_a_home_is_made_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_new_home_is_private(tmp_path: Path) -> None:
     home = open_home(tmp_path / "a" / "home")
     assert home.path.stat().st_mode & 0o777 == 0o700
     assert home.socket() == home.path / "daemon.sock"
 
 
-def test_a_home_that_others_can_enter_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o755)
+def test_a_home_that_other_users_can_enter_is_refused_with_the_command_to_fix_it(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o755)
     with pytest.raises(Refused, match=r"can be entered by other users \(mode 755\); run: chmod 700"):
-        open_home(tmp_path / "open")
+        open_home(tmp_path / "shared")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder away needs root")
-def test_a_home_of_someone_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir(mode=0o700)
-    os.chown(tmp_path / "theirs", 12345, 12345)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_home_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    os.chown(tmp_path / "other", 12345, 12345)
     with pytest.raises(Refused, match="belongs to user 12345"):
-        open_home(tmp_path / "theirs")
+        open_home(tmp_path / "other")
 
 
-def test_a_file_is_no_home(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_home(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match="cannot be created: File exists"):
         open_home(tmp_path / "file")
 
 
-def test_a_path_too_long_for_a_socket_gets_a_private_folder_elsewhere_and_a_pointer(tmp_path: Path) -> None:
+def test_a_home_with_a_long_path_has_its_socket_in_another_private_folder(tmp_path: Path) -> None:
     home = open_home(tmp_path / ("long-" * 30))
     socket = home.socket()
     assert len(str(socket)) < 108
@@ -49,7 +49,7 @@ def test_a_path_too_long_for_a_socket_gets_a_private_folder_elsewhere_and_a_poin
     socket.parent.rmdir()
 
 
-def test_a_socket_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+def test_a_socket_folder_that_other_users_can_enter_is_refused(tmp_path: Path) -> None:
     home = open_home(tmp_path / ("long-" * 30))
     home.socket().parent.chmod(0o777)
     with pytest.raises(Refused, match="can be entered by other users"):
@@ -59,7 +59,7 @@ def test_a_socket_folder_that_others_can_enter_is_refused(tmp_path: Path) -> Non
 
 @pytest.fixture
 def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the socket goes of a home whose path is too long; not made yet."""
+    """The socket folder of a home whose path is too long; not created yet."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     folder = open_home(tmp_path / ("long-" * 30)).socket().parent
     folder.rmdir()
@@ -71,7 +71,7 @@ def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_a_socket_folder_of_somebody_else_is_refused_before_anything_is_put_there(
+def test_an_existing_socket_folder_that_is_not_private_is_refused_before_it_is_used(
     tmp_path: Path, fallback: Path
 ) -> None:
     fallback.mkdir(mode=0o777)
@@ -82,7 +82,7 @@ def test_a_socket_folder_of_somebody_else_is_refused_before_anything_is_put_ther
     assert not (tmp_path / ("long-" * 30) / "daemon.sock.path").exists()
 
 
-def test_a_symlink_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
+def test_a_symlink_as_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o700)
     fallback.symlink_to(tmp_path / "private")
     with pytest.raises(Refused) as refused:
@@ -90,7 +90,7 @@ def test_a_symlink_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path, 
     assert (refused.value.reason, "symbolic link" in str(refused.value)) == ("HomeUnusable", True)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder away needs root")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_a_socket_folder_owned_by_another_user_is_refused(tmp_path: Path, fallback: Path) -> None:
     fallback.mkdir(mode=0o700)
     os.chown(fallback, 12345, 12345)
@@ -98,16 +98,34 @@ def test_a_socket_folder_owned_by_another_user_is_refused(tmp_path: Path, fallba
         open_home(tmp_path / ("long-" * 30))
 
 
-def test_a_dangling_symlink_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
+def test_a_dangling_symlink_as_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
     fallback.symlink_to(tmp_path / "nowhere")
     with pytest.raises(Refused):
         open_home(tmp_path / ("long-" * 30))
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_environment_names_the_home_and_the_users_folder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_is_that_of_the_environment_else_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_HOME", "/some/where")
     assert home_path() == Path("/some/where")
     monkeypatch.delenv("MUSTER_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert home_path() == Path("/home/me/.muster")
+
+
+def test_a_folder_that_cannot_be_accessed_is_a_log_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.stat", fails)
+    fault = log_fault(tmp_path / "run")
+    assert fault is not None
+    assert fault[0] == "LogsUnreachable"
+
+
+def test_a_missing_or_unremovable_reserve_is_not_released(tmp_path: Path) -> None:
+    assert not release_space(tmp_path / "reserve")
+    (tmp_path / "reserve").mkdir()
+    assert not release_space(tmp_path / "reserve")
+    (tmp_path / "other").touch()
+    assert release_space(tmp_path / "other")

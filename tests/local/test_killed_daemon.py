@@ -1,7 +1,7 @@
-"""kill -9 of the daemon at random moments, and what an independent reader of the replicas' own notes finds.
+"""kill -9 of the daemon at random moments.
 
-Every replica writes a line when it begins and one when it ends, into one file, by itself. So whether anything ran
-twice, in part or not at all does not depend on what the daemon believes.
+Every replica appends a line to one file when it begins and when it ends. So the test finds replicas that ran twice,
+partially or not at all independently of the daemon.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.local.small import eventually, processes_of, shell_job
+from tests.local.support import eventually, processes_of, shell_job
 
 from muster import spec
 from muster.errors import ClusterError, Conflict, DaemonError
@@ -47,13 +47,13 @@ def kill_daemon(home: Path) -> None:
 
 
 def submit(client: LocalClient, job: spec.TrainingJob) -> None:
-    """As a patient user would: again when the daemon broke off, until it is there."""
+    """Repeat the submit until the job is stored, since the daemon may be killed meanwhile."""
     while True:
         try:
             client.submit(job)
             return
         except Conflict:
-            return  # the one that broke off had kept it
+            return  # an earlier attempt was stored
         except DaemonError:
             time.sleep(0.02)
 
@@ -71,10 +71,10 @@ def phases(client: LocalClient) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_kill_9_at_random_moments_runs_nothing_twice_loses_nothing_and_leaves_nothing(home: Path, seed: int) -> None:
+def test_after_kill_9_at_random_moments_each_replica_has_run_once_and_no_process_is_left(home: Path, seed: int) -> None:
     seed += int(os.environ.get("MUSTER_TEST_SEED") or 0)
     print(f"seed {seed}: repeat with MUSTER_TEST_SEED={seed - 1} and the first case")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     notes = home.parent / "notes"
     client = LocalClient.up(home, nodes="1x8", idle_s=120)
     env = {"NOTES": str(notes)}
@@ -82,16 +82,16 @@ def test_kill_9_at_random_moments_runs_nothing_twice_loses_nothing_and_leaves_no
         shell_job(name, _NOTE + line, replicas=replicas, gpus=gpus, failurePolicy={"maxRestarts": most}, env=env)
         for name, (line, replicas, gpus, most) in _JOBS.items()
     ]
-    chance.shuffle(waiting)
+    rng.shuffle(waiting)
     kills = 0
     while waiting or kills < 12:
         if waiting:
             submit(client, waiting.pop())
-        time.sleep(chance.choice([0.0, 0.01, 0.05, 0.1, 0.3]))
+        time.sleep(rng.choice([0.0, 0.01, 0.05, 0.1, 0.3]))
         kill_daemon(home)
         kills += 1
         with suppress(DaemonError):
-            client.status()  # starts the next one
+            client.status()  # starts the next daemon
     done = eventually(lambda: (now := phases(client)) and set(now.values()) <= {"Succeeded", "Failed"} and now, 300)
 
     assert done == {name: "Failed" if name == "bad" else "Succeeded" for name in _JOBS}
@@ -101,12 +101,12 @@ def test_kill_9_at_random_moments_runs_nothing_twice_loses_nothing_and_leaves_no
 
 
 def check_notes(notes: list[list[str]]) -> None:
-    """Each replica of each attempt began once and ended once; no GPU was two replicas' at a time.
+    """Each replica of each attempt began once and ended once; no GPU was used by two replicas at the same time.
 
-    In an attempt that failed, a replica may be missing: the first one's failure can come before the last one's start.
+    In a failed attempt a replica may be missing, since the first one may fail before the last one starts.
     """
     begun, ended = (
-        {(note[1], int(note[2]), int(note[3])) for note in notes if note[0] == word} for word in ("begin", "end")
+        {(note[1], int(note[2]), int(note[3])) for note in notes if note[0] == event} for event in ("begin", "end")
     )
     assert len(notes) == len(begun) + len(ended)
     assert begun == ended
@@ -119,17 +119,17 @@ def check_notes(notes: list[list[str]]) -> None:
     may_be_missing = {one for one in possible if one[0] == "bad" or one[:2] == ("again", 0)}
     assert possible - may_be_missing <= begun <= possible
     held: dict[str, tuple[str, ...]] = {}
-    for word, *who, devices in notes:
+    for event, *replica, devices in notes:
         for device in devices.replace("-", "").split(","):
-            if word == "begin" and device:
-                assert device not in held, f"GPU {device} belongs to {held[device]} and {who}"
-                held[device] = tuple(who)
+            if event == "begin" and device:
+                assert device not in held, f"GPU {device} is used by {held[device]} and {replica}"
+                held[device] = tuple(replica)
             elif device:
                 del held[device]
 
 
 @pytest.mark.slow
-def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: Path, tmp_path: Path) -> None:
+def test_a_job_restarts_after_kill_9_of_all_processes_and_a_new_boot_id(home: Path, tmp_path: Path) -> None:
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("first\n")
     os.environ["MUSTER_BOOT_ID_FILE"] = str(boot_id)
@@ -139,7 +139,7 @@ def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: 
         client.submit(shell_job("job", line, replicas=2, failurePolicy={"maxRestarts": 0}))
         eventually(lambda: client.job("job").status.phase == "Running")
         daemon = client.status()["pid"]
-        for pid in [daemon, *processes_of(home)]:  # shims before their replicas: no end is written
+        for pid in [daemon, *processes_of(home)]:  # shims before their replicas, so that no exit file is written
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         boot_id.write_text("second\n")
@@ -154,7 +154,7 @@ def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: Path) -> None:
+def test_on_a_full_disk_new_jobs_are_refused_and_running_ones_continue(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(disk)], check=False).returncode:
@@ -170,9 +170,9 @@ def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: P
             submit_until_refused(client)
         assert refused.value.reason == "StoreUnwritable"
         (tmp_path / "go").touch()
-        eventually(lambda: list(disk.rglob("exit.json")))  # an end finds room even now
+        eventually(lambda: list(disk.rglob("exit.json")))  # written into reserved space
         (disk / "fill").unlink()
-        eventually(lambda: client.job("runs").status.phase == "Succeeded", 120)  # the daemon tries again every 30 s
+        eventually(lambda: client.job("runs").status.phase == "Succeeded", 120)  # the daemon retries every 30 s
         client.down()
     finally:
         for pid in processes_of(disk):
@@ -197,30 +197,32 @@ while True:
 """
 
 
-def pressed(home: Path) -> list[tuple[int, int]]:
-    """What is another each time that a daemon asks a shim to stop."""
+def stop_requests(home: Path) -> list[tuple[int, int]]:
+    """Identity of each stop file, which changes with every stop request."""
     return [((found := path.stat()).st_ino, found.st_mtime_ns) for path in home.rglob("stop.json")]
 
 
 @pytest.mark.slow
-def test_a_daemon_killed_during_the_grace_costs_nobody_the_checkpoint(home: Path, tmp_path: Path) -> None:
+def test_replicas_complete_their_checkpoint_if_the_daemon_is_killed_in_their_grace_period(
+    home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "saves.py").write_text(_SAVES)
     client = LocalClient.up(home, idle_s=60)
     line = f"exec {sys.executable} -m muster_components.launch --nproc 2 -- {tmp_path}/saves.py"
     client.submit(shell_job("saver", line, grace=600))
     folder = client.run_dir("saver")
 
-    def both(word: str) -> bool:
-        return all((folder / f"{word}-{rank}").exists() for rank in (0, 1))
+    def both(prefix: str) -> bool:
+        return all((folder / f"{prefix}-{rank}").exists() for rank in (0, 1))
 
     eventually(lambda: both("up"))
     client.suspend("saver")
     eventually(lambda: both("saving"))
     for _ in range(2):
-        before = pressed(home)
+        before = stop_requests(home)
         kill_daemon(home)
-        eventually(lambda: client.status()["running"] >= 0)  # starts the next one, which presses again
-        eventually(lambda before=before: pressed(home) != before)  # type: ignore[misc]
+        eventually(lambda: client.status()["running"] >= 0)  # starts the next daemon, which repeats the stop request
+        eventually(lambda before=before: stop_requests(home) != before)  # type: ignore[misc]
     (folder / "enough").touch()
     eventually(lambda: phases(client)["saver"] == "Suspended" and not client.pods("saver"))
     assert [(folder / f"saved-{rank}").read_text() for rank in (0, 1)] == ["whole"] * 2

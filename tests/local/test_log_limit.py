@@ -1,4 +1,4 @@
-"""Logs have a limit: the oldest part goes, the log says so, and readers go on."""
+"""The limit of logs: the oldest part is dropped, with a line in the log, and readers continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.local.small import ended, eventually, shell_job
+from tests.local.support import ended, eventually, shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
@@ -30,17 +30,17 @@ def with_limit(job: spec.TrainingJob, limit: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": metadata})
 
 
-def dropping(folder: Path, limit: int) -> shim.Shim:
+def shim_with_log(folder: Path, limit: int) -> shim.Shim:
     """A shim whose replica has written all lines."""
     folder.mkdir(exist_ok=True)
     (folder / "log").write_text("".join(f"{line}\n" for line in LINES))
     return shim.Shim(str(folder), {"log": str(folder / "log"), "log_limit": limit})
 
 
-def test_the_oldest_part_goes_with_a_line_that_says_so_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
-    one = dropping(tmp_path, 2 * MI)
+def test_the_oldest_part_is_replaced_by_one_line_and_the_rest_keeps_its_offsets(tmp_path: Path) -> None:
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
     size = (tmp_path / "log").stat().st_size
-    one._record_log_size()
+    replica_shim._record_log_size()
     status = (tmp_path / "log").stat()
     assert (status.st_size, status.st_blocks * 512 <= 2 * MI) == (size, True)
     first, *rest = read_lines(tmp_path / "log", 0, None, None)
@@ -52,40 +52,38 @@ def test_the_oldest_part_goes_with_a_line_that_says_so_and_the_rest_keeps_its_pl
     assert list(read_lines(tmp_path / "log", everything, None, None)) == [first, *rest]
 
 
-def test_a_follower_behind_what_was_dropped_goes_on_with_what_is_left(tmp_path: Path) -> None:
-    one = dropping(tmp_path, 2 * MI)
+def test_a_follower_in_the_dropped_part_continues_with_the_rest(tmp_path: Path) -> None:
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
     follower = read_lines(tmp_path / "log", 0, None, lambda: True)
     assert [next(follower) for _ in range(3)] == LINES[:3]
-    one._record_log_size()
+    replica_shim._record_log_size()
     seen = list(follower)
-    (said,) = [number for number, line in enumerate(seen) if line.startswith("muster: the first ")]
-    assert seen[said + 1 :] == LINES[-(len(seen) - said - 1) :]
+    (dropped_at,) = [number for number, line in enumerate(seen) if line.startswith("muster: the first ")]
+    assert seen[dropped_at + 1 :] == LINES[-(len(seen) - dropped_at - 1) :]
     assert not any("\0" in line for line in seen)
 
 
-def test_where_no_hole_can_be_punched_all_is_dropped_and_the_log_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hole_punching_the_whole_log_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shim, "_punch", lambda file, length: False)
-    one = dropping(tmp_path, 2 * MI)
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
     (tmp_path / shim.TIMES).write_text("1.0 5\n")
-    one._record_log_size()
+    replica_shim._record_log_size()
     with open(tmp_path / "log", "a") as file:
-        file.write("goes on\n")
-    said, last = read_lines(tmp_path / "log", 4 * MI, None, None)  # a follower that was further
-    assert (said.startswith("muster: "), last) == (True, "goes on")
+        file.write("continues\n")
+    dropped, last = read_lines(tmp_path / "log", 4 * MI, None, None)  # a follower with a larger offset
+    assert (dropped.startswith("muster: "), last) == (True, "continues")
 
 
-def test_a_hole_is_punched_by_a_libc_without_names_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_is_punched_with_a_libc_without_fallocate64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = SimpleNamespace(fallocate=ctypes.CDLL(None, use_errno=True).fallocate)
     monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: libc)
-    one = dropping(tmp_path, 2 * MI)
-    one._record_log_size()
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
+    replica_shim._record_log_size()
     assert (tmp_path / "log").stat().st_blocks * 512 <= 2 * MI
 
 
 @pytest.mark.parametrize(("text", "limit"), [("0", 0), ("1Mi", MI), ("10Gi", 10 * 2**30)])
-def test_a_job_may_have_a_limit_of_its_own(text: str, limit: int) -> None:
+def test_the_annotation_sets_the_limit_of_a_job(text: str, limit: int) -> None:
     assert job_log_limit(with_limit(shell_job("a", "true"), text), 5) == limit
     assert job_log_limit(shell_job("a", "true"), 5) == 5
 
@@ -102,13 +100,13 @@ def test_the_shim_gets_the_limit_of_the_annotation_else_that_of_the_daemon(
 
 
 @pytest.mark.parametrize("text", ["", "much", "1Ki", "-1"])
-def test_a_limit_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_limit_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpec, match="log-limit"):
         job_log_limit(with_limit(shell_job("a", "true"), text), 5)
 
 
 @pytest.mark.slow
-def test_a_job_that_prints_more_than_its_limit_is_followed_over_it(home: Path, tmp_path: Path) -> None:
+def test_a_log_that_exceeds_its_limit_can_be_followed_to_its_end(home: Path, tmp_path: Path) -> None:
     client = LocalClient.up(home, idle_s=60)
     text = "x" * 1000
     line = f"i=0; while [ ! -e {tmp_path}/go ] || [ $i -lt 4000 ]; do echo $i {text}; i=$((i+1)); done; echo last"

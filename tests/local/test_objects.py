@@ -1,4 +1,4 @@
-"""What users do to objects, without a daemon: a database, the nodes, and nothing that runs."""
+"""Changes of objects by users, with a database and nodes but without a daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.local.small import shell_job
+from tests.local.support import shell_job
 
 from muster import spec
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
@@ -43,15 +43,15 @@ def submitted(objects: ObjectRegistry, *names: str) -> list[spec.TrainingJob]:
 
 
 def finished(store: SqliteStore, job: spec.TrainingJob, kind: str) -> None:
-    status = finish(job.status, kind, "Completed", "it is over", 1.0)
+    status = finish(job.status, kind, "Completed", "completed", 1.0)
     with store.transaction():
         store.put(job.model_copy(update={"status": status}))
 
 
-# ---- a job that is not there
+# ---- unknown jobs
 
 
-def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: ObjectRegistry) -> None:
+def test_an_unknown_job_is_reported_with_the_most_similar_name(objects: ObjectRegistry) -> None:
     submitted(objects, "llama-8b", "bert")
     with pytest.raises(
         NotFound, match=r"job 'lama-8b' does not exist in namespace 'default'; did you mean 'llama-8b'\?"
@@ -59,7 +59,7 @@ def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: ObjectRegistry
         objects.find("default", "lama-8b")
 
 
-def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(
+def test_an_unknown_job_without_similar_name_is_reported_with_the_newest_jobs(
     objects: ObjectRegistry,
 ) -> None:
     submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
@@ -67,16 +67,16 @@ def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_mo
         objects.find("default", "quite-different")
 
 
-def test_an_empty_namespace_is_said_to_be_empty(objects: ObjectRegistry) -> None:
+def test_an_unknown_job_in_an_empty_namespace_is_reported_as_such(objects: ObjectRegistry) -> None:
     submitted(objects, "elsewhere")
     with pytest.raises(NotFound, match="in namespace 'team-a'; it has no jobs"):
         objects.find("team-a", "elsewhere")
 
 
-# ---- a disk that is full
+# ---- full disk
 
 
-def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
+def test_with_less_than_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
     objects: ObjectRegistry, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(objects, "before")
@@ -93,14 +93,14 @@ def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
     assert (len(store.jobs), "new" in store.queues) == (2, True)
 
 
-# ---- a job that is over
+# ---- existing and finished jobs
 
 
 @pytest.mark.parametrize(
     ("fields", "advised"), [({"suspend": False}, True), ({"suspend": True}, False), ({"cancel": True}, False)]
 )
 @pytest.mark.parametrize(("kind", "phase"), [(COMPLETE, "Succeeded"), (FAILED, "Failed")])
-def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled_and_only_who_resumes_is_advised_to_submit(
+def test_a_finished_job_cannot_be_suspended_resumed_or_cancelled(
     objects: ObjectRegistry, store: SqliteStore, fields: dict[str, bool], advised: bool, kind: str, phase: str
 ) -> None:
     (job,) = submitted(objects, "over")
@@ -110,7 +110,7 @@ def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled_and_only_
     assert ("submit it again" in str(error.value)) == advised
 
 
-def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: ObjectRegistry, store: SqliteStore) -> None:
+def test_only_the_ttl_of_a_finished_job_can_be_changed(objects: ObjectRegistry, store: SqliteStore) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, COMPLETE)
     ttl = {"ttl_seconds_after_finished": 60}
@@ -120,7 +120,7 @@ def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Object
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
 
 
-def test_a_log_limit_that_is_no_amount_is_refused_for_a_job_that_is_there(objects: ObjectRegistry) -> None:
+def test_an_invalid_log_limit_is_refused_for_an_existing_job(objects: ObjectRegistry) -> None:
     (job,) = submitted(objects, "waits")
     annotations = {**job.metadata.annotations, LOG_LIMIT_ANNOTATION: "much"}
     edited = job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
@@ -134,7 +134,7 @@ def annotated(job: spec.TrainingJob, **annotations: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": notes})})
 
 
-def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(
+def test_an_invalid_oversubscribe_annotation_is_refused_for_an_existing_job(
     objects: ObjectRegistry,
 ) -> None:
     (job,) = submitted(objects, "waits")
@@ -147,7 +147,7 @@ def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_
 @pytest.mark.parametrize(
     ("name", "right"), [("oversubscibe", "did you mean 'muster.dev/oversubscribe'?"), ("queue", "valid on this host: ")]
 )
-def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
+def test_an_unknown_annotation_of_muster_is_refused_with_a_suggestion(
     objects: ObjectRegistry, name: str, right: str
 ) -> None:
     wrong = annotated(shell_job("new", "true"), **{name: "true"})
@@ -164,9 +164,7 @@ def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
     assert objects.find("default", "waits").metadata.annotations == waits.metadata.annotations
 
 
-def test_a_job_with_an_annotation_that_an_earlier_version_has_stored_can_still_be_changed(
-    objects: ObjectRegistry, store: SqliteStore
-) -> None:
+def test_a_job_with_an_unknown_stored_annotation_can_be_changed(objects: ObjectRegistry, store: SqliteStore) -> None:
     (job,) = submitted(objects, "waits")
     with store.transaction():
         store.put(annotated(job, odd="1"))
@@ -174,19 +172,19 @@ def test_a_job_with_an_annotation_that_an_earlier_version_has_stored_can_still_b
     assert objects.find("default", "waits").metadata.annotations["muster.dev/odd"] == "1"
 
 
-def test_taking_back_that_a_job_may_oversubscribe_is_refused_while_it_starts_more_processes_than_cores(
+def test_removing_the_oversubscribe_annotation_is_refused_for_a_job_that_needs_it(
     objects: ObjectRegistry,
 ) -> None:
     many = shell_job("many", "torchrun --nproc-per-node 5000 train.py")
     (allowed,) = objects.submit([annotated(many, oversubscribe="true")], dry_run=False)
-    for said in (many, annotated(many, oversubscribe="false")):
+    for job in (many, annotated(many, oversubscribe="false")):
         with pytest.raises(Refused) as refused:
-            objects.apply([said])
+            objects.apply([job])
         assert refused.value.reason == "Oversubscribed"
     assert objects.find("default", "many").metadata.annotations == allowed.metadata.annotations
 
 
-def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: ObjectRegistry) -> None:
+def test_too_many_processes_and_too_many_pods_are_one_error(objects: ObjectRegistry) -> None:
     with pytest.raises(Refused) as refused:
         objects.submit([shell_job("many", "torchrun --nproc-per-node 5000 train.py", replicas=999)], dry_run=True)
     assert refused.value.reason == "Oversubscribed"
@@ -195,7 +193,7 @@ def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: O
 
 
 @pytest.mark.parametrize("priority", [0, 3])
-def test_the_variables_that_a_job_was_submitted_with_cannot_be_changed_and_stay_where_they_are_left_out(
+def test_the_passed_variables_of_a_job_cannot_be_changed_and_are_kept_if_omitted(
     objects: ObjectRegistry, priority: int
 ) -> None:
     plain = shell_job("waits", "true")
@@ -215,16 +213,14 @@ def test_the_variables_that_a_job_was_submitted_with_cannot_be_changed_and_stay_
     assert set(applied(annotated(plain, **{"pass-environment": "B,A"})).replace(" ", "").split(",")) == {"A", "B"}
 
 
-def test_cancelling_a_cancelled_job_again_is_no_error(objects: ObjectRegistry, store: SqliteStore) -> None:
+def test_a_repeated_cancel_is_no_error(objects: ObjectRegistry, store: SqliteStore) -> None:
     submitted(objects, "stopped")
     cancelled = objects.patch("default", "stopped", {"cancel": True})
     finished(store, cancelled, CANCELLED)
     assert objects.patch("default", "stopped", {"cancel": True}).status.phase == "Terminating"
 
 
-def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed(
-    objects: ObjectRegistry, store: SqliteStore
-) -> None:
+def test_the_error_for_a_cancelled_job_names_its_phase(objects: ObjectRegistry, store: SqliteStore) -> None:
     (job,) = submitted(objects, "stopped")
     with store.transaction():
         status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
@@ -233,13 +229,13 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
         objects.patch("default", "stopped", {"suspend": False})
 
 
-# ---- several jobs at once
+# ---- several jobs
 
 
 @pytest.mark.parametrize(
     "last", [shell_job("taken", "true"), shell_job("large", "true", gpus=9), shell_job("first", "true")]
 )
-def test_of_several_jobs_all_are_submitted_or_none(
+def test_several_jobs_are_submitted_all_or_none(
     objects: ObjectRegistry, store: SqliteStore, last: spec.TrainingJob
 ) -> None:
     submitted(objects, "taken")
@@ -250,7 +246,7 @@ def test_of_several_jobs_all_are_submitted_or_none(
     assert [job.metadata.name for job in store.jobs.values()] == ["taken", "first", "second"]
 
 
-def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
+def test_if_the_disk_is_full_after_the_first_of_several_jobs_none_is_stored(
     objects: ObjectRegistry, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, calls = store.put, iter([1, 2])
@@ -266,13 +262,13 @@ def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
     assert store.jobs == {}
 
 
-def test_a_refusal_says_which_job_of_several_it_is_about(objects: ObjectRegistry) -> None:
+def test_an_error_names_the_job_that_caused_it(objects: ObjectRegistry) -> None:
     with pytest.raises(MusterError) as refusal:
         objects.submit([shell_job("one", "true"), shell_job("two", "true", queue="nowhere")], dry_run=False)
     assert (refusal.value.job, refusal.value.field) == ("default/two", "spec.queue")
 
 
-def test_several_jobs_that_come_again_by_the_same_submission_are_known(
+def test_a_repeated_submission_of_several_jobs_returns_the_same_jobs(
     objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     jobs = [annotate_submitter(shell_job(name, "true")) for name in ("a", "b")]
@@ -281,17 +277,17 @@ def test_several_jobs_that_come_again_by_the_same_submission_are_known(
     assert len(store.jobs) == 2
 
 
-# ---- queues that are deleted
+# ---- deletion of queues
 
 
-def a_queue(name: str, parent: str | None = None) -> spec.Queue:
+def make_queue(name: str, parent: str | None = None) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
 
 
-def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(
+def test_a_queue_with_children_is_not_deleted_and_the_error_names_them(
     objects: ObjectRegistry, store: SqliteStore
 ) -> None:
-    objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product", "company")])
+    objects.apply([make_queue("company"), make_queue("research", "company"), make_queue("product", "company")])
     with pytest.raises(Conflict, match="queue 'company' has queues below it: product, research;") as refusal:
         objects.delete("Queue", "default", "company")
     assert refusal.value.reason == "HasChildren"
@@ -301,7 +297,7 @@ def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(
 
 
 def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: ObjectRegistry, store: SqliteStore) -> None:
-    objects.apply([a_queue("company"), a_queue("research", "company")])
+    objects.apply([make_queue("company"), make_queue("research", "company")])
     job = shell_job("unfinished", "true", queue="research")
     with store.transaction():
         store.put(job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u"})}))
@@ -310,32 +306,32 @@ def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Object
     assert {"company", "research"} <= set(store.queues)
 
 
-# ---- several that are deleted together
+# ---- deletion of several objects
 
 
-def test_of_several_objects_none_is_deleted_when_one_is_not_there_and_every_such_one_is_named(
+def test_several_objects_are_not_deleted_if_some_do_not_exist_and_the_error_names_those(
     objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     submitted(objects, "z1", "z2")
-    objects.apply([a_queue("research")])
+    objects.apply([make_queue("research")])
     jobs, queues = dict(store.jobs), dict(store.queues)
     targets = [("TrainingJob", "z1"), ("TrainingJob", "away"), ("Queue", "research"), ("Queue", "gone")]
-    told = r"job 'away' does not exist in .*; queue 'gone' does not exist; nothing was deleted$"
-    with pytest.raises(NotFound, match=told):
+    message = r"job 'away' does not exist in .*; queue 'gone' does not exist; nothing was deleted$"
+    with pytest.raises(NotFound, match=message):
         objects.delete_all([(kind, name, "default") for kind, name in targets])
     assert (store.jobs, store.queues) == (jobs, queues)
 
 
-def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: ObjectRegistry, store: SqliteStore) -> None:
-    objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product")])
+def test_several_objects_are_not_deleted_if_one_cannot_be(objects: ObjectRegistry, store: SqliteStore) -> None:
+    objects.apply([make_queue("company"), make_queue("research", "company"), make_queue("product")])
     with pytest.raises(
         Conflict, match=r"queue 'company' has queues below it: research.*; nothing was deleted$"
-    ) as told:
+    ) as refused:
         objects.delete_all([("Queue", "product", "default"), ("Queue", "company", "default")])
-    assert told.value.reason == "HasChildren"
+    assert refused.value.reason == "HasChildren"
     assert {"company", "research", "product"} <= set(store.queues)
-    gone = objects.delete_all([("Queue", name, "default") for name in ("research", "company", "product")])
-    assert [row["result"] for row in gone] == ["deleted"] * 3
+    rows = objects.delete_all([("Queue", name, "default") for name in ("research", "company", "product")])
+    assert [row["result"] for row in rows] == ["deleted"] * 3
 
 
 def kept_of(objects: ObjectRegistry, store: SqliteStore) -> dict[str, dict[str, str] | None]:
@@ -343,16 +339,16 @@ def kept_of(objects: ObjectRegistry, store: SqliteStore) -> dict[str, dict[str, 
     return {job.metadata.name: objects._environments.load(job.metadata.uid) for job in store.jobs.values()}
 
 
-def test_jobs_keep_the_environment_that_they_were_sent_with(objects: ObjectRegistry, store: SqliteStore) -> None:
-    here = {"PATH": "/bin", "HF_TOKEN": "t"}
-    objects.submit([shell_job("a", "true"), shell_job("b", "true")], dry_run=False, environments=[here, None])
-    objects.submit([shell_job("c", "true")], dry_run=True, environments=[here])
-    objects.apply([shell_job("d", "true")], [here])
+def test_the_environment_of_each_submitted_job_is_stored(objects: ObjectRegistry, store: SqliteStore) -> None:
+    environment = {"PATH": "/bin", "HF_TOKEN": "t"}
+    objects.submit([shell_job("a", "true"), shell_job("b", "true")], dry_run=False, environments=[environment, None])
+    objects.submit([shell_job("c", "true")], dry_run=True, environments=[environment])
+    objects.apply([shell_job("d", "true")], [environment])
     objects.apply([shell_job("d", "true", priority=3)], [{"PATH": "/bin", "LATER": "x"}])
-    assert kept_of(objects, store) == {"a": here, "b": None, "d": here}
+    assert kept_of(objects, store) == {"a": environment, "b": None, "d": environment}
 
 
-def test_nothing_stays_of_an_environment_whose_job_was_not_accepted(
+def test_the_environment_of_a_refused_job_is_removed(
     objects: ObjectRegistry, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, names = store.put, []

@@ -1,4 +1,4 @@
-"""The report of a traced job: built when all is over, shown to whoever waits, with what dead collectors left behind."""
+"""The report of a traced job: built after its end, shown by watch and log, with the traces of killed collectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.local.small import ended, eventually, processes_of, shell_job
+from tests.local.support import ended, eventually, processes_of, shell_job
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.local.client import LocalClient
@@ -50,8 +50,8 @@ def muster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: LocalClient, source: Path) -> None:
-    """Though the pods end before their collectors have started."""
+def test_each_trace_of_a_job_is_listed_once(client: LocalClient, source: Path) -> None:
+    """Although the pods end before their collectors have started."""
     client.submit(shell_job("shared", WRITE, replicas=4, env={"SOURCE": str(source)}, trace=TRACE))
     assert ended(client, "shared").status.phase == "Succeeded"
     traces = eventually(lambda: client.job("shared").status.traces, 200)
@@ -62,9 +62,7 @@ def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: Lo
     assert json.loads((run_dir / "report" / "report.json").read_text())["summary"]["name"] == "shared"
 
 
-def test_who_watches_sees_the_path_of_the_report_as_the_last_line(
-    home: Path, client: LocalClient, source: Path
-) -> None:
+def test_the_last_line_of_a_watch_is_the_path_of_the_report(home: Path, client: LocalClient, source: Path) -> None:
     client.submit(shell_job("seen", WRITE, replicas=2, env={"SOURCE": str(source)}, trace=TRACE))
     watched = muster(home, "watch", "seen")
     assert (watched.returncode, watched.stderr) == (0, "")
@@ -72,7 +70,7 @@ def test_who_watches_sees_the_path_of_the_report_as_the_last_line(
     assert client.job("seen").status.traces is not None
 
 
-def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: Path, client: LocalClient) -> None:
+def test_a_watch_of_a_job_without_traces_reports_that_there_is_no_report(home: Path, client: LocalClient) -> None:
     client.submit(shell_job("bare", "true", trace=TRACE))
     watched = muster(home, "watch", "bare")
     assert (watched.returncode, "no report: no trace was recorded" in watched.stderr) == (0, True)
@@ -83,7 +81,7 @@ def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: 
     assert "none recorded" in described
 
 
-def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(
+def test_traces_claimed_by_killed_collectors_are_in_report_and_manifest(
     home: Path, client: LocalClient, source: Path, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -97,7 +95,7 @@ def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(
     for pid in collectors:
         os.kill(pid, signal.SIGKILL)
     claimed = traces / "claimed" / "trainer-1" / "rank-9.attempt-0.steps-20-25.json"
-    claimed.parent.mkdir(parents=True, exist_ok=True)  # the second one may not have come that far
+    claimed.parent.mkdir(parents=True, exist_ok=True)  # the second one may not have created it
     claimed.write_bytes(source.read_bytes())
     go.touch()
     assert ended(client, "killed").status.phase == "Succeeded"
@@ -114,9 +112,16 @@ def command_line(pid: int) -> bytes:
 
 
 def test_torchx_log_ends_with_the_path_of_the_report(home: Path, client: LocalClient, source: Path) -> None:
-    client.submit(shell_job("told", WRITE, env={"SOURCE": str(source)}, trace=TRACE))
+    client.submit(shell_job("followed", WRITE, env={"SOURCE": str(source)}, trace=TRACE))
     environment = os.environ | {"MUSTER_HOME": str(home)}
-    command = [sys.executable, "-m", "torchx.cli.main", "log", "--tail", "muster_local://torchx/default:told/trainer"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    last = told.stdout.splitlines()[-1] if told.stdout else told.stderr
-    assert re.search(rf"muster: report {re.escape(str(client.run_dir('told')))}/report/report\.html$", last), last
+    command = [
+        sys.executable,
+        "-m",
+        "torchx.cli.main",
+        "log",
+        "--tail",
+        "muster_local://torchx/default:followed/trainer",
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    last = result.stdout.splitlines()[-1] if result.stdout else result.stderr
+    assert re.search(rf"muster: report {re.escape(str(client.run_dir('followed')))}/report/report\.html$", last), last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.local.small import eventually, phase_of, shell_job
+from tests.local.support import eventually, phase_of, shell_job
 
 from muster.errors import Conflict, InvalidSpec, Refused
 from muster.local.client import LocalClient
@@ -33,7 +33,7 @@ def test_a_running_job_is_scaled_down_and_up_without_a_failure(client: LocalClie
     assert (status.restarts, status.node_losses, status.last_failure) == (0, 0, None)
 
 
-def test_scaling_changes_nothing_but_the_size(client: LocalClient) -> None:
+def test_scaling_changes_only_the_number_of_pods(client: LocalClient) -> None:
     client.submit(shell_job("still", "sleep 1000", replicas=4))
     before = client.suspend("still")
     after = client.scale("still", "default", {"trainer": 2})
@@ -44,7 +44,7 @@ def test_scaling_changes_nothing_but_the_size(client: LocalClient) -> None:
         client.scale("still", "default", {"trainer": 1.5})  # type: ignore[dict-item]  # as another program may
 
 
-def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: LocalClient) -> None:
+def test_an_impossible_size_or_a_finished_job_is_refused(client: LocalClient) -> None:
     client.submit(shell_job("short", "sleep 1000", gpus=2, replicas=2))
     with pytest.raises(Refused, match=r"the largest that fits is 4 pods|can never have more"):
         client.scale("short", "default", {"trainer": 40})
@@ -57,6 +57,6 @@ def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: 
         client.scale("short", "default", {"trainer": 1})
 
 
-def test_this_host_is_not_drained(client: LocalClient) -> None:
+def test_a_drain_is_refused(client: LocalClient) -> None:
     with pytest.raises(Refused, match="muster local down"):
         client.drain("node-0")

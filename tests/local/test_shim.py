@@ -1,4 +1,4 @@
-"""The shim alone: one replica, its tree, its end."""
+"""The shim: one replica, its processes, its exit file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.small import eventually
+from tests.local.support import eventually
 
 from muster.local import shim
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning
 
 
 def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) -> PodFolder:
-    what = {
+    shim_spec = {
         "argv": ["/bin/sh", "-c", line],
         "env": {"PATH": "/usr/bin:/bin", "MUSTER_POD": "test-pod"},
         "cwd": str(folder.parent),
@@ -29,7 +29,7 @@ def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) 
         "boot_id": "this-boot",
     }
     pod = PodFolder(folder)
-    pod.write_spec(what | changes)
+    pod.write_spec(shim_spec | changes)
     return pod
 
 
@@ -51,28 +51,28 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("kill -11 $$", 139)])
-def test_the_exit_code_is_that_of_the_replica_and_128_more_than_a_signal(tmp_path: Path, line: str, code: int) -> None:
+def test_the_exit_code_is_that_of_the_replica_or_128_plus_the_signal(tmp_path: Path, line: str, code: int) -> None:
     pod = write_spec(tmp_path / "pod", line)
     assert pod.state() == ShimNotStarted()
     assert start(pod).wait(100) == 0
     assert end_of(pod).exit_code == code
 
 
-def test_output_of_both_kinds_is_in_the_log_in_order(tmp_path: Path) -> None:
+def test_stdout_and_stderr_are_in_the_log_in_order(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo one; echo two >&2; echo three")
     start(pod).wait(100)
     assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
     assert pod.log_times()[-1][1] == len("one\ntwo\nthree\n")
 
 
-def test_a_program_that_does_not_exist_ends_with_127_and_says_so(tmp_path: Path) -> None:
+def test_a_missing_program_has_exit_code_127_and_a_message_in_the_log(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "", argv=["/no/such/program"])
     start(pod).wait(100)
     assert end_of(pod).exit_code == 127
     assert "cannot start /no/such/program" in (tmp_path / "log").read_text()
 
 
-def test_nothing_a_replica_started_outlives_it(tmp_path: Path) -> None:
+def test_no_process_of_a_replica_outlives_it(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     line = (
         f"(setsid sh -c 'echo $$ >> {pids}; trap \"\" TERM; sleep 100' &) ; sleep 100 & echo $! >> {pids}; "
@@ -85,7 +85,7 @@ def test_nothing_a_replica_started_outlives_it(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in started)
 
 
-def test_sigterm_reaches_the_replica_which_may_end_well_within_its_grace(tmp_path: Path) -> None:
+def test_sigterm_is_sent_to_the_replica_which_may_exit_within_its_grace_period(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "trap 'echo saved; exit 7' TERM; echo up; while :; do sleep 0.05; done")
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
@@ -95,16 +95,16 @@ def test_sigterm_reaches_the_replica_which_may_end_well_within_its_grace(tmp_pat
     assert (tmp_path / "log").read_text().endswith("saved\n")
 
 
-def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_requested_grace_period(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "trap '' TERM; echo up; sleep 1000", grace_s=1000.0)
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     pod.write_stop(0.3)
-    asked = time.monotonic()
+    requested = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.wait(100)
     assert end_of(pod).exit_code == 137
-    assert time.monotonic() - asked > 0.25
+    assert time.monotonic() - requested > 0.25
 
 
 @pytest.mark.parametrize("stop", [None, "", "{", "{}", '{"grace_s": "soon"}'])
@@ -123,22 +123,22 @@ def test_without_a_valid_stop_file_the_grace_period_of_the_spec_applies(tmp_path
 
 
 @pytest.mark.parametrize("then_s", [(2000.0, 0.6), (3.0, 2000.0)])
-def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(
+def test_repeated_stop_requests_send_one_sigterm_and_never_extend_the_grace_period(
     tmp_path: Path, then_s: tuple[float, float]
 ) -> None:
-    line = "trap 'echo told' TERM; echo up; while :; do sleep 0.02; done"
+    line = "trap 'echo stopping' TERM; echo up; while :; do sleep 0.02; done"
     pod = write_spec(tmp_path / "pod", line, grace_s=1000.0)
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     pod.write_stop(1000.0)
     process.send_signal(signal.SIGTERM)
-    eventually(lambda: "told" in (tmp_path / "log").read_text())
+    eventually(lambda: "stopping" in (tmp_path / "log").read_text())
     for grace_s in then_s:
         pod.write_stop(grace_s)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.15)
-    process.wait(100)  # neither the 1000 s of the first time nor the 2000 s of another
-    assert (tmp_path / "log").read_text() == "up\ntold\n"
+    process.wait(100)  # neither the 1000 s of the first request nor the 2000 s of another
+    assert (tmp_path / "log").read_text() == "up\nstopping\n"
     assert end_of(pod).exit_code == 137
 
 
@@ -158,7 +158,7 @@ def test_a_replica_that_has_run_never_runs_again(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "ran\n"
 
 
-def test_a_shim_that_is_killed_takes_its_replica_along_and_is_seen_to_have_vanished(tmp_path: Path) -> None:
+def test_killing_a_shim_ends_its_replica_and_its_state_is_lost(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo $$; exec sleep 100")
     process = start(pod)
     main = int(eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()))
@@ -171,7 +171,7 @@ def test_a_shim_that_is_killed_takes_its_replica_along_and_is_seen_to_have_vanis
     assert pod.state() == ShimLost("this-boot")
 
 
-def test_the_collector_starts_with_the_replica_and_is_drained_before_the_end(tmp_path: Path) -> None:
+def test_the_collector_starts_with_the_replica_and_is_drained_before_the_exit_file(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     line = f"trap 'sleep 0.3; echo drained; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
     collector = {
@@ -184,7 +184,7 @@ def test_the_collector_starts_with_the_replica_and_is_drained_before_the_end(tmp
     assert end_of(pod).collector_status == 0
 
 
-def test_a_collector_that_does_not_end_is_killed_and_the_replicas_exit_code_stays(tmp_path: Path) -> None:
+def test_a_collector_that_does_not_exit_is_killed_and_the_replicas_exit_code_is_kept(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     collector = {
         "argv": ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; sleep 100"],
@@ -196,7 +196,7 @@ def test_a_collector_that_does_not_end_is_killed_and_the_replicas_exit_code_stay
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a small disk needs root")
-def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
+def test_the_exit_file_is_written_on_a_full_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False).returncode:
@@ -209,7 +209,7 @@ def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_shim_without_room_starts_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_shim_that_cannot_write_starts_nothing_and_can_be_retried(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo ran")
     (tmp_path / "pod" / shim.SPEC).unlink()
     assert start(pod).wait(100) == shim.NO_SPACE
@@ -217,7 +217,7 @@ def test_a_shim_without_room_starts_nothing_and_may_be_tried_again(tmp_path: Pat
     assert not (tmp_path / "log").exists()
 
 
-def test_the_shim_imports_nothing_of_muster_and_little_else() -> None:
+def test_the_shim_imports_nothing_of_muster_and_few_modules() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(sorted(sys.modules))"
     answer = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, shim.__file__], capture_output=True, text=True, check=True

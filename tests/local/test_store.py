@@ -1,4 +1,4 @@
-"""The database: what survives, what does not happen by halves, what keeps its identity."""
+"""The database: durability, transactions, and the identity of unchanged objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.local.small import shell_job
+from tests.local.support import shell_job
 
 from muster import spec
 from muster.errors import ClusterError
@@ -33,9 +33,9 @@ def job(uid: str = "u1") -> spec.TrainingJob:
 
 
 def pod(uid: str = "u1") -> PodRecord:
-    asked = Resources.of({"nvidia.com/gpu": 2, "cpu": 500, "pods": 1})
+    request = Resources.of({"nvidia.com/gpu": 2, "cpu": 500, "pods": 1})
     return PodRecord(
-        "job-trainer-0-x", uid, "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("0", "1"), request=asked
+        "job-trainer-0-x", uid, "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("0", "1"), request=request
     )
 
 
@@ -49,7 +49,7 @@ def contents(store: SqliteStore) -> tuple[object, ...]:
     )
 
 
-def test_what_was_written_is_there_after_opening_again(path: Path) -> None:
+def test_written_objects_are_there_after_reopening(path: Path) -> None:
     store = open_store(path)
     ensure_default_objects(store, virtual_nodes(parse_shape("2x8")), 1.0)
     with store.transaction():
@@ -64,13 +64,13 @@ def test_what_was_written_is_there_after_opening_again(path: Path) -> None:
     assert again.queues["default"].spec.resources[0].guaranteed == {"pods": "220"}
 
 
-def test_pods_of_a_database_from_before_they_kept_their_request_are_given_it(path: Path) -> None:
+def test_pods_of_a_database_without_requests_get_them_when_it_is_opened(path: Path) -> None:
     store = open_store(path)
-    gone = replace(pod(), name="job-reader-0-x", role="reader")  # the job has no such role any more
+    removed = replace(pod(), name="job-reader-0-x", role="reader")  # a role that the job no longer has
     with store.transaction():
         store.put(job())
         store.put_pod(pod())
-        store.put_pod(gone)
+        store.put_pod(removed)
     store.close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE pods SET body = CAST(json_remove(CAST(body AS TEXT), '$.request') AS BLOB)")
@@ -78,7 +78,7 @@ def test_pods_of_a_database_from_before_they_kept_their_request_are_given_it(pat
     pods = open_store(path).pods["u1"]
     wanted = job().spec.roles[0].template.spec
     assert pods[pod().name].to_view().request == pod_request(wanted)
-    assert pods[gone.name].to_view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
+    assert pods[removed.name].to_view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
 
 
 def change_much_and_fail(store: SqliteStore) -> None:
@@ -90,7 +90,7 @@ def change_much_and_fail(store: SqliteStore) -> None:
         raise RuntimeError("halfway")
 
 
-def test_a_transaction_that_fails_leaves_no_trace_on_disk_or_in_memory(path: Path) -> None:
+def test_a_failed_transaction_changes_nothing_on_disk_or_in_memory(path: Path) -> None:
     store = open_store(path)
     with store.transaction():
         store.put(job())
@@ -107,7 +107,7 @@ def test_a_transaction_that_fails_leaves_no_trace_on_disk_or_in_memory(path: Pat
     assert contents(open_store(path)) == before
 
 
-def test_every_write_has_a_version_of_its_own_and_others_keep_their_identity(path: Path) -> None:
+def test_each_write_gets_a_new_version_and_other_objects_stay_the_same(path: Path) -> None:
     store = open_store(path)
     with store.transaction():
         store.put(job("u1"))
@@ -119,7 +119,7 @@ def test_every_write_has_a_version_of_its_own_and_others_keep_their_identity(pat
     assert [int(one.metadata.resource_version) for one in store.jobs.values()] == [3, 2]
 
 
-def test_removing_a_job_takes_its_events_along(path: Path) -> None:
+def test_removing_a_job_removes_its_events(path: Path) -> None:
     store = open_store(path)
     with store.transaction():
         store.put(job())
@@ -129,7 +129,7 @@ def test_removing_a_job_takes_its_events_along(path: Path) -> None:
     assert (store.jobs, store.events("u1")) == ({}, [])
 
 
-def test_the_same_event_again_is_counted_and_old_ones_make_room(path: Path) -> None:
+def test_a_repeated_event_is_counted_and_old_events_are_removed(path: Path) -> None:
     store = open_store(path)
     with store.transaction():
         for at in (1.0, 2.0, 3.0):
@@ -142,7 +142,7 @@ def test_the_same_event_again_is_counted_and_old_ones_make_room(path: Path) -> N
     assert store.events("u1")[-1].message == str(MAX_EVENTS_PER_JOB + 49)
 
 
-def test_a_database_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_created_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"muster\.db cannot be opened") as refusal:
         open_store(tmp_path / "nowhere" / "muster.db")
     assert refusal.value.reason == "StoreUnwritable"
@@ -158,7 +158,9 @@ def make_newer(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a b"])
-def test_any_name_of_a_home_is_opened_again_and_a_newer_database_in_it_refused(tmp_path: Path, name: str) -> None:
+def test_a_home_with_special_characters_is_reopened_and_a_newer_database_in_it_refused(
+    tmp_path: Path, name: str
+) -> None:
     folder = tmp_path / name
     folder.mkdir()
     open_store(folder / "muster.db").close()
@@ -170,7 +172,7 @@ def test_any_name_of_a_home_is_opened_again_and_a_newer_database_in_it_refused(t
     assert (folder / "muster.db").read_bytes() == before
 
 
-def test_a_database_that_gets_newer_after_the_first_look_is_refused_and_left_as_it_is(
+def test_a_database_upgraded_after_the_first_check_is_refused_and_not_changed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = make_newer(path)
@@ -180,7 +182,7 @@ def test_a_database_that_gets_newer_after_the_first_look_is_refused_and_left_as_
     assert (refusal.value.reason, path.read_bytes() == before) == ("NewerDatabase", True)
 
 
-def test_the_first_queue_follows_the_nodes_until_someone_changes_it(path: Path) -> None:
+def test_the_default_queue_follows_the_nodes_until_it_is_changed(path: Path) -> None:
     store = open_store(path)
     ensure_default_objects(store, virtual_nodes(parse_shape("1x8")), 1.0)
     ensure_default_objects(store, virtual_nodes(parse_shape("3x8")), 2.0)

@@ -50,13 +50,13 @@ def beginning(form: str = "plain", first: int = BEGINNING) -> RecordedWorkload:
 
 def audit(form: str, result: SimulationResult, path: Path, **named: Any) -> list[str]:
     write_placements(path, result.pod_runs, result.job_rows)
-    return auditor.complaints(*FORMS[form], path, **named)
+    return auditor.find_errors(*FORMS[form], path, **named)
 
 
 @pytest.mark.parametrize("first", [BEGINNING, pytest.param(WHOLE, marks=pytest.mark.slow)], ids=["beginning", "whole"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("form", FORMS)
-def test_no_node_is_ever_oversubscribed_and_no_gang_ever_runs_in_part(
+def test_no_node_is_oversubscribed_and_no_gang_runs_partially(
     form: str, policy: str, first: int, tmp_path: Path
 ) -> None:
     workload, result = replayed(form, policy, first)
@@ -64,20 +64,20 @@ def test_no_node_is_ever_oversubscribed_and_no_gang_ever_runs_in_part(
     assert audit(form, result, tmp_path / "placements.csv") == []
 
 
-def test_the_auditor_is_not_blind(tmp_path: Path) -> None:
+def test_the_auditor_finds_errors(tmp_path: Path) -> None:
     _, result = replayed("plain", "muster")
     path = tmp_path / "placements.csv"
     assert audit("plain", result, path) == []
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, *(line.replace("cpu-0", "b0-r0-n0") for line in lines[1:40])]))
-    assert any("in use of" in complaint for complaint in auditor.complaints(*FORMS["plain"], path))
-    stays = [line for line in lines[1:] if line.count(",") == 8]
-    gang = next(line for line in stays if sum(other.split(",")[0] == line.split(",")[0] for other in stays) == 8)
-    path.write_text("\n".join([lines[0], *(line for line in stays if line != gang)]))
-    assert any("make the gang" in complaint for complaint in auditor.complaints(*FORMS["plain"], path))
+    assert any("in use of" in error for error in auditor.find_errors(*FORMS["plain"], path))
+    runs = [line for line in lines[1:] if line.count(",") == 8]
+    gang = next(line for line in runs if sum(other.split(",")[0] == line.split(",")[0] for other in runs) == 8)
+    path.write_text("\n".join([lines[0], *(line for line in runs if line != gang)]))
+    assert any("the gang has" in error for error in auditor.find_errors(*FORMS["plain"], path))
 
 
-def test_the_placements_have_one_line_for_every_stay(tmp_path: Path) -> None:
+def test_the_placements_have_one_line_per_run_of_a_pod(tmp_path: Path) -> None:
     workload, result = replayed("plain", "fifo")
     write_placements(tmp_path / "p.csv", result.pod_runs, result.job_rows)
     with (tmp_path / "p.csv").open(newline="") as file:
@@ -90,7 +90,7 @@ def test_the_placements_have_one_line_for_every_stay(tmp_path: Path) -> None:
     assert {line[8] for line in lines} == {"completed"}
 
 
-def test_the_figures_have_the_agreed_names() -> None:
+def test_the_metrics_have_the_documented_names() -> None:
     figures = replayed("openb", "backfill")[1].to_json()
     assert list(figures) == KEYS
     assert list(figures["wait_s"]) == list(figures["jct_s"]) == ["mean", "p50", "p95", "p99"]
@@ -104,7 +104,7 @@ def test_the_same_input_gives_the_same_result() -> None:
     assert replace(first, wall_s=0.0) == replace(second, wall_s=0.0)
 
 
-def test_policies_side_by_side_and_progress_up_to_the_last_job() -> None:
+def test_policies_are_compared_and_progress_is_reported_to_the_last_job() -> None:
     workload = beginning()
     seen: list[SimulationProgress] = []
     results = compare(workload, config=SimulationConfig(progress=seen.append, progress_every_s=0.0))
@@ -129,34 +129,38 @@ def figures(*jobs: TraceJob, nodes: int = 2, policy: str = "muster", **habits: A
     return run(RecordedWorkload(rows, jobs), POLICIES[policy], SimulationConfig(WorkloadAssumptions(**habits)))
 
 
-def test_waits_and_completion_times_of_two_gangs_that_need_everything() -> None:
+def test_waits_and_completion_times_of_two_gangs_that_need_all_nodes() -> None:
     result = figures(one("a", 0, 100, 2), one("b", 40, 50, 2))
     assert (result.wait_s.mean, result.wait_s.p50, result.jct_s.mean) == (30.0, 30.0, 105.0)
     assert (result.makespan_s, result.gpu_utilization) == (150.0, 1.0)
     assert result.fragmentation == 0.0
 
 
-def test_fifo_blocks_where_backfill_passes() -> None:
+def test_fifo_blocks_jobs_that_backfill_starts() -> None:
     jobs = (one("running", 0, 100), one("wide", 10, 100, 2), one("small", 20, 50))
     assert figures(*jobs, policy="fifo").wait_s.mean == pytest.approx((0 + 90 + 180) / 3)
     bounded = figures(*jobs, policy="backfill", bound_factor=1.0)
     assert bounded.wait_s.mean == pytest.approx((0 + 90 + 0) / 3)
 
 
-def test_priority_goes_first_but_nobody_is_evicted_for_it() -> None:
+def test_policy_priority_orders_jobs_without_eviction() -> None:
     jobs = (one("running", 0, 100, 2), one("early", 10, 50, 2), one("urgent", 20, 50, 2, priority=5))
     result = figures(*jobs, policy="priority")
-    ends = {stay.job: stay.end_s for stay in result.pod_runs}
+    ends = {run_of_pod.job: run_of_pod.end_s for run_of_pod in result.pod_runs}
     assert [ends[f"j{n:07d}"] for n in range(3)] == [100, 200, 150]
     assert result.preemptions == 0
 
 
-def test_a_preempted_job_loses_what_it_did_since_its_checkpoint_and_resumes_there() -> None:
+def test_a_preempted_job_loses_the_work_since_its_checkpoint_and_resumes_there() -> None:
     jobs = (one("low", 0, 100, 2), one("high", 55, 10, 2, priority=5))
     result = figures(*jobs, checkpoint_every_s=20.0, stop_s=5.0)
     assert result.preemptions == 1
     assert result.lost_work_s == pytest.approx(15 * 2), "two pods since 40"
-    outcomes = [(stay.start_s, stay.end_s, stay.outcome) for stay in result.pod_runs if stay.job == "j0000000"]
+    outcomes = [
+        (run_of_pod.start_s, run_of_pod.end_s, run_of_pod.outcome)
+        for run_of_pod in result.pod_runs
+        if run_of_pod.job == "j0000000"
+    ]
     assert outcomes == [(0, 60, "preempted")] * 2 + [(70, 130, "completed")] * 2
 
 
@@ -173,11 +177,11 @@ def test_an_elastic_gang_runs_smaller_and_proportionally_longer() -> None:
     assert [(s.start_s, s.end_s) for s in result.pod_runs if s.job == "j0000001"] == [(10, 210)]
 
 
-def test_a_job_that_outruns_its_bound_fails_and_is_told() -> None:
+def test_a_job_that_exceeds_its_maximum_run_time_fails_with_a_note() -> None:
     result = figures(one("a", 0, 100, max_runtime_s=50))
     assert (result.completed, result.refused) == (0, 0)
     assert any("1 jobs failed" in note for note in result.notes)
-    assert [(stay.end_s, stay.outcome) for stay in result.pod_runs] == [(60.0, "maxruntimeexceeded")]
+    assert [(run_of_pod.end_s, run_of_pod.outcome) for run_of_pod in result.pod_runs] == [(60.0, "maxruntimeexceeded")]
 
 
 @pytest.mark.parametrize(
@@ -189,16 +193,16 @@ def test_a_job_that_outruns_its_bound_fails_and_is_told() -> None:
         (one("a", 0, 1, topology="rack"), "UnknownTopologyLevel"),
     ],
 )
-def test_what_could_never_start_is_refused_by_name_and_the_rest_runs(job: TraceJob, code: str) -> None:
+def test_jobs_that_could_never_start_are_refused_and_the_others_run(job: TraceJob, code: str) -> None:
     result = figures(job, one("b", 5, 10))
     assert (result.jobs, result.completed, result.refused) == (2, 1, 1)
     assert [(refusal.job, refusal.code) for refusal in result.refused_jobs] == [("a", code)]
 
 
-def test_fragmentation_is_the_share_of_free_gpus_that_nobody_who_waits_could_use() -> None:
+def test_fragmentation_is_the_share_of_free_gpus_that_no_waiting_job_can_use() -> None:
     half = [one(f"half{i}", 0, 100, gpus=5) for i in range(2)]
     result = figures(*half, one("whole", 50, 10, gpus=8))
-    assert result.fragmentation == pytest.approx(6 / 16), "6 GPUs are free on two nodes, 8 on one are wanted"
+    assert result.fragmentation == pytest.approx(6 / 16), "6 GPUs are free on two nodes, a waiting job needs 8 on one"
     usable = figures(*half, one("small", 50, 10, gpus=3), one("whole", 50, 10, gpus=8))
     assert usable.fragmentation == pytest.approx((10 * 3 + 40 * 6) / (16 * 50))
 
@@ -208,7 +212,7 @@ def quota(**gpus: int) -> list[dict[str, Any]]:
     return [{"flavor": "h200", **amounts}, {"flavor": "cpu"}]
 
 
-def test_quotas_of_a_given_tree_hold_at_every_instant(tmp_path: Path) -> None:
+def test_quotas_of_a_given_tree_are_never_exceeded(tmp_path: Path) -> None:
     whole = beginning()
     workload = replace(whole, jobs=tuple(job for job in whole.jobs if job.min_pods * job.gpus_per_pod <= 40))
     share = quota(guaranteed=32, limit=40)
@@ -230,7 +234,7 @@ def test_quotas_of_a_given_tree_hold_at_every_instant(tmp_path: Path) -> None:
     assert audit("plain", free, tmp_path / "q.csv", limits=limits) != [], "the limit did bind"
 
 
-def test_the_output_says_what_was_rounded_and_what_never_ran() -> None:
+def test_notes_report_rounded_requests_and_jobs_that_never_ran() -> None:
     notes = " ".join(replayed("openb", "fifo", WHOLE)[1].notes)
     with FORMS["openb"][1].open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -240,8 +244,8 @@ def test_the_output_says_what_was_rounded_and_what_never_ran() -> None:
     assert f"{never} jobs never ran in the recording" in notes
 
 
-def test_qos_can_stand_for_priority() -> None:
+def test_qos_classes_can_set_the_priority() -> None:
     jobs = (one("running", 0, 100, 2), one("batch", 10, 50, 2, qos="BE"), one("service", 20, 50, 2, qos="LS"))
     result = figures(*jobs, policy="priority", qos_priorities={"LS": 10})
-    ends = {stay.job: stay.end_s for stay in result.pod_runs}
+    ends = {run_of_pod.job: run_of_pod.end_s for run_of_pod in result.pod_runs}
     assert ends["j0000002"] < ends["j0000001"]

@@ -30,7 +30,7 @@ def test_a_plain_row_with_all_columns(tmp_path: Path) -> None:
     )
 
 
-def test_columns_may_come_in_any_order_with_others_between(tmp_path: Path) -> None:
+def test_columns_may_be_in_any_order_with_others_between(tmp_path: Path) -> None:
     path = put(tmp_path, "n.csv", "\ufeffrack,memory_mib,colour,name,cpu_milli,gpus\nr1,2000,red,n0,1000,8\n")
     assert read_nodes(path).rows == (TraceNode("n0", 8, 1000, 2000, "", "r1", ""),)
 
@@ -42,7 +42,7 @@ def test_a_fraction_of_a_gpu_is_marked_and_models_are_alternatives(tmp_path: Pat
     assert (row.submit_s, row.runtime_s) == (10.0, 30.0)
 
 
-def test_a_task_that_was_never_scheduled_runs_for_as_long_as_it_existed(tmp_path: Path) -> None:
+def test_a_task_that_was_never_scheduled_runs_for_the_time_that_it_existed(tmp_path: Path) -> None:
     row = read_jobs(put(tmp_path, "p.csv", f"{OPENB}a,1,2,0,0,,LS,Pending,10,50,\n")).rows[0]
     assert (row.never_scheduled, row.runtime_s, row.fractional_gpu) == (True, 40.0, False)
 
@@ -136,6 +136,6 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
         read_nodes(tmp_path / "nope.csv")
 
 
-def test_both_forms_read_whole() -> None:
+def test_both_formats_are_read_completely() -> None:
     for nodes, jobs in FORMS.values():
         assert read_workload(nodes, jobs).invalid_rows == ()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.local.small import eventually
+from tests.local.support import eventually
 from torchx.components import dist, utils
 from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.local.small import eventually
+from tests.local.support import eventually
 from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import (
     claimed,

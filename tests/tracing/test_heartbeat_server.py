@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.small import eventually
+from tests.local.support import eventually
 from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 
 from muster.heartbeat_auth import MAX_REQUEST_AGE_S, HeartbeatSigner

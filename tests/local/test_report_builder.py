@@ -1,14 +1,16 @@
-"""The report's beginning: what stands in its way costs the report, never the jobs."""
+"""Reports that cannot be built: an event and one line in the log; jobs are not affected."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.small import shell_job
+from tests.local.support import shell_job
 
 from muster import spec
 from muster.lifecycle import transitions
@@ -30,8 +32,8 @@ def parts(opened: Home) -> Iterator[DaemonComponents]:
     parts.store.close()
 
 
-def add_ended(parts: DaemonComponents, name: str) -> spec.TrainingJob:
-    """A traced job that is over and has no report yet."""
+def add_finished(parts: DaemonComponents, name: str) -> spec.TrainingJob:
+    """A finished traced job without report."""
     (job,) = parts.service.submit([shell_job(name, "true", trace={"startStep": 1, "steps": 1})], dry_run=False)
     status = transitions.finish(job.status, "Complete", "Completed", "", time.time())
     with parts.store.transaction():
@@ -39,33 +41,48 @@ def add_ended(parts: DaemonComponents, name: str) -> spec.TrainingJob:
     return job
 
 
-def one_round(home: Home, parts: DaemonComponents) -> None:
+def run_cycle_once(home: Home, parts: DaemonComponents) -> None:
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT)
     ControlLoop(home, parts, 60.0, lock)._run_cycle()
     os.close(lock)
 
 
-def test_a_file_where_the_reports_folder_should_be_is_an_event(opened: Home, parts: DaemonComponents) -> None:
-    job = add_ended(parts, "blocked")
+def test_a_report_that_cannot_be_started_is_an_event(opened: Home, parts: DaemonComponents) -> None:
+    job = add_finished(parts, "blocked")
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)
-    (run_dir / "report").write_text("the user's own")
-    one_round(opened, parts)
+    (run_dir / "report").write_text("a file of the user")
+    run_cycle_once(opened, parts)
     (event,) = parts.store.events(job.metadata.uid)
     assert (event.reason, "could not be started" in event.message) == ("ReportFailed", True)
     assert parts.store.jobs[job.metadata.uid].status.traces == spec.TraceStatus()
 
 
-def test_the_engine_steps_while_reports_cannot_even_say_that_they_failed(opened: Home, parts: DaemonComponents) -> None:
-    job = add_ended(parts, "traced")
+def test_cycles_continue_if_the_event_of_a_failed_report_cannot_be_stored(
+    opened: Home, parts: DaemonComponents
+) -> None:
+    job = add_finished(parts, "traced")
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)
     (run_dir / "report").write_text("")
     (other,) = parts.service.submit([shell_job("other", "true")], dry_run=False)
-    with parts.store.transaction():  # a disk that takes everything but this note
+    with parts.store.transaction():  # a disk on which only this event cannot be stored
         parts.store._connection.execute(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON events WHEN NEW.reason = 'ReportFailed'"
             " BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
-    one_round(opened, parts)
+    run_cycle_once(opened, parts)
     assert parts.store.jobs[other.metadata.uid].status.phase == "Admitted"
+
+
+@pytest.mark.parametrize("left", ["nothing", "a file where the report goes"])
+def test_a_report_that_cannot_be_built_prints_one_line_with_the_reason(tmp_path: Path, left: str) -> None:
+    if left != "nothing":
+        (tmp_path / "metrics").mkdir()
+        (tmp_path / "metrics/rank-0.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+        (tmp_path / "report").write_text("no folder")
+    command = [sys.executable, "-m", "muster.local.reports", str(tmp_path), "llama", str(os.getpid())]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert str(tmp_path) in line

@@ -1,4 +1,4 @@
-"""Rounds of the daemon's loop, one by one, and what is applied between them."""
+"""Cycles of the daemon's loop, quarantined jobs, and the exit of an idle daemon."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.local.small import eventually, shell_job
+from tests.local.support import ended, eventually, shell_job
 
 from muster import spec
-from muster.cluster import ObservedState
+from muster.cluster import NodeView, ObservedState
 from muster.engine import CycleResult
+from muster.errors import ClusterError
 from muster.local import pod_supervisor, shim
-from muster.local.cluster import QUARANTINE_S
-from muster.local.control_loop import ControlLoop, DaemonComponents
+from muster.local.client import LocalClient
+from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
+from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
 from muster.local.home import Home, open_home
+from muster.local.records import PodRecord
 from muster.local.wiring import assemble
+from muster.model import Resources
 from muster.yaml_input import AnyObject
 
 
@@ -42,7 +47,7 @@ def daemon(opened: Home, parts: DaemonComponents) -> Iterator[ControlLoop]:
     os.close(lock)
 
 
-def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once(
+def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
     parts: DaemonComponents, daemon: ControlLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = shell_job("short", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")})
@@ -63,7 +68,7 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
     end = daemon._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
 
     def reconcile(_: ObservedState) -> CycleResult:
-        """Looks at the world before the replica ends, and has its writes carried out after that."""
+        """Lets the replica end after the observation and before the writes."""
         (tmp_path / "go").touch()
         eventually(lambda: end.exists() and phase_after(lambda: parts.cluster.apply(())) == "Succeeded")
         return CycleResult((), (), (), {}, None, snapshot)
@@ -74,7 +79,7 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
     assert daemon._next_cycle_at <= time.time()
 
 
-def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(parts: DaemonComponents) -> None:
+def test_jobs_of_one_name_in_two_namespaces_have_their_own_notices(parts: DaemonComponents) -> None:
     jobs = []
     for namespace, image in (("red", "torch:2"), ("blue", "")):
         body = shell_job("twin", "true").model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -82,35 +87,35 @@ def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(pa
         body["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = image
         jobs.append(spec.TrainingJob.model_validate(body))
     parts.service.apply(jobs)
-    told = {
+    reasons = {
         str(job.metadata.namespace): [event.reason for event in parts.store.events(uid)]
         for uid, job in parts.store.jobs.items()
     }
-    assert told == {"red": ["FieldIgnored"], "blue": []}
+    assert reasons == {"red": ["FieldIgnored"], "blue": []}
 
 
-def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_it_has_ended(
+def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_its_status(
     parts: DaemonComponents, daemon: ControlLoop
 ) -> None:
-    say = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
-    save = f"trap {shlex.quote(say)} TERM; touch up; while :; do sleep 0.1; done"
+    write = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
+    save = f"trap {shlex.quote(write)} TERM; touch up; while :; do sleep 0.1; done"
     line = f'mkdir -p "$MUSTER_RUN_DIR/checkpoints" && cd "$MUSTER_RUN_DIR/checkpoints" && {save}'
     job = parts.service.submit([shell_job("saver", line, grace=60)], dry_run=False)[0]
     uid, folder = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints"
 
-    def after_a_round(what: Callable[[], object]) -> object:
+    def after_a_cycle(condition: Callable[[], object]) -> object:
         daemon._run_cycle()
-        return what()
+        return condition()
 
-    eventually(lambda: after_a_round((folder / "up").exists))
+    eventually(lambda: after_a_cycle((folder / "up").exists))
     parts.service.patch("default", "saver", {"cancel": True})
-    eventually(lambda: after_a_round(lambda: not parts.store.pods.get(uid)))
+    eventually(lambda: after_a_cycle(lambda: not parts.store.pods.get(uid)))
     daemon._run_cycle()
     assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
-    assert uid not in parts.cluster.observe().heartbeats, "its files are read no more"
+    assert uid not in parts.cluster.observe().heartbeats, "its files are no longer read"
 
 
-def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
+def test_a_job_whose_files_cannot_be_created_fails_and_others_run(
     parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER", 1)
@@ -132,13 +137,13 @@ def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_r
     assert str(parts.cluster.run_dir(blocked)) in failure.log_tail
 
 
-def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_the_others_go_on(
+def test_a_job_whose_status_cannot_be_written_is_quarantined_with_its_resources_and_others_run(
     parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sick, other = parts.service.submit(
-        [shell_job("sick", "sleep 600", gpus=5), shell_job("other", "sleep 600", gpus=5)], dry_run=False
+    failing, other = parts.service.submit(
+        [shell_job("failing", "sleep 600", gpus=5), shell_job("other", "sleep 600", gpus=5)], dry_run=False
     )
-    uids = [job.metadata.uid for job in (sick, other)]
+    uids = [job.metadata.uid for job in (failing, other)]
 
     def states() -> list[list[str]]:
         daemon._run_cycle()
@@ -154,8 +159,8 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
         put(item)
 
     monkeypatch.setattr(parts.store, "put", refusing)
-    parts.store.jobs[uids[0]] = sick.model_copy(
-        update={"spec": sick.spec.model_copy(update={"cancel": True}), "status": parts.store.jobs[uids[0]].status}
+    parts.store.jobs[uids[0]] = failing.model_copy(
+        update={"spec": failing.spec.model_copy(update={"cancel": True}), "status": parts.store.jobs[uids[0]].status}
     )
 
     def small() -> str:
@@ -163,9 +168,92 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
         return next(job.status.phase for job in parts.store.jobs.values() if job.metadata.name == "small")
 
     eventually(lambda: small() == "Succeeded")
-    assert states() == [["Running"], []], "the room of what is set aside is given to nobody"
+    assert states() == [["Running"], []], "the resources of a quarantined job are not given to others"
     (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "StatusWriteFailed"]
     assert event.message.endswith("; retrying in 60 s: ValueError: year 33658 is out of range")
     monkeypatch.setattr(parts.store, "put", put)
     monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + QUARANTINE_S)
     eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.phase == "Cancelled")
+
+
+def pod(node: str, phase: Any, gpus: int) -> PodRecord:
+    request = Resources.of({"nvidia.com/gpu": gpus, "pods": 1})
+    return PodRecord(
+        name=f"a-{node}-{phase}", job_uid="u", role="r", index=0, replicas=1, attempt=0, node=node, flavor="f", port=1,
+        gpus=gpus, grace_s=1.0, request=request, phase=phase,
+    )  # fmt: skip
+
+
+def test_a_job_is_quarantined_for_a_minute() -> None:
+    quarantine = Quarantine()
+    quarantine.add("a", 100.0)
+    quarantine.add("b", 110.0)
+    assert quarantine.active(100.0 + QUARANTINE_S - 1) == {"a", "b"}
+    assert quarantine.active(100.0 + QUARANTINE_S) == {"b"}
+    assert quarantine.active(200.0) == frozenset()
+
+
+def test_unfinished_pods_of_quarantined_jobs_are_unmanaged_usage_and_other_nodes_stay_the_same_objects() -> None:
+    one, two = NodeView("n1", Resources.of({"nvidia.com/gpu": 8, "pods": 9})), NodeView("n2", Resources())
+    nodes = with_unmanaged_usage((one, two), [pod("n1", "Running", 3), pod("n1", "Pending", 1), pod("n1", "Failed", 4)])
+    assert nodes[0].unmanaged_usage == Resources.of({"nvidia.com/gpu": 4, "pods": 2})
+    assert nodes[1] is two
+    assert with_unmanaged_usage((one, two), [])[0] is one
+
+
+class Clock:
+    """A clock that is set by the test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tracker_at(clock: Callable[[], float]) -> RequestTracker:
+    return RequestTracker(lambda: None, clock)
+
+
+def test_before_its_first_request_a_daemon_runs_for_a_minute_whatever_its_idle_time() -> None:
+    clock = Clock()
+    tracker = tracker_at(clock)
+    assert (tracker.close_if_idle(0.0), tracker.idle_remaining_s(0.0)) == (False, 60.0)
+    clock.now += 59.9
+    assert not tracker.close_if_idle(0.0)
+    clock.now += 0.1
+    assert tracker.close_if_idle(0.0), "the client that started it has ended"
+
+
+def test_the_idle_time_begins_when_the_last_request_is_answered() -> None:
+    clock = Clock()
+    tracker = tracker_at(clock)
+    tracker.begin_request()
+    clock.now += 1000.0
+    assert not tracker.close_if_idle(5.0)
+    tracker.end_request()
+    assert (tracker.close_if_idle(5.0), tracker.idle_remaining_s(5.0)) == (False, 5.0)
+    clock.now += 5.0
+    assert tracker.close_if_idle(5.0)
+    with pytest.raises(ClusterError, match="shutting down"):
+        tracker.begin_request()
+
+
+def test_without_idle_time_a_daemon_exits_after_its_first_request() -> None:
+    tracker = tracker_at(Clock())
+    tracker.begin_request()
+    tracker.end_request()
+    assert tracker.close_if_idle(0.0)
+
+
+@pytest.mark.slow
+def test_without_idle_time_each_call_is_answered_by_a_new_daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0")
+    client = LocalClient.connect(home)
+    pids = set()
+    for _ in range(2):
+        pids.add(pid := client.status()["pid"])
+        eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists())  # type: ignore[misc]
+    assert len(pids) == 2
+    client.submit(shell_job("job", "true"))
+    assert ended(client, "job").status.phase == "Succeeded"

@@ -1,17 +1,21 @@
-"""What a host offers: its own limits, its GPUs, or a virtual shape."""
+"""The nodes of this host: CPUs, memory, GPUs and ports; and virtual nodes."""
 
 from __future__ import annotations
 
 import os
+import random
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from muster.cli.views.daemon_status import node_label_lines
-from muster.errors import InvalidSpec
+from muster.errors import ClusterError, InvalidSpec
 from muster.local.nodes import (
     Capacity,
     cpu_milli,
+    free_port,
     host_node,
     measure_capacity,
     memory_bytes,
@@ -19,18 +23,20 @@ from muster.local.nodes import (
     virtual_nodes,
     visible_gpus,
 )
+from muster.local.pod_supervisor import free_devices
+from muster.local.records import PodRecord
 
 _SMI = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA H200\n"
 
 
-def a_root(path: Path, files: dict[str, str]) -> Path:
+def make_root(path: Path, files: dict[str, str]) -> Path:
     for name, text in ({"proc/meminfo": "MemTotal:       8388608 kB\n"} | files).items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     return path
 
 
-def test_this_host_has_what_the_kernel_lets_us_use() -> None:
+def test_the_capacity_of_this_host_is_what_this_process_may_use() -> None:
     found = measure_capacity()
     assert 0 < found.cpu_milli <= len(os.sched_getaffinity(0)) * 1000
     assert found.memory_bytes > 2**27
@@ -45,8 +51,8 @@ def test_this_host_has_what_the_kernel_lets_us_use() -> None:
     ],
     ids=["cgroup v2, limited further up", "cgroup v1"],
 )  # fmt: skip
-def test_a_cgroup_bounds_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
-    assert memory_bytes(a_root(tmp_path, files)) == 2**30
+def test_a_cgroup_limits_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory_bytes(make_root(tmp_path, files)) == 2**30
 
 
 @pytest.mark.parametrize(
@@ -58,12 +64,12 @@ def test_a_cgroup_bounds_the_memory(tmp_path: Path, files: dict[str, str]) -> No
     ],
     ids=["cgroup v2", "cgroup v1"],
 )  # fmt: skip
-def test_a_cgroup_bounds_the_cpus(tmp_path: Path, files: dict[str, str]) -> None:
-    assert cpu_milli(a_root(tmp_path, files)) == 500
+def test_a_cgroup_limits_the_cpus(tmp_path: Path, files: dict[str, str]) -> None:
+    assert cpu_milli(make_root(tmp_path, files)) == 500
 
 
-def test_without_a_limit_all_memory_counts(tmp_path: Path) -> None:
-    root = a_root(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
+    root = make_root(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
     assert memory_bytes(root) == 8 * 2**30
 
 
@@ -73,11 +79,11 @@ def test_without_a_limit_all_memory_counts(tmp_path: Path) -> None:
      ("GPU-cccc-3,GPU-aaaa-1", ["0", "2"]), ("GPU-dddd", []), ("none", []), ("-1", []), (" 1 , ,", ["1"]),
      ("MIG-4f2a,MIG-9c1e,MIG-4f2a", ["MIG-4f2a", "MIG-9c1e"]), ("0,MIG-GPU-bbbb-2/1/0", ["0", "MIG-GPU-bbbb-2/1/0"])],
 )  # fmt: skip
-def test_gpus_are_those_that_cuda_visible_devices_leaves_us(visible: str | None, indexes: list[str]) -> None:
+def test_gpus_are_restricted_to_cuda_visible_devices(visible: str | None, indexes: list[str]) -> None:
     assert [index for index, _ in visible_gpus(_SMI, visible)] == indexes
 
 
-def test_slices_of_gpus_are_given_out_under_a_model_of_their_own() -> None:
+def test_mig_slices_are_gpus_with_their_own_model() -> None:
     gpus = visible_gpus(_SMI, "MIG-4f2a,MIG-9c1e")
     assert {model for _, model in gpus} == {"NVIDIA H200 MIG"}
     node = host_node(Capacity("n", 1000, 2**30, tuple(name for name, _ in gpus), gpus[0][1]))
@@ -96,12 +102,12 @@ def test_a_shape_has_nodes_racks_and_blocks() -> None:
     assert all(node.labels["muster.dev/virtual"] == "true" for node in nodes)
 
 
-def test_labels_of_a_shape_may_have_any_name_that_is_not_like_one_of_its_own_words() -> None:
+def test_labels_of_a_shape_may_have_any_name_that_is_not_similar_to_a_key() -> None:
     (group,) = parse_shape("1x8:gpu.model=h200,gpu=h200,disk=fast,example.com/racks=2")
     assert group.labels == {"gpu.model": "h200", "gpu": "h200", "disk": "fast", "example.com/racks": "2"}
 
 
-def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
+def test_the_labels_of_virtual_nodes_are_reported() -> None:
     assert node_label_lines("2x8:rack=2,gpu.model=h200,disk=fast + 4x0:cpu=16") == [
         "2x8: node labels gpu.model=h200, disk=fast"
     ]
@@ -109,7 +115,7 @@ def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("four", "'four': must be NODESxGPUS"),
         ("0x8", "'0x8': must be NODESxGPUS"),
@@ -124,10 +130,10 @@ def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
         ("4x8+", "'': must be NODESxGPUS"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_with_the_part_that_is_wrong(text: str, complaint: str) -> None:
+def test_an_invalid_shape_is_refused_with_the_invalid_part(text: str, message: str) -> None:
     with pytest.raises(InvalidSpec) as refusal:
         parse_shape(text)
-    assert complaint in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_the_host_is_one_node_with_its_gpus_and_their_model() -> None:
@@ -135,3 +141,53 @@ def test_the_host_is_one_node_with_its_gpus_and_their_model() -> None:
     assert dict(node.allocatable) == {"cpu": 2000, "memory": 2**30, "nvidia.com/gpu": 2, "pods": 110}
     assert node.labels["kubernetes.io/hostname"] == "box"
     assert node.labels["nvidia.com/gpu.product"] == "NVIDIA-H200"
+
+
+POD = PodRecord("p", "u", "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("pods", "count", "expected"),
+    [
+        ([], 2, ("0", "1")),
+        ([POD], 2, ("0", "3")),
+        ([POD], 3, None),
+        ([replace(POD, phase="Failed")], 3, ("0", "1", "2")),
+        ([replace(POD, deleting_at=1.0)], 3, None),
+        ([replace(POD, devices=None)], 4, ("0", "1", "2", "3")),
+        ([POD], 0, ()),
+    ],
+)
+def test_gpus_are_free_if_no_unfinished_pod_has_them(
+    pods: list[PodRecord], count: int, expected: tuple[str, ...] | None
+) -> None:
+    assert free_devices(("0", "1", "2", "3"), pods, count) == expected
+
+
+class Fixed(random.Random):
+    """Returns these ports in order, the last one repeatedly."""
+
+    def __init__(self, *ports: int) -> None:
+        super().__init__()
+        self.ports = list(ports)
+
+    def randrange(self, *_: object) -> int:
+        return self.ports.pop(0) if len(self.ports) > 1 else self.ports[0]
+
+
+def listener(address: str) -> socket.socket:
+    listening = socket.socket()
+    listening.bind((address, 0))
+    listening.listen()
+    return listening
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_in_use_is_not_chosen(address: str) -> None:
+    free = free_port((), random.Random())
+    with listener(address) as used:
+        in_use = used.getsockname()[1]
+        assert free_port({}, Fixed(in_use, free)) == free
+        assert free_port({in_use}, Fixed(in_use, free)) == free
+        with pytest.raises(ClusterError, match="no free port"):
+            free_port({}, Fixed(in_use))

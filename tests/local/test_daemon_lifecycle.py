@@ -1,4 +1,4 @@
-"""How the daemon comes and goes, and who may reach it: each test with a daemon of its own."""
+"""Start, stop and replacement of daemons, and access to them; each test has its own daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
+from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.local.annotations import annotate_submitter, pass_variables
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def own(home: Path) -> LocalClient:
-    """A daemon of the test's own."""
+    """The client of a new daemon."""
     return LocalClient.up(home, nodes="4x8", idle_s=60)
 
 
-def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_the_daemon(
+def test_a_job_gets_the_environment_of_its_submitter_not_of_the_process_that_started_the_daemon(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("NCCL_DEBUG", "of-the-starter"), ("HF_TOKEN", "token-of-the-starter")):
+    for name, value in (("NCCL_DEBUG", "of-the-daemon"), ("HF_TOKEN", "token-of-the-daemon")):
         monkeypatch.setenv(name, value)
     client = LocalClient.up(home, idle_s=60)
     daemon = client.status()["pid"]
@@ -53,9 +53,9 @@ def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_
         "AWS_SECRET_ACCESS_KEY=value-of-AWS_SECRET_ACCESS_KEY",
     } <= set(seen.splitlines())  # fmt: skip
     assert "value-of-GITHUB_TOKEN" not in seen
-    assert "of-the-starter" not in seen
-    assert b"of-the-starter" not in Path(f"/proc/{daemon}/environ").read_bytes().replace(
-        b"NCCL_DEBUG=of-the-starter", b""
+    assert "of-the-daemon" not in seen
+    assert b"of-the-daemon" not in Path(f"/proc/{daemon}/environ").read_bytes().replace(
+        b"NCCL_DEBUG=of-the-daemon", b""
     )
     kept = home / "pods" / done.metadata.uid / "environment.json"
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -67,49 +67,49 @@ def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_
     eventually(lambda: not kept.exists())
 
 
-def test_what_a_killed_daemon_left_of_environments_without_a_job_is_removed_by_the_next(home: Path) -> None:
+def test_environments_without_a_job_are_removed_at_the_start(home: Path) -> None:
     environments = JobEnvironmentStore(open_home(home))
     environments.save("0123", {"PATH": "/bin", "HF_TOKEN": "t"})
     LocalClient.up(home, idle_s=60)
     assert environments.load("0123") is None
 
 
-def test_log_lines_can_be_asked_for_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
-    """A line is written only once the one before has been noted: the shim may be as slow as it likes."""
-    noted, size, begin = {}, 0, time.time()
+def test_log_lines_can_be_selected_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
+    """A line is written only after the shim has recorded the one before, however slow it is."""
+    recorded, size, begin = {}, 0, time.time()
     line = 'for word in early middle late; do echo $word; until [ -e "$GO-$word" ]; do sleep 0.05; done; done'
     own.submit(shell_job("clock", line, env={"GO": str(tmp_path / "go")}))
     for word in ("early", "middle", "late"):
         size += len(f"{word}\n")
         eventually(lambda size=size: [at for at, there in log_times(home) if there == size])  # type: ignore[misc]
-        noted[word] = log_times(home)[-1][0]
-        assert begin - 0.01 <= noted[word] <= time.time() + 0.01
+        recorded[word] = log_times(home)[-1][0]
+        assert begin - 0.01 <= recorded[word] <= time.time() + 0.01
         begin = time.time()
         (tmp_path / f"go-{word}").touch()
     ended(own, "clock")
-    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(since=noted["middle"]))) == ["late"]
-    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(until=noted["early"]))) == ["early"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(since=recorded["middle"]))) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(until=recorded["early"]))) == ["early"]
 
 
 def log_times(home: Path) -> list[tuple[float, int]]:
     """(Unix time, bytes in the log then) of the home's only replica."""
-    return [noted for folder in home.glob("pods/*/*") for noted in PodFolder(folder).log_times()]
+    return [recorded for folder in home.glob("pods/*/*") for recorded in PodFolder(folder).log_times()]
 
 
-def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient, home: Path) -> None:
+def test_a_second_daemon_exits_with_an_error(own: LocalClient, home: Path) -> None:
     command = [sys.executable, "-m", "muster.local.daemon", "--home", str(home)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert second.returncode == ALREADY_RUNNING_EXIT_CODE
     assert f"a daemon is already running for {home} (pid {own.status()['pid']})" in second.stderr
 
 
-def test_clients_that_start_at_once_share_one_daemon(home: Path) -> None:
+def test_clients_that_start_at_the_same_time_share_one_daemon(home: Path) -> None:
     code = "import sys; from muster.local.client import LocalClient as C; print(C.connect(sys.argv[1]).status()['pid'])"
     starts = [subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE) for _ in range(3)]
     assert len({start.communicate(timeout=100)[0] for start in starts}) == 1
 
 
-def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) -> None:
+def test_a_database_of_a_newer_version_is_refused_and_not_changed(home: Path) -> None:
     open_home(home)
     with sqlite3.connect(home / "muster.db") as database:
         database.execute("PRAGMA user_version = 99")
@@ -122,20 +122,20 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) 
     assert (home / "muster.db").read_bytes() == before
 
 
-def test_a_damaged_database_is_named_and_left_as_it_is(home: Path) -> None:
+def test_a_damaged_database_is_refused_by_name(home: Path) -> None:
     open_home(home)
     (home / "muster.db").write_bytes(b"not a database, but long enough to be taken for one" * 50)
     with pytest.raises(ClusterError, match=r"muster\.db cannot be read"):
         LocalClient.connect(home)
 
 
-def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_jobs(
+def test_an_idle_daemon_exits_and_the_next_call_starts_one_with_the_same_jobs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon: one may end before it is asked again
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon, since one may exit between two calls
     client = LocalClient.connect(home)
     client.submit(shell_job("kept", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")}))
-    first = client.status()["pid"]  # it stays while the job runs
+    first = client.status()["pid"]  # it does not exit while the job runs
     (tmp_path / "go").touch()
     eventually(lambda: not Path(f"/proc/{first}").exists())
     with pytest.raises(DaemonUnavailable):
@@ -144,7 +144,7 @@ def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_job
     assert (client.job("kept").status.phase, client.status()["pid"] != first) == ("Succeeded", True)
 
 
-def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(own: LocalClient, home: Path) -> None:
+def test_down_is_refused_while_a_job_runs_unless_forced_and_the_job_restarts(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("long", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"))
     eventually(lambda: list(own.log_lines("long", "default", "trainer", 0)))
     with pytest.raises(Refused, match="1 job run") as refusal:
@@ -168,7 +168,7 @@ def test_other_nodes_are_refused_while_a_job_runs(own: LocalClient, home: Path) 
     assert len(LocalClient.up(home, nodes="2x8").nodes()) == 2
 
 
-def test_no_tcp_port_is_opened_and_the_socket_is_for_its_user_alone(own: LocalClient, home: Path) -> None:
+def test_no_tcp_port_is_opened_and_only_the_user_can_use_the_socket(own: LocalClient, home: Path) -> None:
     pid = own.status()["pid"]
     inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
     sockets = {name[8:-1] for name in inodes if name.startswith("socket:[")}
@@ -182,19 +182,19 @@ def test_no_tcp_port_is_opened_and_the_socket_is_for_its_user_alone(own: LocalCl
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_client_of_another_language_is_told(own: LocalClient, home: Path) -> None:
-    with pytest.raises(NotFound, match="this daemon speaks v2, not v9"):
+def test_a_client_of_another_api_version_is_refused(own: LocalClient, home: Path) -> None:
+    with pytest.raises(NotFound, match="must be v2; got v9"):
         request(home / "daemon.sock", "GET", "/v9/jobs")
 
 
-def test_a_home_that_is_removed_takes_its_daemon_and_replicas_along(own: LocalClient, home: Path) -> None:
+def test_removing_the_home_ends_its_daemon_and_replicas(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(own, "homeless") == "Running")
     home.rename(home.with_name("moved"))
     eventually(lambda: processes_of(home) == [])
 
 
-def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: LocalClient, home: Path) -> None:
+def test_a_watch_does_not_start_a_stopped_daemon(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("watched", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
     watcher = LocalClient.connect(home)
     seen = watcher.watch("watched")
@@ -205,9 +205,7 @@ def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: Loca
     assert processes_of(home) == []
 
 
-def test_a_daemon_that_was_stopped_is_started_by_a_submit_or_up_and_by_nothing_else(
-    own: LocalClient, home: Path
-) -> None:
+def test_a_stopped_daemon_is_started_only_by_a_submit_or_up(own: LocalClient, home: Path) -> None:
     own.down()
     later = LocalClient.connect(home)
     for ask in (later.jobs, later.queues, lambda: later.cancel("none"), own.nodes):
@@ -221,7 +219,7 @@ def test_a_daemon_that_was_stopped_is_started_by_a_submit_or_up_and_by_nothing_e
     assert [job.metadata.name for job in LocalClient.up(home).jobs()] == ["again"]
 
 
-def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Path) -> None:
+def test_a_watch_continues_after_kill_9_of_the_daemon(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("survives", "sleep 2; echo done"))
     phases = []
     for job in own.watch("survives"):
@@ -232,21 +230,21 @@ def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Pa
     assert list(own.log_lines("survives", "default", "trainer", 0)) == ["done"]
 
 
-def test_a_submit_that_got_no_answer_is_known_when_it_comes_again(own: LocalClient, home: Path) -> None:
+def test_a_repeated_submit_returns_the_same_job(own: LocalClient, home: Path) -> None:
     body = annotate_submitter(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
     sent = {"objects": [body], "environments": [{"PATH": os.environ["PATH"]}]}
     (first,), (second,) = (request(home / "daemon.sock", "POST", "/v2/jobs", sent) for _ in range(2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]
 
 
-def test_a_job_that_was_written_out_and_is_submitted_again_is_another_submission(own: LocalClient) -> None:
+def test_an_exported_job_that_is_submitted_again_is_a_new_submission(own: LocalClient) -> None:
     own.submit(shell_job("once", "sleep 0.1"))
     with pytest.raises(Conflict, match="'once' already exists"):
         own.submit(own.job("once"))
 
 
-def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon: one may end before it is asked again
+def test_the_daemon_exits_while_all_jobs_are_suspended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon, since one may exit between two calls
     client = LocalClient.connect(home)
     client.submit(shell_job("asleep", "echo awake", suspend=True))
     first = client.status()["pid"]
@@ -255,9 +253,43 @@ def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path, monkeyp
     assert ended(client, "asleep").status.phase == "Succeeded"
 
 
-def test_a_node_of_this_host_cannot_be_drained_and_one_that_is_not_there_is_said_not_to_be(home: Path) -> None:
+def test_a_drain_is_refused_and_an_unknown_node_is_not_found(home: Path) -> None:
     client = LocalClient.up(home, nodes="2x8")
     with pytest.raises(NotFound, match="node 'n9' does not exist; existing nodes: node-0, node-1"):
         client.drain("n9")
     with pytest.raises(Refused, match="node 'node-1' is virtual: all nodes here are this host; to stop all jobs"):
         client.drain("node-1")
+
+
+@pytest.fixture
+def with_job(home: Path) -> LocalClient:
+    """The client of a new daemon with a job that runs until it is deleted."""
+    with_job = LocalClient.up(home, nodes="4x8", idle_s=60)
+    with_job.submit(shell_job("llama", "echo first; exec sleep 600"))
+    eventually(lambda: phase_of(with_job, "llama") == "Running")
+    return with_job
+
+
+def replace(with_job: LocalClient, line: str) -> None:
+    """Delete the job, and submit another one with its name."""
+    with_job.delete("TrainingJob", "llama")
+    eventually(lambda: not with_job.jobs())
+    with_job.submit(shell_job("llama", line))
+    eventually(lambda: phase_of(with_job, "llama") in ("Running", "Succeeded"))
+
+
+@pytest.mark.parametrize("line", ["exec sleep 600", "true"])
+def test_a_watch_of_a_deleted_job_fails_although_a_new_job_has_its_name(with_job: LocalClient, line: str) -> None:
+    seen = with_job.watch("llama")
+    assert next(seen).status.phase == "Running"
+    replace(with_job, line)
+    with pytest.raises(NotFound, match="job default/llama was deleted"):
+        next(seen)
+
+
+def test_a_followed_log_ends_when_its_job_is_replaced(with_job: LocalClient) -> None:
+    lines = with_job.log_lines("llama", "default", "trainer", 0, LogOptions(follow=True))
+    assert next(lines) == "first"
+    replace(with_job, "echo second; exec sleep 600")
+    assert list(lines) == []
+    assert phase_of(with_job, "llama") == "Running"

@@ -1,4 +1,4 @@
-"""Small worlds for the engine on this host: jobs of one shell line, patience, and a look at what really runs."""
+"""Helpers for tests with a daemon: jobs of one shell line, waiting for conditions, processes of a home."""
 
 from __future__ import annotations
 
@@ -28,31 +28,38 @@ def shell_job(name: str, line: str, **changes: Any) -> spec.TrainingJob:
     return spec.TrainingJob.model_validate(body)
 
 
-def eventually(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The first true answer of `what`; fails when there is none in time, which is there to end a hang alone."""
+def container_job(container: dict[str, Any], pod: dict[str, Any] | None = None, **fields: Any) -> spec.TrainingJob:
+    """A job of one role with these fields of its container, its pod and its spec."""
+    whole = {"name": "main", "command": ["true"], **container}
+    role = {"name": "trainer", "template": {"spec": {"containers": [whole], **(pod or {})}}}
+    return spec.TrainingJob.model_validate({"metadata": {"name": "job"}, "spec": {"roles": [role], **fields}})
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """The first true result of `condition`; the timeout only ends a test that hangs."""
     until = time.monotonic() + timeout_s
     while True:
-        answer = what()
-        if answer:
-            return answer
+        result = condition()
+        if result:
+            return result
         if time.monotonic() > until:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
+            raise AssertionError(f"not within {timeout_s} s: {condition}")
         time.sleep(0.02)
 
 
 def phase_of(client: LocalClient, name: str) -> str:
-    """The phase of a job now."""
+    """The current phase of a job."""
     return client.job(name).status.phase
 
 
 def ended(client: LocalClient, name: str) -> spec.TrainingJob:
-    """The job once it is over."""
+    """The job after it has finished."""
     return list(client.watch(name))[-1]
 
 
 def processes_of(home: Path) -> list[int]:
-    """Pids of everything that runs on behalf of a home: its daemon, its shims, its replicas. Asks only the kernel."""
-    mark, folder = b"MUSTER_RUN_DIR=" + os.fsencode(home), os.fsencode(home)
+    """Pids of all processes of a home, as the kernel lists them: daemon, shims, replicas."""
+    marker, folder = b"MUSTER_RUN_DIR=" + os.fsencode(home), os.fsencode(home)
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -62,6 +69,6 @@ def processes_of(home: Path) -> list[int]:
             arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(v.startswith(mark) for v in variables) or any(a.startswith(folder) for a in arguments):
+        if any(v.startswith(marker) for v in variables) or any(a.startswith(folder) for a in arguments):
             found.append(int(entry))
     return found

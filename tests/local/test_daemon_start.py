@@ -1,4 +1,4 @@
-"""What a client hears of a daemon that cannot start."""
+"""Errors of a daemon that cannot start, as a client gets them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.local.home import open_home
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf"])
-def test_idle_seconds_that_are_no_such_number_are_named(text: str) -> None:
+def test_invalid_idle_seconds_are_refused_by_name(text: str) -> None:
     with pytest.raises(
         DaemonError, match=f"MUSTER_IDLE_SECONDS: must be a finite number of seconds from 0, such as 600; got '{text}'"
     ):
@@ -24,19 +24,19 @@ def test_idle_seconds_that_are_no_such_number_are_named(text: str) -> None:
         idle_seconds(text, {})
 
 
-def test_idle_seconds_are_those_asked_for_else_the_variables_else_600() -> None:
+def test_idle_seconds_are_those_of_the_option_else_the_variable_else_600() -> None:
     assert idle_seconds("5", {"MUSTER_IDLE_SECONDS": "7"}) == 5.0
     assert idle_seconds(None, {"MUSTER_IDLE_SECONDS": "0"}) == 0.0
     assert idle_seconds(None, {}) == 600.0
 
 
-def test_a_client_hears_of_a_bad_variable_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_gets_the_name_of_an_invalid_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_IDLE_SECONDS", "abc")
     with pytest.raises(DaemonError, match=r"MUSTER_IDLE_SECONDS: must be .* got 'abc'"):
         start_daemon(open_home(home))
 
 
-def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) -> None:
+def test_the_error_of_a_daemon_that_cannot_start_is_returned_and_logged(home: Path) -> None:
     opened = open_home(home)
     opened.stopped_marker.mkdir()  # cannot be unlinked
     with pytest.raises(DaemonError, match=r"cannot start: IsADirectoryError: .*; see daemon\.log") as failure:
@@ -46,14 +46,14 @@ def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) ->
 
 
 @pytest.mark.slow
-def test_a_daemon_that_neither_answers_nor_detaches_is_told_as_what_it_said(
+def test_the_output_of_a_daemon_that_neither_answers_nor_detaches_is_returned(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = home.parent / "wedged"
-    program.write_text("#!/bin/sh\necho 'the disk hangs' >&2\nwhile :; do sleep 1; done\n")
+    program = home.parent / "hanging"
+    program.write_text("#!/bin/sh\necho 'cannot read the disk' >&2\nwhile :; do sleep 1; done\n")
     program.chmod(0o700)
     monkeypatch.setattr("muster.local.daemon_client.sys.executable", str(program))
     monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 5.0)
-    with pytest.raises(DaemonError, match="the disk hangs") as refused:
+    with pytest.raises(DaemonError, match="cannot read the disk") as refused:
         start_daemon(open_home(home))
     assert refused.value.reason == "StartFailed"

@@ -1,4 +1,4 @@
-"""The figures of docs/local.md: `python -m tests.local.figures`."""
+"""The figures of docs/local.md: `python -m tests.local.measurements`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.local.small import eventually, phase_of, processes_of, shell_job
+from tests.local.support import eventually, phase_of, processes_of, shell_job
 
 from muster.local.client import LocalClient
 
