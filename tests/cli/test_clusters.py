@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 
-from muster.cli.cluster_options import ClusterOptions, hoist_options, resolve_context
+from muster.cli.connect import ClusterOptions, hoist_options, resolve_context
 from muster.errors import InvalidSpec
 from muster.kube.config import KubeContext
 

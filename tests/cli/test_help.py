@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 from tests.cli.conftest import Muster
 
-from muster.cli.app import app
+from muster.cli.app import cli
 
 _BRACKETED = {"[OPTIONS]", "[ROLE=]N", "[ROLE=]N...", "[KIND]", "[NAME...]", "[OUT.json]"}
 
@@ -21,7 +20,7 @@ def verbs(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         yield from verbs(below, *words, name)
 
 
-ALL = dict(verbs(typer.main.get_command(app)))
+ALL = dict(verbs(cli))
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 
 import muster.cli.connect
-from muster.cli.exit_codes import ExitCode
+from muster.cli.app import cli
+from muster.cli.options import complete_job_names, complete_phases
+from muster.cli.output import ExitCode
 from muster.errors import ClusterError, Conflict, DaemonError, InvalidSpec, InvalidTrace, MusterError, NotFound, Refused
 
 
@@ -84,12 +87,7 @@ def test_the_help_lists_every_verb_and_the_exit_codes(muster: Muster) -> None:
 
 
 def test_every_verb_has_help_and_a_json_form(muster: Muster) -> None:
-    from typer.main import get_command
-
-    from muster.cli.app import app
-
-    group = get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in cli.commands.items():
         if name != "local":
             assert command.help, name
             assert "--json" in {option for parameter in command.params for option in parameter.opts}, name
@@ -165,13 +163,13 @@ def test_the_help_imports_nothing_heavy() -> None:
 
 
 def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
-    words = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": "muster que", "COMP_CWORD": "1"}
+    words = {"_MUSTER_COMPLETE": "bash_complete", "COMP_WORDS": "muster que", "COMP_CWORD": "1"}
     out, _ = script(**words).communicate(timeout=100)
-    assert out.split() == ["queues"]
-    from muster.cli.completion import _complete_job_names
+    assert out.split() == ["plain,queues"]
+    context = click.Context(cli)
 
     cluster.kept_jobs = {"llama": job("llama"), "bert": job("bert")}
-    assert _complete_job_names("ll") == ["llama"]
+    assert complete_job_names(context, cli.params[0], "ll") == ["llama"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +183,7 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
     ],
 )
 def test_phases_are_completed_one_after_the_other(incomplete: str, offered: list[str]) -> None:
-    from muster.cli.completion import _complete_phases
-
-    assert _complete_phases(incomplete) == offered
+    assert complete_phases(click.Context(cli), cli.params[0], incomplete) == offered
 
 
 def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +191,26 @@ def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.Monke
         raise DaemonError("not running")
 
     monkeypatch.setattr(muster.cli.connect, "_connect_local", fail)
-    from muster.cli.completion import _complete_job_names
+    assert complete_job_names(click.Context(cli), cli.params[0], "a") == []
 
-    assert _complete_job_names("a") == []
+
+@pytest.mark.parametrize(
+    ("shell", "file"), [("bash", ".bashrc"), ("zsh", ".zshrc"), ("fish", ".config/fish/completions/muster.fish")]
+)
+def test_completion_is_installed_once_in_the_startup_file_of_the_shell(
+    muster: Muster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, file: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert [muster("--install-completion").code for _ in range(2)] == [0, 0]
+    assert (tmp_path / file).read_text().count(f"_MUSTER_COMPLETE={shell}_source muster") == 1
+    assert "_MUSTER_COMPLETE" in muster("--show-completion").out
+
+
+def test_an_unsupported_shell_is_an_error_that_names_the_supported_ones(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    ended = muster("--install-completion")
+    assert (ended.code, ended.err.endswith("(Usage)\n")) == (2, True)
+    assert "bash, zsh, fish" in ended.err

@@ -10,7 +10,7 @@ from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
 from tests.kubernetes.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
 
-from muster.cli import drain, watch
+from muster.cli import queues, watch
 from muster.kubernetes import cluster_client, object_watch
 from muster.spec import TrainingJobStatus
 
@@ -21,7 +21,7 @@ PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_client, "_HEARTBEAT_CACHE_S", 0.0)
     monkeypatch.setattr(watch, "_POLL_S", 0.01)
-    monkeypatch.setattr(drain, "_POLL_S", 0.01)
+    monkeypatch.setattr(queues, "_POLL_S", 0.01)
     monkeypatch.setattr(object_watch, "_PAUSE_S", 0.2)
 
 

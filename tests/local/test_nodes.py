@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.views.daemon_status import node_label_lines
+from muster.cli.daemon import node_label_lines
 from muster.errors import ClusterError, InvalidSpec
 from muster.local.nodes import (
     Capacity,

@@ -1,70 +1,46 @@
-"""The Typer application: all commands, their order in the help, and the global options."""
+"""The command `muster`: all commands, their order in the help, and the global options."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Any
 
-import typer
+import click
+from click.shell_completion import shell_complete
 
-from muster.cli import daemon, drain, jobs, logs, objects, queues, reports, scale, simulate, watch
-from muster.cli.cluster_options import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
-from muster.cli.exit_codes import CommandExit, ExitCode, print_error, run_command
-from muster.cli.help import CONTEXT_SETTINGS, HelpGroup, HelpTyper
-
-_HELP_SECTIONS = {
-    "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),
-    "Queues and nodes": ("apply", "delete", "queues", "nodes", "drain", "undrain"),
-    "Analysis": ("report",),
-    "Simulation": ("simulate", "replay"),
-    "This host": ("local",),
-}
-
-
-class SectionedHelpGroup(HelpGroup):
-    """The commands, grouped by subject."""
-
-    sections = _HELP_SECTIONS
-
-
-app = HelpTyper(
-    name="muster",
-    cls=SectionedHelpGroup,
-    no_args_is_help=True,
-    rich_markup_mode=None,  # rich's help costs 0.2 s
-    pretty_exceptions_enable=False,
-    context_settings=CONTEXT_SETTINGS,
+from muster.cli import daemon, jobs, logs, objects, queues, reports, simulate, submit, watch
+from muster.cli.connect import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
+from muster.cli.options import (
+    COMPLETE_ENV,
+    CONTEXT_SETTINGS,
+    FILE,
+    SectionedGroup,
+    install_completion,
+    show_completion,
 )
+from muster.cli.output import CommandExit, ExitCode, print_error, run_command
+
+_EAGER_FLAG: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
-        from importlib.metadata import version
-
-        print(f"muster {version('muster')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global_options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; default: {CLUSTER_ENV}."
-        ),
-    ] = None,
-    context: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"The kubeconfig context to use; default: {CONTEXT_ENV}."),
-    ] = None,
-    kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The kubeconfig file to use instead of KUBECONFIG.")
-    ] = None,
-) -> None:
+@click.group(cls=SectionedGroup, context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="muster", message="%(prog)s %(version)s", help="Print the version and exit.")
+@click.option(
+    "--cluster",
+    metavar="local|kubernetes",
+    help=f"This host, or the kubeconfig's cluster; default: {CLUSTER_ENV}.",
+)
+@click.option("--context", metavar="NAME", help=f"The kubeconfig context to use; default: {CONTEXT_ENV}.")
+@click.option("--kubeconfig", type=FILE, metavar="FILE", help="The kubeconfig file to use instead of KUBECONFIG.")
+@click.option(
+    "--install-completion", **_EAGER_FLAG, callback=install_completion, help="Install completion for your SHELL."
+)
+@click.option(
+    "--show-completion", **_EAGER_FLAG, callback=show_completion, help="Print the completion script for your SHELL."
+)
+def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> None:
     """Launch, queue and watch PyTorch training, on this host or in a Kubernetes cluster.
 
     --json prints JSON with the field names of the YAML. Exit codes: 0 success, 1 the job failed,
@@ -73,48 +49,46 @@ def _global_options(
     select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
 
-for _module in (jobs, scale, logs, watch, objects, queues, drain, reports, simulate):
-    _module.register(app)
-app.add_typer(daemon.app, name="local")
+cli.add_section(
+    "Jobs",
+    *(submit.submit, watch.watch, jobs.list_jobs, jobs.describe, logs.logs, jobs.scale),
+    *(jobs.cancel, jobs.suspend, jobs.resume),
+)
+cli.add_section(
+    "Queues and nodes", objects.apply, objects.delete, queues.queues, queues.nodes, queues.drain, queues.undrain
+)
+cli.add_section("Analysis", reports.report)
+cli.add_section("Simulation", simulate.simulate, simulate.replay)
+cli.add_section("This host", daemon.local)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the `muster` script; ends the process with one of `ExitCode`."""
+    if COMPLETE_ENV in os.environ:
+        sys.exit(shell_complete(cli, {}, "muster", COMPLETE_ENV, os.environ[COMPLETE_ENV]))
     words = hoist_options(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     sys.exit(run_command(lambda: _invoke(words, as_json), as_json=as_json))
 
 
 def _invoke(words: list[str], as_json: bool) -> None:
-    command = typer.main.get_command(app)
     try:
-        code = command.main(args=words, prog_name="muster", standalone_mode=False)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # Typer turns a closed stdout into SystemExit
-            raise end.__context__ from None
-        raise
-    except Exception as error:
-        if not _is_usage_error(error):
-            raise
+        with cli.make_context("muster", words) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as end:  # of --help and --version
+        if end.exit_code:
+            raise CommandExit(ExitCode(end.exit_code)) from None
+    except click.UsageError as error:
         if as_json:
-            print_error(error.format_message(), "Usage", _usage_error_field(error), as_json=True)  # type: ignore[attr-defined]
+            print_error(error.format_message(), "Usage", _usage_error_field(error), as_json=True)
         else:
-            error.show()  # type: ignore[attr-defined]
+            error.show()
         raise CommandExit(ExitCode.INVALID) from None
-    if isinstance(code, int) and code:
-        raise CommandExit(ExitCode(code))
 
 
-def _usage_error_field(error: Exception) -> str:
+def _usage_error_field(error: click.UsageError) -> str:
     """The option or argument that a usage error concerns, such as `--priority`; empty if unknown."""
-    if (name := getattr(error, "option_name", None)) is not None:  # an unknown option
-        return str(name)
-    names = getattr(getattr(error, "param", None), "opts", None) or [""]
-    return str(max(names, key=len))
-
-
-def _is_usage_error(error: Exception) -> bool:
-    """Typer vendors click, so that its errors can only be recognized by their attributes."""
-    return hasattr(error, "format_message") and hasattr(error, "show") and hasattr(error, "exit_code")
+    if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
+        return error.option_name
+    names = error.param.opts if isinstance(error, click.BadParameter) and error.param is not None else [""]
+    return max(names, key=len)

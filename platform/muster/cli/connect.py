@@ -1,13 +1,19 @@
-"""The cluster client that commands use: `LocalClient` for this host, `KubernetesClusterClient` for a cluster."""
+"""The cluster that a command uses, and its client.
+
+This host, unless an option or the environment names a Kubernetes cluster.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from muster.cli.cluster_options import selected_context
+from muster.cli.output import usage_error
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
@@ -16,6 +22,10 @@ if TYPE_CHECKING:
     from muster.kubernetes.cluster_client import KubernetesClusterClient
     from muster.spec import TrainingJob
     from muster.yaml_input import AnyObject
+
+CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
+LOCAL, KUBERNETES = "local", "kubernetes"
+_CLUSTER_OPTIONS = ("--cluster", "--context", "--kubeconfig")
 
 
 class QueueQuotaRow(TypedDict):
@@ -94,6 +104,65 @@ class ClusterClient(Protocol):
     def log_lines(
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Values of the cluster options; None if not given."""
+
+    cluster: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+
+_selected: ContextVar[ClusterOptions | None] = ContextVar("cluster_options", default=None)
+
+
+def select_cluster(options: ClusterOptions) -> None:
+    """Set the cluster options of this command. Raises `InvalidSpec` if they are invalid or contradict each other."""
+    resolve_context(options, os.environ)
+    _selected.set(options)
+
+
+def selected_context() -> KubeContext | None:
+    """The selected Kubernetes context, or None for this host."""
+    return resolve_context(_selected.get() or ClusterOptions(), os.environ)
+
+
+def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> KubeContext | None:
+    """Options override the environment; a given context or kubeconfig overrides the kind of cluster."""
+    named = options.context is not None or options.kubeconfig is not None
+    option, kind = (
+        ("--cluster", options.cluster)
+        if options.cluster is not None
+        else (CLUSTER_ENV, environ.get(CLUSTER_ENV) or None)
+    )
+    if kind not in (None, LOCAL, KUBERNETES):
+        usage_error(f"{option}: must be {LOCAL} or {KUBERNETES}; got {kind!r}", option)
+    if options.cluster == LOCAL and named:
+        usage_error("--cluster: local cannot be combined with --context or --kubeconfig", "--cluster")
+    context = options.context or environ.get(CONTEXT_ENV) or None
+    if not named and (kind == LOCAL or (kind is None and context is None)):
+        return None
+    from muster.kube.config import KubeContext
+
+    return KubeContext(options.kubeconfig, context)
+
+
+def hoist_options(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the cluster options moved before the command name, where click accepts global options."""
+    options: list[str] = []
+    rest = list(arguments)
+    index = 0
+    while index < len(rest) and rest[index] != "--":
+        name, is_joined, _ = rest[index].partition("=")
+        length = 1 if is_joined else 2
+        if name in _CLUSTER_OPTIONS:
+            options += rest[index : index + length]
+            del rest[index : index + length]
+        else:
+            index += 1
+    return [*options, *rest]
 
 
 def connect(start: bool = True) -> ClusterClient:

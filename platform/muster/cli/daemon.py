@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from muster.cli.completion import JsonOption
-from muster.cli.help import HelpGroup, HelpTyper
-from muster.cli.output import print_json, print_renderable
+from muster.cli.options import PATH, SectionedGroup, json_option
+from muster.cli.output import console, print_json
+from muster.text.humanize import format_duration, parse_duration, pluralize
 
-app = HelpTyper(
-    cls=HelpGroup,
-    help="The daemon that runs jobs on this host. Commands start it if needed, but not after `muster local down`.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+
+@click.group(cls=SectionedGroup)
+def local() -> None:
+    """The daemon that runs jobs on this host. Commands start it if needed, but not after `muster local down`."""
+
+
+@click.command()
+@click.option(
+    "--nodes", metavar="4x8", help="4 virtual nodes of 8 GPUs, for learning and tests; `host`: the real host."
 )
-
-
-@app.command()
-def up(
-    nodes: Annotated[
-        str | None,
-        typer.Option(metavar="4x8", help="4 virtual nodes of 8 GPUs, for learning and tests; `host`: the real host."),
-    ] = None,
-    idle: Annotated[
-        str | None, typer.Option(metavar="10m", help="Stop after this time without jobs and requests.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@click.option("--idle", metavar="10m", help="Stop after this time without jobs and requests.")
+@json_option
+def up(nodes: str | None, idle: str | None, as_json: bool) -> None:
     """Start the daemon if it is not running."""
-    from muster.cli.views.daemon_status import node_label_lines
     from muster.local.client import LocalClient
-    from muster.text.humanize import parse_duration
 
     idle_s = None if idle is None else float(parse_duration(idle, "--idle"))
     _print_status(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)
@@ -44,13 +37,10 @@ def up(
         print(f"  {line}")
 
 
-@app.command()
-def down(
-    force: Annotated[
-        bool, typer.Option("--force", help="Stop running jobs; they resume from their checkpoints at the next start.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
+@click.command()
+@click.option("--force", is_flag=True, help="Stop running jobs; they resume from their checkpoints at the next start.")
+@json_option
+def down(force: bool, as_json: bool) -> None:
     """Stop the daemon. Refused while jobs run, unless --force."""
     from muster.errors import DaemonError
     from muster.local.client import LocalClient
@@ -70,18 +60,18 @@ def down(
         print(result)
 
 
-@app.command()
-def status(as_json: JsonOption = False) -> None:
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
     """Show whether the daemon is running and what it runs. The exit code is 4 if it is not running."""
     from muster.local.client import LocalClient
 
     _print_status(LocalClient.connect(start=False).status(), as_json)
 
 
-@app.command()
-def snapshot(
-    out: Annotated[Path, typer.Argument(metavar="OUT.json", help="File to write; stdout without one.")] = Path("-"),
-) -> None:
+@click.command()
+@click.argument("out", type=PATH, default=Path("-"), metavar="[OUT.json]", help="File to write; stdout without one.")
+def snapshot(out: Path) -> None:
     """Save the scheduling snapshot of the last cycle. `muster replay OUT.json` plans it again."""
     from muster.local.client import LocalClient
 
@@ -93,11 +83,39 @@ def snapshot(
         print(f"wrote {out}; plan it again with: muster replay {out}")
 
 
+local.add_section("Verbs", up, down, status, snapshot)
+
+
 def _print_status(daemon_status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         began = datetime.fromtimestamp(daemon_status["startedAt"], UTC).isoformat(timespec="seconds")
         print_json([daemon_status | {"startedAt": began.replace("+00:00", "Z")}])
-        return
-    from muster.cli.views.daemon_status import daemon_status_view
+    else:
+        for text, style in _status_lines(daemon_status, time.time()):
+            console().print(text, style=style, markup=False)
 
-    print_renderable(daemon_status_view(daemon_status, time.time()))
+
+def _status_lines(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    """(text, style) of the daemon's version, nodes, jobs and home folder."""
+    up_for = format_duration(now - float(status["startedAt"]))
+    nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["virtual"] else "")
+    counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
+    if status.get("suspended"):  # absent from a daemon of an earlier version
+        counts += f", {status['suspended']} suspended"
+    yield f"● daemon {status['version']}, pid {status['pid']}, up for {up_for}", "green"
+    yield f"  {nodes}, {counts}", ""
+    yield f"  {status['home']}", "dim"
+    if status["virtual"]:
+        yield f"  {status['note']}", "yellow"
+
+
+def node_label_lines(shape: str) -> list[str]:
+    """One line for each group of virtual nodes with labels set by the user."""
+    from muster.local.nodes import HOST_SHAPE, parse_shape
+
+    groups = parse_shape(shape) if shape != HOST_SHAPE else ()
+    return [
+        f"{group.count}x{group.gpus}: node labels {', '.join(f'{key}={value}' for key, value in group.labels.items())}"
+        for group in groups
+        if group.labels
+    ]

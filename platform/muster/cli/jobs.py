@@ -1,114 +1,46 @@
-"""The commands submit, jobs, describe, cancel, suspend and resume."""
+"""The commands jobs, describe, cancel, suspend, resume and scale."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from muster.cli.completion import (
-    AllNamespacesOption,
-    JobArgument,
-    JobsArgument,
-    JsonOption,
-    NamespaceOption,
-    PhaseOption,
-    QueueOption,
+from muster.cli.connect import ClusterClient, connect, default_list_namespace, selected_context
+from muster.cli.options import (
+    complete_phases,
+    job_argument,
+    jobs_argument,
+    json_option,
+    namespace_option,
+    queue_option,
     split_job_name,
 )
-from muster.cli.connect import ClusterClient, connect, default_list_namespace
-from muster.cli.exit_codes import CommandExit, ExitCode, usage_error
-from muster.cli.output import console, print_json, print_note, print_renderable
+from muster.cli.output import console, print_json, print_note, print_renderable, usage_error
+from muster.text.humanize import format_duration, pluralize
 
 if TYPE_CHECKING:
-    from muster.cli.manifests import LoadedJob
     from muster.job_list import JobList
-    from muster.spec import TrainingJob
+    from muster.spec import RoleSpec, TrainingJob
+
+_MAX_DIGITS = 18  # Python refuses to parse integers of thousands of digits
+_MAX_TEXT_SHOWN = 80
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command()(submit)
-    app.command("jobs")(list_jobs)
-    app.command()(describe)
-    app.command()(cancel)
-    app.command()(suspend)
-    app.command()(resume)
-
-
-def _parse_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"must be an integer such as 10 or -5; got {text!r}") from None
-
-
-def submit(
-    files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with TrainingJobs; - is stdin.")],
-    queue: QueueOption = None,
-    priority: Annotated[
-        int | None, typer.Option(help="Priority within the queue; higher first.", parser=_parse_int, metavar="N")
-    ] = None,
-    max_runtime: Annotated[str | None, typer.Option(metavar="2h", help="Maximum run time; enables backfill.")] = None,
-    trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
-    namespace: NamespaceOption = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Pass a variable of your environment, or NAME=VALUE. Repeatable."),
-    ] = None,
-    oversubscribe: Annotated[
-        bool, typer.Option("--oversubscribe", help="On this host: allow more processes than CPU cores or GPUs.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate the jobs without submitting them.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs end; exit code 1 if one failed.")] = False,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Submit one job and watch it.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.cluster_options import selected_context
-    from muster.cli.manifests import SpecOverrides, load_jobs, locate_errors, parse_env_overrides
-    from muster.cli.watch import watch_job
-    from muster.env_vars import not_passed_message
-
-    names, values = parse_env_overrides(env or [], on_host=selected_context() is None)
-    overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
-    read = [job for file in files for job in load_jobs(file, overrides)]
-    _check_unique_names(read)
-    if follow and len(read) != 1:
-        usage_error(f"--watch: must be used with one job; the files contain {len(read)}; use --wait", "--watch")
-    client = connect()
-    with locate_errors(read):
-        accepted = client.submit_all([one.job for one in read], dry_run)
-    if not as_json and (omitted := client.newly_left_out(accepted)):
-        print_note(f"note: {not_passed_message(omitted, '--env ')}")
-    if as_json and not wait:
-        print_json(accepted)
-    for job in () if as_json else accepted:
-        _print_submitted(job, dry_run, quiet=follow)
-    if dry_run:
-        return
-    if follow:
-        watch_job(client, *_name_and_namespace(accepted[0]))
-    elif wait:
-        ended = [_wait_for_end(client, *_name_and_namespace(job), quiet=as_json) for job in accepted]
-        if as_json:
-            print_json(ended)
-        for job in () if as_json else ended:
-            _print_ended(job)
-        if any(job.status.phase != "Succeeded" for job in ended):
-            raise CommandExit(ExitCode.JOB_FAILED)
-
-
-def list_jobs(
-    namespace: NamespaceOption = None,
-    all_namespaces: AllNamespacesOption = False,
-    queue: QueueOption = None,
-    phase: PhaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@click.command("jobs")
+@namespace_option
+@click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of all namespaces; on this host the default.")
+@queue_option
+@click.option(
+    "--phase",
+    metavar="PHASE,...",
+    help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; several with commas.",
+    shell_complete=complete_phases,
+)
+@json_option
+def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, as_json: bool) -> None:
     """List jobs: running, waiting with the reason, and finished."""
     from muster.cli.views.job_table import job_table, sorted_for_display
 
@@ -192,7 +124,11 @@ def _parse_phases(text: str) -> frozenset[str]:
     return frozenset(name.capitalize() for name in names)
 
 
-def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
+@click.command()
+@job_argument
+@namespace_option
+@json_option
+def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events."""
     from muster.cli.views.job_details import JobDetails, job_details_view
 
@@ -211,23 +147,35 @@ def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonO
     print_renderable(job_details_view(details))
 
 
-def cancel(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
+@click.command()
+@jobs_argument
+@namespace_option
+@json_option
+def cancel(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
     """Cancel jobs: SIGTERM, time for a checkpoint, then SIGKILL. Their records and logs are kept."""
     _apply_to_jobs(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
 
 
-def suspend(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
+@click.command()
+@jobs_argument
+@namespace_option
+@json_option
+def suspend(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
     """Stop jobs after a checkpoint and release their resources until they are resumed."""
     _apply_to_jobs(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
 
 
-def resume(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
+@click.command()
+@jobs_argument
+@namespace_option
+@json_option
+def resume(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
     """Queue suspended jobs again; they resume from their last checkpoint."""
     _apply_to_jobs(jobs, namespace, as_json, "resumed", lambda client: client.resume)
 
 
 def _apply_to_jobs(
-    jobs: list[str],
+    jobs: tuple[str, ...],
     namespace: str | None,
     as_json: bool,
     past_tense: str,
@@ -257,7 +205,6 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` naming every job that cannot be acted on."""
-    from muster.cli.cluster_options import selected_context
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
     from muster.validation import final_phase, resumed_in_vain
@@ -281,81 +228,48 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
         raise type(errors[0])(f"{'; '.join(map(str, errors))}; nothing was {past_tense}", reason=errors[0].reason)
 
 
-def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
-    """Return the job once it has ended; while it is pending, print changes as `watch` does, unless `quiet`."""
-    from muster.cli.views.job_text import deleted_message, is_over
-    from muster.cli.views.watch_view import WatchFrame, change_lines
-    from muster.errors import NotFound
-
-    last: TrainingJob | None = None
-    before: WatchFrame | None = None
-    try:
-        for job in client.watch(name, namespace):
-            if is_over(job):
-                return job
-            frame = WatchFrame(job, None, time.time())
-            if not quiet and job.status.phase == "Pending":
-                for line in change_lines(before, frame):
-                    console().print(line, soft_wrap=True)
-            last, before = job, frame
-    except KeyboardInterrupt:
-        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
-        raise
-    except NotFound as error:
-        raise NotFound(deleted_message(name, namespace, last)) from error
-    raise NotFound(deleted_message(name, namespace, last))
-
-
-def _check_unique_names(jobs: list[LoadedJob]) -> None:
-    """Raises `InvalidSpec` for a duplicate name, before the first of the two is submitted."""
-    from muster.errors import InvalidSpec
-
-    seen: dict[str, LoadedJob] = {}
-    for one in jobs:
-        first = seen.setdefault(one.name, one)
-        if first is not one:
-            field = "metadata.name"
-            places = f"{first.source.location(field)} and {one.source.location(field)}"
-            message = f"{field}: must be unique; two jobs are named {one.name} ({places})"
-            raise InvalidSpec(message, field=field)
-
-
-def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
-    result = "would be submitted" if dry_run else "submitted"
-    console().print(f"trainingjob {_qualified_name(job)} {result} to queue {job.spec.queue}")
-    if not dry_run and not quiet:
-        console().print(f"to follow it: muster watch {_job_argument(job)}", style="dim")
-
-
-def _print_ended(job: TrainingJob) -> None:
-    """One line; for a job that did not succeed also the reason, exit code, last log line and the next command."""
-    from muster.cli.views import job_text
-
-    out, (code, message) = console(), job_text.phase_reason(job)
-    out.print(f"{_qualified_name(job)} {job.status.phase}", markup=False)
-    if job.status.phase == "Succeeded":
+@click.command()
+@job_argument
+@click.argument("replicas", nargs=-1, required=True, metavar="[ROLE=]N...", help="Number of pods of a role.")
+@namespace_option
+@json_option
+def scale(job: str, replicas: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
+    """Change the number of pods of a job. A running job restarts from a checkpoint at its new size."""
+    client, (name, space) = connect(), split_job_name(job, namespace)
+    before = client.job(name, space)
+    requested = dict(_parse_replicas(text, before) for text in replicas)
+    after = client.scale(name, space, requested)
+    if as_json:
+        print_json([after])
         return
-    failure, last = job.status.last_failure, job_text.last_log_line(job)
-    facts = [
-        f"{code}: {message}" if code or message else "",
-        f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",
-        f"last line of the log: {last}" if last else "",
-        f"see: muster describe {_job_argument(job)}",
-    ]
-    for fact in facts:
-        if fact:
-            out.print(f"  {fact}", soft_wrap=True, markup=False)
+    for role in after.spec.roles:
+        if role.name in requested:
+            count = pluralize(role.replicas, "replica")
+            minimum = f", and starts with {role.min_replicas} or more" if role.is_elastic else ""
+            message = f"trainingjob {space}/{name}: role {role.name} has {count}{minimum}"
+            console().print(f"{message}{_growth_note(after, role, time.time())}", soft_wrap=True)
 
 
-def _job_argument(job: TrainingJob) -> str:
-    """The job as a command argument: with the namespace only if it is not `default`."""
-    name, namespace = _name_and_namespace(job)
-    return name if namespace == "default" else f"{namespace}/{name}"
+def _growth_note(job: TrainingJob, role: RoleSpec, now: float) -> str:
+    """When an elastic role that runs with fewer pods can grow; empty for other roles."""
+    running = job.status.elastic_replicas or 0
+    if not role.is_elastic or not 0 < running < role.replicas:
+        return ""
+    from muster.model import GROWTH_REST_S
+
+    since = max(job.status.admitted_at or 0.0, job.status.resized_at or 0.0)
+    wait_s = since + GROWTH_REST_S - now
+    earliest = f", in {format_duration(wait_s)} at the earliest" if wait_s > 0 else ""
+    return f"; {running} running now: it grows into free resources that no pending job can use{earliest}"
 
 
-def _qualified_name(job: TrainingJob) -> str:
-    return "/".join(reversed(_name_and_namespace(job)))
-
-
-def _name_and_namespace(job: TrainingJob) -> tuple[str, str]:
-    return job.metadata.name, job.metadata.namespace or "default"
+def _parse_replicas(text: str, job: TrainingJob) -> tuple[str, int]:
+    """(role, number) of `4` or `trainer=4`; a number alone is for the only role."""
+    role, _, number = text.rpartition("=")
+    if len(number) > _MAX_DIGITS or not number.isdecimal() or int(number) < 1:
+        shown = repr(text if len(text) <= _MAX_TEXT_SHOWN else f"{text[:_MAX_TEXT_SHOWN]}...")
+        usage_error(f"[ROLE=]N: must be a positive number of pods such as 4 or trainer=4; got {shown}", "replicas")
+    names = [item.name for item in job.spec.roles]
+    if not role and len(names) > 1:
+        usage_error(f"[ROLE=]N: must name one of the job's roles: {', '.join(f'{n}={number}' for n in names)}")
+    return role or names[0], int(number)

@@ -1,4 +1,8 @@
-"""The command `logs`: the output of a job's pods, merged and filtered."""
+"""The command `logs`: the output of a job's pods, merged and filtered.
+
+After an elastic job shrank, some replicas have logs of earlier attempts only. Lines of different attempts must not be
+merged: unless replicas are named, only the newest attempt is shown, and a note says which replicas were left out.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,43 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
 from muster.cli.connect import ClusterClient, connect
-from muster.cli.exit_codes import usage_error
-from muster.cli.log_pods import (
-    PodAttempt,
-    omitted_logs_message,
-    select_pods,
-    select_pods_of_attempt,
-    split_by_newest_attempt,
-    with_newest_log_attempt,
-)
-from muster.cli.output import console, print_note
+from muster.cli.options import PlainOption, job_argument, json_option, namespace_option, split_job_name
+from muster.cli.output import console, print_note, usage_error
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.text.humanize import pluralize
 from muster.text.sanitize import sanitize_keep_colors
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
 
 _COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_MAX_NAMED = 4
+_COUNT = click.IntRange(min=0)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(logs)
+@dataclass(frozen=True, slots=True)
+class PodAttempt:
+    """One pod whose log is shown; attempt None is the current one."""
+
+    role: str
+    index: int
+    attempt: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def name_with_attempt(self) -> str:
+        """The name of its log in the run folder."""
+        return self.name if self.attempt is None else f"{self.name}.attempt-{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +62,36 @@ class LogFilter:
         return self.pattern is None and replace(self.options, follow=False) == DEFAULT_LOG_OPTIONS
 
 
+@click.command()
+@job_argument
+@click.option("--role", metavar="ROLE", help="Pods of this role only.")
+@click.option("--index", "-i", "indexes", type=int, multiple=True, metavar="N", help="Pods of this index only.")
+@click.option(
+    "--attempt",
+    cls=PlainOption,
+    type=_COUNT,
+    metavar="N",
+    help="This attempt instead of the newest; the first is 0.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job ends.")
+@click.option("--since", metavar="10m", help="From this time, or duration ago.")
+@click.option("--until", metavar="5m", help="Up to this time, or duration ago.")
+@click.option("--tail", cls=PlainOption, type=_COUNT, metavar="N", help="The last lines of each pod only.")
+@click.option("--regex", "-e", metavar="REGEX", help="Lines that match only.")
+@namespace_option
+@json_option
 def logs(
-    job: JobArgument,
-    role: Annotated[str | None, typer.Option(metavar="ROLE", help="Pods of this role only.")] = None,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", "-i", metavar="N", help="Pods of this index only.")
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="This attempt instead of the newest; the first is 0.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")] = False,
-    since: Annotated[str | None, typer.Option(metavar="10m", help="From this time, or duration ago.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or duration ago.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each pod only.", metavar="N")] = None,
-    regex: Annotated[str | None, typer.Option("--regex", "-e", metavar="REGEX", help="Lines that match only.")] = None,
-    namespace: NamespaceOption = None,
-    as_json: JsonOption = False,
+    job: str,
+    role: str | None,
+    indexes: tuple[int, ...],
+    attempt: int | None,
+    follow: bool,
+    since: str | None,
+    until: str | None,
+    tail: int | None,
+    regex: str | None,
+    namespace: str | None,
+    as_json: bool,
 ) -> None:
     """Print the logs of a job's pods, with a prefix per pod if there are several."""
     from muster.spec import TERMINAL_PHASES
@@ -82,11 +107,13 @@ def logs(
     search = LogFilter(options, None if regex is None else _compile_regex(regex))
     client = connect()
     found = client.job(name, space)
-    pods = select_pods(found, role, index) if attempt is None else select_pods_of_attempt(found, role, index, attempt)
+    pods = (
+        select_pods(found, role, indexes) if attempt is None else select_pods_of_attempt(found, role, indexes, attempt)
+    )
     is_live = follow and found.status.phase not in ("Terminating", *TERMINAL_PHASES)  # shows the current attempt
     if attempt is None and not is_live:
         pods = with_newest_log_attempt(pods, client.log_attempts(name, space))
-        if not index:
+        if not indexes:
             pods, omitted = split_by_newest_attempt(pods)
             if omitted:
                 print_note(omitted_logs_message(omitted, job))
@@ -200,3 +227,70 @@ def _interleave_lines(
 def _pod_lines(client: ClusterClient, job: tuple[str, str], pod: PodAttempt, options: LogOptions) -> Iterator[str]:
     name, namespace = job
     return client.log_lines(name, namespace, pod.role, pod.index, replace(options, attempt=pod.attempt))
+
+
+def select_pods(job: TrainingJob, role: str | None, indexes: Sequence[int]) -> list[PodAttempt]:
+    """The pods of a role and of the given indexes; by default those of the job at its current size."""
+    roles = job.spec.roles
+    if role is not None and role not in {item.name for item in roles}:
+        usage_error(
+            f"--role: must be one of the job's roles ({', '.join(item.name for item in roles)}); got {role!r}", "--role"
+        )
+    pods = [
+        PodAttempt(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)
+    ]
+    chosen = [pod for pod in pods if pod.index in indexes] if indexes else _placed_pods(job, pods)
+    if not chosen:
+        given = ", ".join(map(str, indexes))
+        usage_error(f"--index: must be 0 to {max(pod.index for pod in pods)} for this job; got {given}", "--index")
+    return chosen
+
+
+def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
+    """The pods in the current placement: other replicas of an elastic job have logs of earlier attempts only."""
+    from muster.lifecycle.placement import index_range
+
+    placed = {
+        PodAttempt(part.role, index)
+        for part in job.status.placement
+        for share in part.nodes
+        for index in index_range(share.indexes)
+    }
+    return [pod for pod in pods if pod in placed] or pods
+
+
+def select_pods_of_attempt(
+    job: TrainingJob, role: str | None, indexes: Sequence[int], attempt: int
+) -> list[PodAttempt]:
+    """Like `select_pods`, for a given attempt. The attempt may have had roles and replicas that the job no longer has:
+    named ones are not checked here, the cluster raises `NotFound` if they have no log."""
+    names = [role] if role is not None else [item.name for item in job.spec.roles]
+    if indexes and min(indexes) >= 0 and len(names) == 1:
+        return [PodAttempt(names[0], index, attempt) for index in sorted(set(indexes))]
+    return [replace(pod, attempt=attempt) for pod in select_pods(job, role, indexes)]
+
+
+def with_newest_log_attempt(pods: Iterable[PodAttempt], newest: Mapping[tuple[str, int], int]) -> list[PodAttempt]:
+    """The pods, each with the newest attempt of which it has a log; None if unknown."""
+    return [replace(pod, attempt=newest.get((pod.role, pod.index))) for pod in pods]
+
+
+def split_by_newest_attempt(pods: Sequence[PodAttempt]) -> tuple[list[PodAttempt], list[PodAttempt]]:
+    """(pods with a log of the newest attempt of all, pods whose newest log is of an earlier attempt). Pods without a
+    log are in neither, unless no pod has a log."""
+    attempts = [pod.attempt for pod in pods if pod.attempt is not None]
+    if not attempts:
+        return list(pods), []
+    newest = max(attempts)
+    return [pod for pod in pods if pod.attempt == newest], [
+        pod for pod in pods if pod.attempt in {*attempts} - {newest}
+    ]
+
+
+def omitted_logs_message(omitted: Sequence[PodAttempt], job: str) -> str:
+    """The note about the replicas that are not shown, with the command that shows them."""
+    attempts = sorted({pod.attempt for pod in omitted if pod.attempt is not None})
+    names = ", ".join(pod.name for pod in omitted)
+    names = names if len(omitted) <= _MAX_NAMED else pluralize(len(omitted), "other replica")
+    last = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
+    return f"showing the newest attempt only; last logs of {names}: {last}: muster logs {job} --attempt {attempts[-1]}"

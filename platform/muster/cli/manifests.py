@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.cli.cluster_options import selected_context
+from muster.cli.connect import selected_context
 from muster.cli.output import print_note
 from muster.env_vars import is_secret_name, parse_env_options
 from muster.errors import InvalidSpec, Refused

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
 from muster.cli.connect import ClusterClient, connect, default_namespace
-from muster.cli.exit_codes import usage_error
-from muster.cli.output import console, print_json, print_note
+from muster.cli.options import FILE, json_option, namespace_option, split_job_name
+from muster.cli.output import console, print_json, print_note, usage_error
 from muster.errors import Refused
 
 _KINDS = {
@@ -23,16 +22,12 @@ _MAX_NAMES = 8
 _RESULT_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command()(apply)
-    app.command()(delete)
-
-
-def apply(
-    files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with objects; - is stdin.")],
-    as_json: JsonOption = False,
-) -> None:
+@click.command()
+@click.argument(
+    "files", type=FILE, nargs=-1, required=True, metavar="FILE.yaml...", help="Files with objects; - is stdin."
+)
+@json_option
+def apply(files: tuple[str, ...], as_json: bool) -> None:
     """Create or change the queues and flavors of files: all, or none."""
     from muster.cli.manifests import load_objects
 
@@ -40,17 +35,17 @@ def apply(
     _print_results(connect().apply(objects), as_json)
 
 
+@click.command()
+@click.argument("kind", required=False, metavar="[KIND]", help="queue, flavor or job.")
+@click.argument("names", nargs=-1, metavar="[NAME...]", help="Names of that kind.")
+@click.option(
+    "--file", "-f", "files", type=FILE, multiple=True, metavar="FILE.yaml", help="Delete the objects in a file."
+)
+@namespace_option
+@click.option("--yes", "-y", is_flag=True, help="Delete queues that have unfinished jobs without asking.")
+@json_option
 def delete(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="queue, flavor or job.")] = None,
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names of that kind.")] = None,
-    files: Annotated[
-        list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete the objects in a file.")
-    ] = None,
-    namespace: NamespaceOption = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Delete queues that have unfinished jobs without asking.")
-    ] = False,
-    as_json: JsonOption = False,
+    kind: str | None, names: tuple[str, ...], files: tuple[str, ...], namespace: str | None, yes: bool, as_json: bool
 ) -> None:
     """Delete objects: all that are named, or none.
 
@@ -63,8 +58,8 @@ def delete(
         known = next((name for name, words in _KINDS.items() if kind.lower() in words), None)
         if known is None:
             usage_error(f"kind: must be queue, flavor or job; got {kind!r}", "kind")
-        targets += [(known, *split_job_name(name, namespace)) for name in names or []]
-    for file in files or []:
+        targets += [(known, *split_job_name(name, namespace)) for name in names]
+    for file in files:
         targets += [
             (item.kind, item.metadata.name, item.metadata.namespace or default_namespace())
             for item in load_objects(file)

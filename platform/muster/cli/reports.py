@@ -1,16 +1,20 @@
-"""The command `report`: the analysis of a run across its ranks."""
+"""The command `report`: the analysis of a run across its ranks.
+
+The run of a job in a cluster is first fetched from the store named in its status.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-import typer
+import click
 
-from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
 from muster.cli.connect import connect
+from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_json, print_note, trim_padding
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.quantity import MAX_QUANTITY, parse_quantity
@@ -18,33 +22,47 @@ from muster.quantity import MAX_QUANTITY, parse_quantity
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from muster.spec import TrainingJob
     from muster.tracing.json_stream import TraceLimits
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(report)
-
-
+@click.command()
+@click.argument(
+    "runs",
+    type=FILE,
+    nargs=-1,
+    required=True,
+    metavar="DIR|JOB|FILE...",
+    help="A run folder, any folder of traces, a job, or some traces.",
+)
+@click.option("--out", "--output", "-o", type=PATH, metavar="DIR", help="Folder of the report.")
+@click.option(
+    "--max-trace-bytes",
+    default="4Gi",
+    metavar="SIZE",
+    help="Skip traces larger than this when unpacked; default 4Gi.",
+)
+@click.option(
+    "--max-trace-events",
+    cls=PlainOption,
+    type=click.IntRange(min=1),
+    default=5_000_000,
+    metavar="N",
+    help="Skip traces with more events; default 5000000.",
+)
+@click.option(
+    "--max-fetch-bytes", default="16Gi", metavar="SIZE", help="Largest run to fetch from a store; default 16Gi."
+)
+@namespace_option
+@json_option
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="DIR|JOB|FILE", help="A run folder, any folder of traces, a job, or some traces."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Folder of the report.")
-    ] = None,
-    max_trace_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Skip traces larger than this when unpacked; default 4Gi.")
-    ] = "4Gi",
-    max_trace_events: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Skip traces with more events; default 5000000.")
-    ] = 5_000_000,
-    max_fetch_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest run to fetch from a store; default 16Gi.")
-    ] = "16Gi",
-    namespace: NamespaceOption = None,
-    as_json: JsonOption = False,
+    runs: tuple[str, ...],
+    out: Path | None,
+    max_trace_bytes: str,
+    max_trace_events: int,
+    max_fetch_bytes: str,
+    namespace: str | None,
+    as_json: bool,
 ) -> None:
     """Build the report of a run, as an HTML page and as text. The page works offline; its path is printed last.
 
@@ -129,9 +147,50 @@ def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path,
     except NotFound as error:
         raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
     if found is None:
-        from muster.cli.remote_run import fetch_run
-
-        return fetch_run(connect().job(name, space), max_bytes), name
+        return _fetch_run(connect().job(name, space), max_bytes), name
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
     return found, name
+
+
+def _fetch_run(job: TrainingJob, max_bytes: int) -> Path:
+    """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
+    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_fetch.fetch_run`."""
+    from muster.local.home import home_path
+    from muster.tracing.run_fetch import fetch_run
+
+    location = store_url(job)
+    meta = job.metadata
+    folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return fetch_run(location, folder, max_bytes=max_bytes).folder
+
+
+def store_url(job: TrainingJob) -> str:
+    """The URL of the run's folder in a store. Raises `Refused` if it has none."""
+    from muster.cli.views.job_text import no_output_reason, qualified_name
+    from muster.kubernetes.run_location import is_remote_store
+
+    name, traces = qualified_name(job), job.status.traces
+    if job.status.attempt == 0 and job.status.started_at is None and traces is None:
+        raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
+    if traces is None and job.spec.trace is None:
+        from muster.tracing import HOW_TO_TRACE
+
+        message = f"job {name} was not traced, so its run was not collected; {HOW_TO_TRACE}"
+        raise Refused(
+            f"{message}; or copy its run folder out of the cluster: muster report DIR", reason="RunNotAccessible"
+        )
+    if traces is None:
+        message = f"the run of job {name} was not collected: the operator has no collector image (--collector-image),"
+        raise Refused(f"{message} or the pods are still starting", reason="RunNotAccessible")
+    scheme = urlsplit(traces.location).scheme
+    if is_remote_store(traces.location):
+        return traces.location
+    if not scheme:
+        message = f"the traces of job {name} are deleted with its pods: the operator has no --collector-store"
+        raise Refused(f"{message} and the job has no volume named muster-run", reason="RunNotAccessible")
+    volume, _, folder = traces.location.partition("://")[2].partition("/")
+    of = f"claim {volume} in namespace {job.metadata.namespace}" if scheme == "pvc" else f"volume {volume} of its pods"
+    message = f"the run of job {name} is in folder {folder or '/'} of {of}, not in a store"
+    raise Refused(f"{message}; copy that folder to this host: muster report DIR", reason="RunNotAccessible")

@@ -7,15 +7,15 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from muster.cli.completion import JsonOption
-from muster.cli.exit_codes import usage_error
-from muster.cli.output import console, print_json, print_renderable
+from muster.cli.options import PATH, PlainOption, json_option
+from muster.cli.output import console, print_json, print_renderable, usage_error
 
 if TYPE_CHECKING:
     from muster.engine import Policy
@@ -25,45 +25,59 @@ if TYPE_CHECKING:
 _POLICIES = "muster, fifo, priority, backfill"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command()(simulate)
-    app.command()(replay)
-
-
+@click.command(options_metavar="--nodes NODES.csv --jobs JOBS.csv [OPTIONS]")
+@click.option(
+    "--nodes",
+    cls=PlainOption,
+    type=PATH,
+    required=True,
+    metavar="NODES.csv",
+    help="name,gpus,cpu_milli,memory_mib and more; or OpenB's.",
+)
+@click.option(
+    "--jobs",
+    cls=PlainOption,
+    type=PATH,
+    required=True,
+    metavar="JOBS.csv",
+    help="name,submit_s,runtime_s,pods and more; or OpenB's.",
+)
+@click.option(
+    "--policy",
+    "policy_names",
+    multiple=True,
+    metavar="NAME",
+    help=f"{_POLICIES}; several are compared. Default: muster.",
+)
+@click.option("--compare", is_flag=True, help="Compare all policies.")
+@click.option("--queues", type=PATH, metavar="QUEUES.yaml", help="A queue tree; default: all queues have equal shares.")
+@click.option(
+    "--bound-factor",
+    type=float,
+    metavar="1.5",
+    help="Jobs without max_runtime_s declare this multiple of their runtime.",
+)
+@click.option("--stop-seconds", type=float, metavar="10", help="Seconds from SIGTERM to the end of a pod. Default: 10.")
+@click.option("--skip-bad", is_flag=True, help="Skip invalid rows.")
+@click.option("--json", "json_out", type=PATH, metavar="OUT", help="Write the metrics as JSON; - is stdout.")
+@click.option("--placements", type=PATH, metavar="OUT.csv", help="Write node, start and end of every pod.")
 def simulate(
-    nodes: Annotated[
-        Path, typer.Option(metavar="NODES.csv", help="name,gpus,cpu_milli,memory_mib and more; or OpenB's.")
-    ],
-    jobs: Annotated[Path, typer.Option(metavar="JOBS.csv", help="name,submit_s,runtime_s,pods and more; or OpenB's.")],
-    policy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"{_POLICIES}; several are compared. Default: muster.")
-    ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Compare all policies.")] = False,
-    queues: Annotated[
-        Path | None, typer.Option(metavar="QUEUES.yaml", help="A queue tree; default: all queues have equal shares.")
-    ] = None,
-    bound_factor: Annotated[
-        float | None,
-        typer.Option(metavar="1.5", help="Jobs without max_runtime_s declare this multiple of their runtime."),
-    ] = None,
-    stop_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="10", help="Seconds from SIGTERM to the end of a pod. Default: 10."),
-    ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid rows.")] = False,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics as JSON; - is stdout.")
-    ] = None,
-    placements: Annotated[
-        Path | None, typer.Option(metavar="OUT.csv", help="Write node, start and end of every pod.")
-    ] = None,
+    nodes: Path,
+    jobs: Path,
+    policy_names: tuple[str, ...],
+    compare: bool,
+    queues: Path | None,
+    bound_factor: float | None,
+    stop_seconds: float | None,
+    skip_bad: bool,
+    json_out: Path | None,
+    placements: Path | None,
 ) -> None:
     """Simulate a recorded workload with a virtual clock and the production engine and planner."""
     from muster.cli.views.simulation_table import simulation_table
     from muster.simulate import SimulationConfig, WorkloadAssumptions, read_workload
 
-    policies = _parse_policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
+    policies = _parse_policies(_POLICIES.split(", ") if compare else policy_names or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
         usage_error(f"--bound-factor: must be at least 1, or every job would be stopped early; got {bound_factor}")
     if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
@@ -94,11 +108,11 @@ def simulate(
         print_renderable(simulation_table(results, workload.gpus))
 
 
-def replay(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved snapshot; - is stdin.")],
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}. Default: muster.")] = "muster",
-    as_json: JsonOption = False,
-) -> None:
+@click.command()
+@click.argument("snapshot", type=PATH, metavar="SNAPSHOT.json", help="A saved snapshot; - is stdin.")
+@click.option("--policy", default="muster", metavar="NAME", help=f"{_POLICIES}. Default: muster.")
+@json_option
+def replay(snapshot: Path, policy: str, as_json: bool) -> None:
     """Print the plan for a saved snapshot: admissions with their nodes, waiting gangs with reasons, evictions."""
     from muster.cli.views.plan_table import decision_rows, plan_table
     from muster.engine import decode_snapshot
@@ -119,7 +133,7 @@ def replay(
         print_renderable(plan_table(state, decisions))
 
 
-def _parse_policies(names: list[str]) -> list[Policy]:
+def _parse_policies(names: Sequence[str]) -> list[Policy]:
     from muster.engine import POLICIES
 
     for name in names:

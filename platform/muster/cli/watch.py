@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
 from muster.cli.connect import ClusterClient, connect
-from muster.cli.exit_codes import CommandExit, ExitCode
-from muster.cli.output import console, print_json, print_note
+from muster.cli.options import job_argument, json_option, namespace_option, split_job_name
+from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,17 +31,12 @@ REPORT_TIMEOUT_S = 930.0
 """The local daemon gives a report 900 s."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(watch)
-
-
-def watch(
-    job: JobArgument,
-    namespace: NamespaceOption = None,
-    report: Annotated[bool, typer.Option(help="Build and show the report at the end.")] = True,
-    as_json: JsonOption = False,
-) -> None:
+@click.command()
+@job_argument
+@namespace_option
+@click.option("--report/--no-report", default=True, help="Build and show the report at the end.")
+@json_option
+def watch(job: str, namespace: str | None, report: bool, as_json: bool) -> None:
     """Watch one job until it ends. The exit code is 0 if it succeeded, else 1."""
     watch_job(connect(), *split_job_name(job, namespace), report=report, as_json=as_json)
 

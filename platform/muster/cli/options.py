@@ -1,0 +1,136 @@
+"""What the commands share: the layout of group help, common arguments and options, and shell completion.
+
+Completion prints no errors and does not start the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from muster.cli.connect import connect, default_namespace
+from muster.cli.output import usage_error
+
+_MAX_WIDTH = 110  # columns
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
+COMPLETE_ENV = "_MUSTER_COMPLETE"
+_ZSH_COMPINIT = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; "
+_STARTUP_LINES = {
+    "bash": (".bashrc", f'eval "$({COMPLETE_ENV}=bash_source muster)"'),
+    "zsh": (".zshrc", f'{_ZSH_COMPINIT}eval "$({COMPLETE_ENV}=zsh_source muster)"'),
+    "fish": (".config/fish/completions/muster.fish", f"{COMPLETE_ENV}=fish_source muster | source"),
+}
+"""By shell: a file in the home folder that it reads, and the line that loads the completion."""
+FILE = click.Path(readable=False)
+PATH = click.Path(readable=False, path_type=Path)
+
+
+class SectionedGroup(click.Group):
+    """A group of commands. Its help lists them by section, in the order they were added, and then the options."""
+
+    def __init__(self, name: str, **settings: object) -> None:
+        super().__init__(name, subcommand_metavar="VERB ...", no_args_is_help=True, **settings)  # type: ignore[arg-type]
+        self._sections: dict[str, list[click.Command]] = {}
+
+    def add_section(self, title: str, *commands: click.Command) -> None:
+        """Add commands under a title."""
+        self._sections[title] = list(commands)
+        for command in commands:
+            self.add_command(command)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands in the order of the help."""
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands first, then the options."""
+        for title, commands in self._sections.items():
+            with formatter.section(title):
+                rows = [(command.name or "", command.get_short_help_str(limit=1000)) for command in commands]
+                formatter.write_dl(rows, col_max=12)
+        click.Command.format_options(self, ctx, formatter)
+
+
+class PlainOption(click.Option):
+    """An option whose help is its sentence only, without the bounds and [required] that click appends."""
+
+    def get_help_extra(self, ctx: click.Context) -> click.types.OptionHelpExtra:
+        """Nothing."""
+        return {}
+
+
+def _complete_names(list_names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+    try:
+        return sorted({name for name in list_names() if name.startswith(incomplete)})
+    except Exception:
+        return []  # an error message would be printed into the user's command line
+
+
+def complete_job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of jobs in the default cluster."""
+    return _complete_names(lambda: [job.metadata.name for job in connect(start=False).jobs()], incomplete)
+
+
+def _complete_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return _complete_names(lambda: [row["name"] for row in connect(start=False).queues()], incomplete)
+
+
+def complete_phases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Completions of the last phase of a list such as `Running,Pe`, without the phases already in the list."""
+    from muster.cli.views.job_text import PHASE_STYLES
+
+    before, comma, last = incomplete.rpartition(",")
+    left = [phase for phase in PHASE_STYLES if phase not in before.split(",")]
+    return [f"{before}{comma}{phase}" for phase in left if phase.startswith(last.capitalize())]
+
+
+job_argument = click.argument(
+    "job", metavar="JOB", help="A job: NAME or NAMESPACE/NAME.", shell_complete=complete_job_names
+)
+jobs_argument = click.argument(
+    "jobs", metavar="JOB...", nargs=-1, required=True, help="Jobs: NAME or NAMESPACE/NAME.",
+    shell_complete=complete_job_names,
+)  # fmt: skip
+queue_option = click.option("--queue", "-q", metavar="QUEUE", help="Queue.", shell_complete=_complete_queue_names)
+namespace_option = click.option("--namespace", "-n", metavar="NAMESPACE", help="Namespace.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def split_job_name(job: str, namespace: str | None = None) -> tuple[str, str]:
+    """(name, namespace) of NAME or NAMESPACE/NAME. A name without one is in `namespace`, else the default namespace."""
+    before, slash, name = job.rpartition("/")
+    return (name, before) if slash else (job, namespace or default_namespace())
+
+
+def show_completion(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """The option --show-completion."""
+    if is_given and not ctx.resilient_parsing:
+        completion = get_completion_class(_current_shell())
+        assert completion is not None
+        click.echo(completion(ctx.command, {}, "muster", COMPLETE_ENV).source())
+        ctx.exit()
+
+
+def install_completion(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """The option --install-completion: adds a line to the shell's startup file, once."""
+    if is_given and not ctx.resilient_parsing:
+        shell = _current_shell()
+        name, line = _STARTUP_LINES[shell]
+        file = Path.home() / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or line not in file.read_text():
+            with file.open("a") as stream:
+                stream.write(f"\n{line}\n")
+        click.echo(f"{shell} completion is installed in {file}; it takes effect in new shells")
+        ctx.exit()
+
+
+def _current_shell() -> str:
+    shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in _STARTUP_LINES:
+        usage_error(f"SHELL: must be the path of {', '.join(_STARTUP_LINES)}; got {os.environ.get('SHELL')!r}", "SHELL")
+    return shell
