@@ -8,7 +8,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
 
-from muster.cli.views.watch_view import LossCurve, WatchFrame, render_frame
+from muster.cli.views.watch import LossCurve, WatchFrame, render_frame
 
 LONG = "research-language-models-for-all-of-us"
 

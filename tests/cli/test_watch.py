@@ -14,7 +14,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
-from muster.cli.views.watch_view import LossCurve, WatchFrame, change_lines, render_frame
+from muster.cli.views.watch import LossCurve, WatchFrame, change_lines, render_frame
 from muster.cli.watch import _print_changes
 from muster.errors import NotFound
 from muster.progress import current_heartbeat

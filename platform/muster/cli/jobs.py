@@ -42,7 +42,7 @@ _MAX_TEXT_SHOWN = 80
 @json_option
 def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, as_json: bool) -> None:
     """List jobs: running, waiting with the reason, and finished."""
-    from muster.cli.views.job_table import job_table, sorted_for_display
+    from muster.cli.views.jobs import job_table, sorted_for_display
 
     phases = None if phase is None else _parse_phases(phase)
     of = None if all_namespaces else namespace or default_list_namespace()
@@ -130,7 +130,7 @@ def _parse_phases(text: str) -> frozenset[str]:
 @json_option
 def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events."""
-    from muster.cli.views.job_details import JobDetails, job_details_view
+    from muster.cli.views.jobs import JobDetails, job_details_view
 
     client, (name, space) = connect(), split_job_name(job, namespace)
     found = client.job(name, space)

@@ -23,7 +23,7 @@ _node_argument = click.argument("node", metavar="NODE", help="A node; see: muste
 @json_option
 def queues(follow: bool, as_json: bool) -> None:
     """Show the queue tree: used, guaranteed and borrowed resources."""
-    from muster.cli.views.queue_tree import queue_tree
+    from muster.cli.views.queues import queue_tree
 
     client = connect()
     rows = cast("list[QueueTableRow]", client.queues())
@@ -47,7 +47,7 @@ def queues(follow: bool, as_json: bool) -> None:
 @json_option
 def nodes(as_json: bool) -> None:
     """Show the nodes: flavor, used resources, state."""
-    from muster.cli.views.node_table import node_table
+    from muster.cli.views.queues import node_table
 
     rows = cast("list[NodeTableRow]", connect().nodes())
     if as_json:

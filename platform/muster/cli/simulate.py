@@ -74,7 +74,7 @@ def simulate(
     placements: Path | None,
 ) -> None:
     """Simulate a recorded workload with a virtual clock and the production engine and planner."""
-    from muster.cli.views.simulation_table import simulation_table
+    from muster.cli.views.plans import simulation_table
     from muster.simulate import SimulationConfig, WorkloadAssumptions, read_workload
 
     policies = _parse_policies(_POLICIES.split(", ") if compare else policy_names or ["muster"])
@@ -114,7 +114,7 @@ def simulate(
 @json_option
 def replay(snapshot: Path, policy: str, as_json: bool) -> None:
     """Print the plan for a saved snapshot: admissions with their nodes, waiting gangs with reasons, evictions."""
-    from muster.cli.views.plan_table import decision_rows, plan_table
+    from muster.cli.views.plans import decision_rows, plan_table
     from muster.engine import decode_snapshot
     from muster.engine import replay as replayed
     from muster.errors import InvalidSpec

@@ -23,7 +23,7 @@ from muster.cli.output import CommandExit, ExitCode, console, print_json, print_
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.cli.views.watch_view import WatchFrame
+    from muster.cli.views.watch import WatchFrame
     from muster.spec import TrainingJob
 
 _POLL_S = 0.5
@@ -72,7 +72,7 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
 def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[WatchFrame]:
     """A frame at every change of the job and twice a second, until the job has ended or was deleted."""
     from muster.cli.views.job_text import is_over
-    from muster.cli.views.watch_view import WatchFrame
+    from muster.cli.views.watch import WatchFrame
     from muster.errors import NotFound
     from muster.progress import current_heartbeat, final_heartbeat, leading_heartbeat
 
@@ -123,7 +123,7 @@ def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Draw on a terminal; the last frame remains visible."""
     from rich.live import Live
 
-    from muster.cli.views.watch_view import LossCurve, change_lines, render_frame
+    from muster.cli.views.watch import LossCurve, change_lines, render_frame
 
     last, curve = None, LossCurve()
     with Live(console=out, auto_refresh=False, transient=True) as live:
@@ -141,7 +141,7 @@ def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
 def _print_changes(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Print lines into a pipe: changes at once, progress every `PROGRESS_INTERVAL_S`."""
     from muster.cli.views.job_text import is_over
-    from muster.cli.views.watch_view import change_lines
+    from muster.cli.views.watch import change_lines
     from muster.progress import ProgressLines
 
     last, progress = None, ProgressLines(PROGRESS_INTERVAL_S)
@@ -160,7 +160,7 @@ PROGRESS_INTERVAL_S = 5.0
 
 
 def _print_end(frame: WatchFrame, out: Console) -> None:
-    from muster.cli.views.watch_view import end_summary
+    from muster.cli.views.watch import end_summary
 
     out.print(end_summary(frame))
 

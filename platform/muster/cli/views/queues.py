@@ -1,4 +1,4 @@
-"""The queue tree of `muster queues`: one bar for every flavor and resource of every queue."""
+"""The tree of `muster queues` and the table of `muster nodes`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,92 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.queue_bar import MIN_CELLS, BarUsage, QueueBar, legend
 from muster.quantity import parse_quantity
 from muster.text.humanize import format_resource, short_resource_name
+from muster.text.wrap import wrap_parts
 
 if TYPE_CHECKING:
-    from muster.cli.connect import QueueTableRow
+    from muster.cli.connect import NodeTableRow, QueueTableRow
 
+# All bars of a tree have one scale. The cells differ in shape as well, so that a bar is readable without colours.
+_OWN_CELL, _BORROWED_CELL, _IDLE_CELL, _BORROWABLE_CELL = "█", "▓", "░", "·"
+_MIN_CELLS = 4  # cells
+_CELL_STYLES = {_OWN_CELL: "green", _BORROWED_CELL: "yellow", _IDLE_CELL: "green dim", _BORROWABLE_CELL: "bright_black"}
 _WIDE_TERMINAL, _MAX_BAR_WIDTH = 100, 40  # columns of the terminal, cells
 _FlavorResource = tuple[str, str]  # flavor, resource
 _BAR_TITLE = ""  # the title above bars
 _SHORT_TITLES = {"RESOURCE": "RES", "GUARANTEED": "GUAR", "BORROWED": "BORR"}
 _EMPTY_CELLS = [Text()] * 5  # under the titles from the bar on
+_NODE_BAR_WIDTH = 10  # cells
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTreeRow:
+class _BarUsage:
+    """One resource of one flavor in one queue, in the units of `muster.model`; `limit` None: unlimited."""
+
+    used: int
+    guaranteed: int
+    limit: int | None
+    has_quota: bool = True  # whether the queue or an ancestor sets a quota for it
+
+
+def _queue_bar(usage: _BarUsage, total: int, width: int) -> Text:
+    """`width` cells for `total`; a part above zero gets at least one cell."""
+    own = min(usage.used, usage.guaranteed)
+    reach = total if usage.limit is None else min(usage.limit, total)
+    ends = (
+        (_OWN_CELL, own),
+        (_BORROWED_CELL, usage.used) if usage.used > usage.guaranteed else (_IDLE_CELL, usage.guaranteed),
+        (_BORROWABLE_CELL, reach),
+    )
+    text, start, drawn = Text(no_wrap=True), 0, 0
+    for cell, end in ends:
+        if end <= start:
+            continue
+        cells = max(1, round(end / total * width) - drawn) if total else 0
+        cells = min(cells, width - drawn)
+        text.append(cell * cells, style=_CELL_STYLES[cell])
+        start, drawn = end, drawn + cells
+    return text.append(" " * (width - drawn))
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueBar:
+    """A bar in a table column that shrinks in a narrow terminal: `_MIN_CELLS` to `width` cells."""
+
+    usage: _BarUsage
+    total: int
+    width: int
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """The range of widths, for the table's layout."""
+        return Measurement(min(_MIN_CELLS, self.width), self.width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The bar in the width of its column."""
+        yield _queue_bar(self.usage, self.total, min(self.width, options.max_width))
+
+
+def _legend(width: int, *, with_bars: bool) -> list[Text]:
+    """The _legend of the cells (if there are bars) and of the job symbols, in lines of at most `width` columns."""
+    words = (
+        ((_OWN_CELL, "used"), (_BORROWED_CELL, "borrowed"), (_IDLE_CELL, "own, idle"), (_BORROWABLE_CELL, "may borrow"))
+        if with_bars
+        else ()
+    )
+    jobs = (("●", "green", "running"), ("○", "yellow", "waiting"))
+    parts = [Text.assemble((cell * 2, _CELL_STYLES[cell]), " ", (word, "dim")) for cell, word in words]
+    parts += [Text.assemble((mark, style), " ", (word, "dim")) for mark, style, word in jobs]
+    return wrap_parts(parts, width, separator="  ")
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueTreeRow:
     """A queue with its root, the tree lines before its name, and those of its following lines."""
 
     row: QueueTableRow
@@ -35,7 +101,7 @@ class QueueTreeRow:
 
 
 def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableType:
-    """The tree with bars, a legend, and a warning for each queue that is inactive, overcommitted or without flavor."""
+    """The tree with bars, a _legend, and a warning for each queue that is inactive, overcommitted or without flavor."""
     levels = {row["name"]: _usage_by_flavor_resource(row) for row in rows}
     branches = list(_tree_rows(rows))
     totals = _bar_totals(branches, levels)
@@ -47,7 +113,7 @@ def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableTyp
     titles = ["QUEUE", "JOBS", "RESOURCE", _BAR_TITLE, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
     titles = titles if wide else [_SHORT_TITLES.get(title, title) for title in titles]
     gap = 2 if wide else 1
-    with_bars = width - _fixed_width(titles, cells, gap) >= MIN_CELLS
+    with_bars = width - _fixed_width(titles, cells, gap) >= _MIN_CELLS
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
         if title != _BAR_TITLE or with_bars:  # only the bars are dropped: names are never truncated
@@ -56,10 +122,10 @@ def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableTyp
     bar_column = titles.index(_BAR_TITLE)
     for row in cells:
         table.add_row(*(row if with_bars else row[:bar_column] + row[bar_column + 1 :]))
-    return Group(table, Text(), *legend(width, with_bars=with_bars), *_warning_lines(branches))
+    return Group(table, Text(), *_legend(width, with_bars=with_bars), *_warning_lines(branches))
 
 
-def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]], gap: int) -> int:
+def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | _QueueBar]], gap: int) -> int:
     """Terminal columns of all table columns but the bars, gaps included."""
     widths = [Text(title).cell_len + gap for title in titles]
     for row in rows:
@@ -70,12 +136,12 @@ def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]
 
 
 def _queue_cells(
-    branch: QueueTreeRow,
-    levels: Mapping[_FlavorResource, BarUsage],
+    branch: _QueueTreeRow,
+    levels: Mapping[_FlavorResource, _BarUsage],
     totals: Mapping[tuple[str, _FlavorResource], int],
     several_flavors: bool,
     bar: int,
-) -> Iterator[list[Text | QueueBar]]:
+) -> Iterator[list[Text | _QueueBar]]:
     """The rows of one queue: one per flavor and resource, with a cell per column."""
     row = branch.row
     name = Text.assemble((branch.prefix, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
@@ -100,7 +166,7 @@ def _without_flavor(row: QueueTableRow) -> bool:
     return row["active"] and row["reason"] == "NoResources"
 
 
-def _warning_lines(branches: Sequence[QueueTreeRow]) -> Iterator[Text]:
+def _warning_lines(branches: Sequence[_QueueTreeRow]) -> Iterator[Text]:
     for branch in branches:
         row = branch.row
         inactive = None if row["active"] else row["message"]
@@ -111,8 +177,8 @@ def _warning_lines(branches: Sequence[QueueTreeRow]) -> Iterator[Text]:
 
 
 def _resource_cells(
-    key: _FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int
-) -> list[Text | QueueBar]:
+    key: _FlavorResource, level: _BarUsage, total: int, several_flavors: bool, bar: int
+) -> list[Text | _QueueBar]:
     flavor, resource = key
     borrowed = max(0, level.used - level.guaranteed)
     if not level.has_quota:  # no queue on the path to the root sets a quota
@@ -126,7 +192,7 @@ def _resource_cells(
     full = level.limit is not None and level.used >= level.limit > 0
     return [
         Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim")),
-        QueueBar(level, total, bar),
+        _QueueBar(level, total, bar),
         Text(format_resource(level.used, resource), style="bold" if level.used else "dim"),
         Text(format_resource(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
         Text(format_resource(borrowed, resource) if borrowed else "", style="yellow"),
@@ -134,18 +200,18 @@ def _resource_cells(
     ]
 
 
-def _gpus_first_key(item: tuple[_FlavorResource, BarUsage]) -> tuple[str, int, str]:
+def _gpus_first_key(item: tuple[_FlavorResource, _BarUsage]) -> tuple[str, int, str]:
     (flavor, resource), _ = item
     return flavor, ("cpu", "memory").index(resource) + 1 if resource in ("cpu", "memory") else 0, resource
 
 
-def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, BarUsage]:
+def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, _BarUsage]:
     levels = {}
     for entry in row["resources"]:
         names = {**entry["guaranteed"], **entry["limit"], **entry["lend"], **entry["used"]}
         for name in names:
             limit = entry["limit"].get(name)
-            levels[entry["flavor"], name] = BarUsage(
+            levels[entry["flavor"], name] = _BarUsage(
                 used=parse_quantity(entry["used"].get(name, 0), name),
                 guaranteed=parse_quantity(entry["guaranteed"].get(name, 0), name),
                 limit=None if limit is None else parse_quantity(limit, name),
@@ -155,7 +221,7 @@ def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, BarUs
 
 
 def _bar_totals(
-    branches: Sequence[QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, BarUsage]]
+    branches: Sequence[_QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, _BarUsage]]
 ) -> dict[tuple[str, _FlavorResource], int]:
     """The scale of the bars, by tree and resource: the largest guarantee or usage of its queues, else the limit."""
     totals: dict[tuple[str, _FlavorResource], int] = {}
@@ -171,17 +237,17 @@ def _bar_totals(
     return totals
 
 
-def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[QueueTreeRow]:
+def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[_QueueTreeRow]:
     names = {row["name"] for row in rows}
     children: dict[str | None, list[QueueTableRow]] = {}
     for row in rows:
         children.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
     seen: set[str] = set()
 
-    def walk(row: QueueTableRow, root: str, before: str, stem: str) -> Iterator[QueueTreeRow]:
+    def walk(row: QueueTableRow, root: str, before: str, stem: str) -> Iterator[_QueueTreeRow]:
         seen.add(row["name"])
         below = sorted(children.get(row["name"], ()), key=lambda child: child["name"])
-        yield QueueTreeRow(row, root, before, stem + ("│" if below else ""))
+        yield _QueueTreeRow(row, root, before, stem + ("│" if below else ""))
         for child in below:
             last = child is below[-1]
             yield from walk(child, root, f"{stem}{'└─ ' if last else '├─ '}", f"{stem}{'   ' if last else '│  '}")
@@ -191,4 +257,44 @@ def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[QueueTreeRow]:
     for row in rows:  # queues in a parent cycle have no root
         if row["name"] not in seen:
             seen.add(row["name"])
-            yield QueueTreeRow(row, row["name"], "", "")
+            yield _QueueTreeRow(row, row["name"], "", "")
+
+
+def node_table(rows: Sequence[NodeTableRow], width: int = 160) -> Table:
+    """One line per node, with a bar for every resource that any node has, GPUs first. The bars are omitted if they do
+    not fit into `width` columns; names are never truncated."""
+    table = _node_columns(rows, _NODE_BAR_WIDTH)
+    console = Console(width=1000)
+    return table if console.measure(table).maximum <= width else _node_columns(rows, 0)
+
+
+def _node_columns(rows: Sequence[NodeTableRow], bar: int) -> Table:
+    names = {name for row in rows for name in row["allocatable"] if name != "pods"}
+    resources = sorted(names, key=lambda name: (name in ("cpu", "memory"), name))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("NODE", no_wrap=True, min_width=max((len(row["name"]) for row in rows), default=None))
+    for title in ("FLAVOR", *(short_resource_name(name).upper() for name in resources), "PODS", ""):
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        flavor = Text(row["flavor"]) if row["flavor"] else Text("none", style="red")
+        state = _state_text(row)
+        cells = [_usage_cell(row, name, bar) for name in resources]
+        table.add_row(Text(row["name"]), flavor, *cells, str(len(row["pods"])), state)
+    return table
+
+
+def _state_text(row: NodeTableRow) -> Text:
+    if not row["ready"]:
+        return Text("not ready", style="red")
+    if row["draining"] or row["cordoned"]:
+        return Text("draining" if row["draining"] else "cordoned", style="yellow")
+    return Text("virtual", style="dim") if row["virtual"] else Text()
+
+
+def _usage_cell(row: NodeTableRow, resource: str, bar: int) -> Text:
+    if resource not in row["allocatable"]:
+        return Text()
+    total = parse_quantity(row["allocatable"][resource], resource)
+    used = parse_quantity(row["used"].get(resource, 0), resource)
+    text = f"{format_resource(used, resource)}/{format_resource(total, resource)}"
+    return Text.assemble(_queue_bar(_BarUsage(used, total, total), total, bar), " ", text) if bar else Text(text)
