@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.spec import ProgressStatus
-from muster.text.humanize import format_count, format_duration
+from muster.text import format_count, format_duration
 
 STARTUP_REPEAT_S = 30.0
 """Before the first step, the line of a phase is repeated after this time, with the time that the phase has taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.text import humanize
+from muster import text
 from muster_components.trainer.reporter import first_step_line, format_count, format_duration, progress_line
 
 
@@ -34,7 +34,7 @@ def test_the_first_step_says_nothing_about_the_speed() -> None:
 
 @given(st.floats(-10, 1e8))
 def test_the_trainer_tells_durations_as_musters_commands_do(seconds: float) -> None:
-    assert format_duration(seconds) == humanize.format_duration(seconds)
+    assert format_duration(seconds) == text.format_duration(seconds)
 
 
 def test_durations_and_counts() -> None:

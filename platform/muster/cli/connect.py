@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.cli.output import usage_error
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
@@ -26,53 +26,6 @@ if TYPE_CHECKING:
 CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
 LOCAL, KUBERNETES = "local", "kubernetes"
 _CLUSTER_OPTIONS = ("--cluster", "--context", "--kubeconfig")
-
-
-class QueueQuotaRow(TypedDict):
-    """One flavor of one queue, shaped like `spec.resources`: quantities by resource name.
-
-    `used` is the charged usage of the queue and its descendants; `borrowed` is the part above the guarantee;
-    `available` is what the queue can still admit (negative if over-admitted). `limit` omits unlimited resources.
-    """
-
-    flavor: str
-    guaranteed: dict[str, str]
-    limit: dict[str, str]
-    lend: dict[str, str]
-    used: dict[str, str]
-    borrowed: dict[str, str]
-    available: dict[str, str]
-
-
-class QueueTableRow(TypedDict):
-    """One queue; rows come parents first, children by name."""
-
-    name: str
-    parent: str | None
-    active: bool
-    reason: str  # of the condition Active
-    message: str
-    overcommitted: str | None
-    weight: float
-    share: float  # of the decayed usage; 0 when nothing was used
-    waiting: int  # jobs in this queue and below
-    admitted: int
-    resources: list[QueueQuotaRow]
-
-
-class NodeTableRow(TypedDict):
-    """One node; quantities by resource name."""
-
-    name: str
-    flavor: str | None  # None: no flavor matches, or more than one
-    virtual: bool
-    ready: bool
-    cordoned: bool  # takes no new pods
-    draining: bool  # its pods are evicted, too
-    labels: dict[str, str]
-    allocatable: dict[str, str]
-    used: dict[str, str]
-    pods: list[str]
 
 
 class ClusterClient(Protocol):

@@ -13,7 +13,7 @@ import click
 
 from muster.cli.options import PATH, SectionedGroup, json_option
 from muster.cli.output import console, print_json
-from muster.text.humanize import format_duration, parse_duration, pluralize
+from muster.text import format_duration, parse_duration, pluralize
 
 
 @click.group(cls=SectionedGroup)

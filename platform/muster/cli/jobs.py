@@ -19,7 +19,7 @@ from muster.cli.options import (
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, usage_error
-from muster.text.humanize import format_duration, pluralize
+from muster.text import format_duration, pluralize
 
 if TYPE_CHECKING:
     from muster.job_list import JobList
@@ -97,7 +97,7 @@ def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[st
 def _check_queue_exists(client: ClusterClient, name: str) -> None:
     """Raises `NotFound` if the queue does not exist; does nothing if reading queues is forbidden."""
     from muster.errors import NotFound, Refused
-    from muster.text.suggest import did_you_mean
+    from muster.text import did_you_mean
 
     try:
         known = [row["name"] for row in client.queues()]
@@ -111,7 +111,7 @@ def _check_queue_exists(client: ClusterClient, name: str) -> None:
 def _parse_phases(text: str) -> frozenset[str]:
     """Parse `Running,Pending`, case-insensitive. Raises `InvalidSpec` Usage that suggests the nearest phase."""
     from muster.cli.views.job_text import PHASE_STYLES
-    from muster.text.suggest import did_you_mean
+    from muster.text import did_you_mean
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     valid = f"valid phases: {', '.join(PHASE_STYLES)}"

@@ -20,8 +20,7 @@ from muster.cli.connect import ClusterClient, connect
 from muster.cli.options import PlainOption, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_note, usage_error
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.text.humanize import pluralize
-from muster.text.sanitize import sanitize_keep_colors
+from muster.text import pluralize, sanitize_keep_colors
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
@@ -95,7 +94,7 @@ def logs(
 ) -> None:
     """Print the logs of a job's pods, with a prefix per pod if there are several."""
     from muster.spec import TERMINAL_PHASES
-    from muster.text.humanize import parse_time
+    from muster.text import parse_time
 
     now, (name, space) = time.time(), split_job_name(job, namespace)
     options = LogOptions(

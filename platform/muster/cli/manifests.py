@@ -16,7 +16,7 @@ from muster.env_vars import is_secret_name, parse_env_options
 from muster.errors import InvalidSpec, Refused
 from muster.local.annotations import allow_oversubscription, pass_variables
 from muster.spec import TrainingJob
-from muster.text.humanize import parse_duration, parse_step_range
+from muster.text import parse_duration, parse_step_range
 from muster.yaml_input import AnyObject, ParsedObject, parse_objects
 from muster.yaml_input.source_map import MAX_BYTES
 

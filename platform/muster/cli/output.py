@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from muster.errors import ClusterError, InvalidSpec, InvalidTrace, MusterError, Refused
-from muster.text.sanitize import sanitize
+from muster.text import sanitize
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

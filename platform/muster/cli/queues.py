@@ -12,7 +12,7 @@ from muster.cli.options import json_option
 from muster.cli.output import console, print_json, print_renderable
 
 if TYPE_CHECKING:
-    from muster.cli.connect import NodeTableRow, QueueTableRow
+    from muster.tables import NodeTableRow, QueueTableRow
 
 _POLL_S = 1.0
 _node_argument = click.argument("node", metavar="NODE", help="A node; see: muster nodes.")

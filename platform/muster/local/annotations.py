@@ -15,7 +15,7 @@ from pathlib import Path
 from muster import spec
 from muster.errors import InvalidSpec
 from muster.quantity import parse_quantity
-from muster.text.suggest import closest_match
+from muster.text import closest_match
 from muster.yaml_input.field_errors import field_path
 
 _PREFIX = "muster.dev/"

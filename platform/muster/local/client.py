@@ -38,7 +38,7 @@ from muster.local.run_folder import (
 )
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import Flavor, TrainingJob
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean
 
 if TYPE_CHECKING:
     from muster.yaml_input import AnyObject

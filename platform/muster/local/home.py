@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.errors import ClusterError, DaemonError, Refused
-from muster.text.humanize import format_resource
+from muster.text import format_resource
 
 _HOME_UNUSABLE = "HomeUnusable"
 _MIN_FREE_BYTES = 2**20  # with less no object is accepted: the database's reserve is for running jobs

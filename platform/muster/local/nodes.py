@@ -30,8 +30,8 @@ from muster.cluster import NodeView
 from muster.errors import ClusterError, InvalidSpec
 from muster.model import Resources
 from muster.quantity import parse_quantity
-from muster.tables.node_rows import VIRTUAL_NODE_LABEL
-from muster.text.suggest import closest_match
+from muster.tables import VIRTUAL_NODE_LABEL
+from muster.text import closest_match
 
 GPU = "nvidia.com/gpu"
 LOCAL_LABEL, BLOCK_LABEL, RACK_LABEL = "muster.dev/local", "muster.dev/block", "muster.dev/rack"

@@ -25,7 +25,7 @@ from muster.local.programs import check_processes
 from muster.local.records import EventRecord
 from muster.local.store import SqliteStore
 from muster.state.nodes import to_node
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean
 from muster.validation import (
     apply_warnings,
     being_deleted_conflict,

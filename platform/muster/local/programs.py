@@ -21,7 +21,7 @@ from muster.local.environment import command_line, find_executable, working_dire
 from muster.local.nodes import GPU
 from muster.quantity import whole_cores
 from muster.spec.pod_request import pod_request
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean
 
 _LAUNCHER_MODULE = "muster_components.launch"
 _LAUNCHER_OPTIONS = ("--nproc", "--nnodes")

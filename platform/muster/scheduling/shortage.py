@@ -11,7 +11,7 @@ import numpy as np
 from muster.model import NodeInfo, Role
 from muster.scheduling.capacity import FreeCapacity, PodClass
 from muster.scheduling.nodes import BoolArray, FlavorNodes
-from muster.text.suggest import closest_match
+from muster.text import closest_match
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30

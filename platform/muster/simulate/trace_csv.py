@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from muster.errors import InvalidTrace
-from muster.text.suggest import closest_match
+from muster.text import closest_match
 
 R = TypeVar("R", bound="TraceNode | TraceJob")
 CsvRow = Mapping[str, str]

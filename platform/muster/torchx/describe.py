@@ -14,7 +14,7 @@ from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.placement import index_range
 from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
-from muster.text.sanitize import sanitize
+from muster.text import sanitize
 from muster.torchx.appdef import REPLICA, app_id
 from muster.torchx.follow import status_message
 

@@ -16,7 +16,7 @@ from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, P
 from muster.log_options import LogOptions
 from muster.progress import ProgressLines, current_heartbeat
 from muster.spec import TERMINAL_PHASES, TrainingJob
-from muster.text.sanitize import sanitize
+from muster.text import sanitize
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient

@@ -28,7 +28,7 @@ from muster.errors import ClusterError, DaemonError, NotFound
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob, max_job_name_length
-from muster.text.sanitize import sanitize_keep_colors
+from muster.text import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id, to_kubernetes_name, with_suffix
 from muster.torchx.describe import app_state, describe_response
 from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback

@@ -16,9 +16,8 @@ from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.
 from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
-from muster.duration import read_duration, read_step_range
 from muster.env_vars import is_valid_name
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean, read_duration, read_step_range
 from muster.torchx.errors import SubmissionRefused
 
 PREFIX = "muster.dev/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from muster.text.humanize import format_duration
+from muster.text import format_duration
 
 
 def format_seconds(value: float) -> str:

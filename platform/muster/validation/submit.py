@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster.errors import NotFound, Refused
 from muster.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean
 from muster.validation.namespaces import namespace_allowed, nearest_selector
 from muster.validation.queue_readiness import path_to_root, queue_readiness, usable_flavors
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from muster.env_vars import is_redacted
 from muster.errors import InvalidSpec
 from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
-from muster.text.suggest import did_you_mean
+from muster.text import did_you_mean
 from muster.yaml_input.field_errors import FieldError, format_value, parse_field_path, to_field_error
 from muster.yaml_input.pod_fields import unknown_to_kubernetes
 from muster.yaml_input.source_map import SourceMap, parse_yaml, shorten_message

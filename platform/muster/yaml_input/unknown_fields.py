@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.spec.pods import ContainerResources
-from muster.text.suggest import closest_match
+from muster.text import closest_match
 from muster.yaml_input.source_map import Path
 
 _GPU_MISSPELLINGS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")

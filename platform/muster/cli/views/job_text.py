@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import find_condition
 from muster.spec import TrainingJob
-from muster.text.humanize import format_duration
-from muster.text.sanitize import sanitize
+from muster.text import format_duration, sanitize
 
 PHASE_STYLES = {
     "Pending": "yellow",

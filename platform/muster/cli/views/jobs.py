@@ -20,8 +20,7 @@ from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
 from muster.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
 from muster.spec import TERMINAL_PHASES, RoleSpec, TrainingJob
 from muster.spec.pod_request import pod_request
-from muster.text.humanize import format_duration, format_resource, format_time, pluralize, short_resource_name
-from muster.text.sanitize import sanitize
+from muster.text import format_duration, format_resource, format_time, pluralize, sanitize, short_resource_name
 from muster.tracing import RECORDED_BY
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.lifecycle.placement import to_status
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Snapshot, Wait
-from muster.text.humanize import format_duration, format_time, pluralize
+from muster.text import format_duration, format_time, pluralize
 
 if TYPE_CHECKING:
     from muster.simulate import SimulationResult

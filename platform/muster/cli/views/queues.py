@@ -12,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.quantity import parse_quantity
-from muster.text.humanize import format_resource, short_resource_name
-from muster.text.wrap import wrap_parts
+from muster.text import format_resource, short_resource_name, wrap_parts
 
 if TYPE_CHECKING:
-    from muster.cli.connect import NodeTableRow, QueueTableRow
+    from muster.tables import NodeTableRow, QueueTableRow
 
 # All bars of a tree have one scale. The cells differ in shape as well, so that a bar is readable without colours.
 _OWN_CELL, _BORROWED_CELL, _IDLE_CELL, _BORROWABLE_CELL = "█", "▓", "░", "·"

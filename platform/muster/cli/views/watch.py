@@ -12,9 +12,7 @@ from rich.text import Text
 from muster.cli.views import job_text
 from muster.progress import eta_s, startup_message
 from muster.spec import TERMINAL_PHASES, LastFailure, TrainingJob
-from muster.text.humanize import format_bytes, format_count, format_duration, format_time, pluralize
-from muster.text.sanitize import sanitize
-from muster.text.wrap import wrap_parts
+from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize, wrap_parts
 
 _SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -1,23 +1,73 @@
-"""The queue tree as rows for people: what each queue has, uses, borrows and may still take (pure).
+"""Queues and nodes as rows for display, the same for every cluster: pure, from objects and the newest snapshot.
 
-Quota is counted by `muster.quota`, as the planner counts it. A row's `used` is all usage of the queue and below.
+Quota is counted by `muster.quota`, as the planner counts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from muster import model, spec
+from muster.cluster import NodeView
 from muster.quantity import format_quantity
 from muster.quota import QuotaUsage
 from muster.validation import queue_readiness
 from muster.validation.queue_readiness import path_to_root
 from muster.validation.quota_tree import quota_tree
 
-FlavorResource = tuple[str, str]
-"""(flavor, resource)"""
+_FlavorResource = tuple[str, str]  # flavor, resource
+_RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")
+VIRTUAL_NODE_LABEL = "muster.dev/virtual"
+"""The label of a virtual node of this host."""
+
+
+class QueueQuotaRow(TypedDict):
+    """One flavor of one queue, shaped like `spec.resources`: quantities by resource name.
+
+    `used` is the charged usage of the queue and its descendants; `borrowed` is the part above the guarantee;
+    `available` is what the queue can still admit (negative if over-admitted). `limit` omits unlimited resources.
+    """
+
+    flavor: str
+    guaranteed: dict[str, str]
+    limit: dict[str, str]
+    lend: dict[str, str]
+    used: dict[str, str]
+    borrowed: dict[str, str]
+    available: dict[str, str]
+
+
+class QueueTableRow(TypedDict):
+    """One queue; rows come parents first, children by name."""
+
+    name: str
+    parent: str | None
+    active: bool
+    reason: str  # of the condition Active
+    message: str
+    overcommitted: str | None
+    weight: float
+    share: float  # of the decayed usage; 0 when nothing was used
+    waiting: int  # jobs in this queue and below
+    admitted: int
+    resources: list[QueueQuotaRow]
+
+
+class NodeTableRow(TypedDict):
+    """One node; quantities by resource name."""
+
+    name: str
+    flavor: str | None  # None: no flavor matches, or more than one
+    virtual: bool
+    ready: bool
+    cordoned: bool  # takes no new pods
+    draining: bool  # its pods are evicted, too
+    labels: dict[str, str]
+    allocatable: dict[str, str]
+    used: dict[str, str]
+    pods: list[str]
 
 
 def queue_rows(
@@ -26,14 +76,14 @@ def queue_rows(
     waiting: Mapping[str, int],
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue,
-    `unreadable` says why some cannot be read whole."""
+    """Rows of `QueueTableRow`. `snapshot` is that of the last plan, `waiting` counts pending jobs by queue,
+    `unreadable` has the error of each queue that cannot be decoded completely."""
     tree = _QueueTable(list(queues), snapshot, waiting, unreadable)
     return [tree.row(name, depth) for name, depth in tree.depth_first()]
 
 
 def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
-    """How many jobs wait in each queue that has any."""
+    """The number of pending jobs of each queue that has any."""
     waiting: dict[str, int] = {}
     for job in jobs:
         if job.status.phase == "Pending":
@@ -54,8 +104,8 @@ class _QueueTable:
         self.charges = QuotaUsage(self.tree)
         self.verdicts = queue_readiness(queues, unreadable)
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
-        self.subtree_usage: dict[str, dict[FlavorResource, int]] = {name: {} for name in self.by_name}
-        self.decayed_usage: dict[str, dict[FlavorResource, float]] = {name: {} for name in self.by_name}
+        self.subtree_usage: dict[str, dict[_FlavorResource, int]] = {name: {} for name in self.by_name}
+        self.decayed_usage: dict[str, dict[_FlavorResource, float]] = {name: {} for name in self.by_name}
         self.waiting = dict.fromkeys(self.by_name, 0)
         self.admitted = dict.fromkeys(self.by_name, 0)
         for name, count in waiting.items():
@@ -67,10 +117,10 @@ class _QueueTable:
     def _charge(self, snapshot: model.Snapshot) -> None:
         gangs = {gang.uid: gang for gang in snapshot.pending} | {one.gang.uid: one.gang for one in snapshot.running}
         charged = [(one.gang, one.placement) for one in snapshot.running]
-        for hold in snapshot.nominations:
-            holder = gangs.get(hold.gang_uid, hold.nominated_gang)  # a gang that backs off is known from its hold alone
-            if holder is not None:
-                charged.append((holder, hold.placement))
+        for nomination in snapshot.nominations:
+            gang_of = gangs.get(nomination.gang_uid, nomination.nominated_gang)  # a gang in backoff is not pending
+            if gang_of is not None:
+                charged.append((gang_of, nomination.placement))
         for gang, placement in charged:
             requests = {role.name: role.request for role in gang.roles}
             for part in placement:
@@ -85,7 +135,7 @@ class _QueueTable:
                 cell = usage.flavor, usage.resource
                 cells[cell] = cells.get(cell, 0.0) + usage.resource_seconds
 
-    def _charge_path(self, queue: str, cell: FlavorResource, amount: int) -> None:
+    def _charge_path(self, queue: str, cell: _FlavorResource, amount: int) -> None:
         if (number := self.tree.index.get(queue)) is not None:
             self.charges.add(number, self.tree.cell_amounts(number, cell[0], [(cell[1], amount)]))
         for above in self.paths.get(queue, ()):
@@ -126,7 +176,7 @@ class _QueueTable:
         }
 
     def resources(self, name: str) -> list[dict[str, Any]]:
-        """One entry a flavor; a resource that no queue on the path limits is only in `used`."""
+        """One entry per flavor; a resource without a quota on the path to the root is only in `used`."""
         named = self.flavor_resources_with_quota(name)
         cells = sorted(named | {cell for cell, used in self.subtree_usage[name].items() if used and cell[1] != "pods"})
         rows: dict[str, dict[str, Any]] = {}
@@ -149,8 +199,8 @@ class _QueueTable:
                             row[word][resource] = format_quantity(amount, resource)
         return list(rows.values())
 
-    def flavor_resources_with_quota(self, name: str) -> set[FlavorResource]:
-        """Cells that the queue, one above it or one below it says something about."""
+    def flavor_resources_with_quota(self, name: str) -> set[_FlavorResource]:
+        """Flavor resources with a quota in the queue, an ancestor or a descendant."""
         related = {*self.paths[name], *(other for other, path in self.paths.items() if name in path)}
         return {
             (entry.flavor, resource)
@@ -160,7 +210,7 @@ class _QueueTable:
         }
 
     def share(self, name: str) -> float:
-        """Decayed resource-seconds per unit of what the root has and of the queue's weight; the largest cell counts."""
+        """Decayed resource-seconds per unit of root quota and queue weight; the largest resource counts."""
         tree, weight = self.tree, self.by_name[name].spec.weight
         root = tree.subtree_quota[tree.root(tree.index[name])]
         totals = {cell: root[tree.cell_index[cell]] for cell in self.decayed_usage[name] if cell in tree.cell_index}
@@ -168,4 +218,40 @@ class _QueueTable:
         return round(max(parts, default=0.0), 3)
 
 
-_RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")
+def node_rows(
+    nodes: Iterable[NodeView], snapshot: model.Snapshot | None, pods: Mapping[str, Collection[str]]
+) -> list[dict[str, Any]]:
+    """Rows of `NodeTableRow`. `snapshot` is that of the last plan, `pods` has names of pods by node."""
+    flavors = {node.name: node.flavor for node in snapshot.nodes} if snapshot else {}
+    used = _usage_by_node(snapshot)
+    return [
+        {
+            "name": node.name,
+            "flavor": flavors.get(node.name),
+            "virtual": VIRTUAL_NODE_LABEL in node.labels,
+            "ready": node.ready,
+            "cordoned": node.cordoned,
+            "draining": node.draining,
+            "labels": dict(node.labels),
+            "allocatable": _format_resources(node.allocatable),
+            "used": _format_resources(used.get(node.name, model.Resources())),
+            "pods": sorted(pods.get(node.name, ())),
+        }
+        for node in nodes
+    ]
+
+
+def _format_resources(amounts: model.Resources) -> dict[str, str]:
+    return {name: format_quantity(amount, name) for name, amount in amounts}
+
+
+def _usage_by_node(snapshot: model.Snapshot | None) -> dict[str, model.Resources]:
+    """The requests of running gangs by node."""
+    used: dict[str, model.Resources] = {}
+    for one in snapshot.running if snapshot else ():
+        requests = {role.name: role.request for role in one.gang.roles}
+        for part in one.placement:
+            for node, count in part.nodes:
+                taken = requests.get(part.role, model.Resources()).times(count)
+                used[node] = used.get(node, model.Resources()).plus(taken)
+    return used

@@ -1,0 +1,198 @@
+"""Formats, parses, wraps and sanitizes text for terminals and messages.
+
+Text of other programs, such as messages of a cluster and lines of a log, is sanitized before it is printed: a terminal
+obeys escape sequences, which move the cursor, rename the window, write the clipboard (OSC 52) or request answers that
+arrive as typed text. Without this, a program could act in the terminal of the user who reads its log.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from muster.errors import InvalidSpec
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_MAX_LENGTH = 64  # characters
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in SECONDS))
+_T = TypeVar("_T")
+MIN_SIMILARITY = 0.6
+"""Least similarity (1: equal) of a suggested name."""
+_SGR_SEQUENCE = r"\x1b\[[0-9;:]*m"  # SGR: colour and weight
+_STRING_SEQUENCE = (
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n]*?(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC with their terminators
+)
+_CSI_SEQUENCE = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
+_OTHER_ESCAPE = r"\x1b[ -/]*[0-Z\\^-~]"  # all other complete sequences
+_CONTROL_CHARACTER = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_UNSAFE = re.compile(
+    rf"(?P<colour>{_SGR_SEQUENCE})|{_STRING_SEQUENCE}|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}"
+)
+
+
+def read_duration(text: str) -> int:
+    """Seconds of `2h`, `1h30m`, `1.5h`, `45s` or a plain number of seconds; at least 1. Raises ValueError whose message
+    is the predicate of a sentence about the text: "must be ..."."""
+    text = text.strip()
+    if len(text) > _MAX_LENGTH:
+        raise ValueError("must be a duration such as 2h, of at most 64 characters")
+    if text.isdecimal():
+        seconds = int(text)
+    elif text and (match := _DURATION.fullmatch(text)):
+        amounts = zip(match.groups("0"), SECONDS.values(), strict=True)
+        seconds = round(sum(float(count) * unit for count, unit in amounts))
+    else:
+        raise ValueError("must be a duration such as 2h, 1h30m, 45s or a number of seconds")
+    if seconds < 1:
+        raise ValueError("must be at least 1s")
+    return seconds
+
+
+def read_step_range(text: str) -> tuple[int, int]:
+    """(first step, number of steps) of `20:25`, which is steps 20 to 24. Raises ValueError as `read_duration` does."""
+    first, colon, end = (part.strip() for part in text.partition(":"))
+    if len(text) > _MAX_LENGTH or not (colon and first.isdecimal() and end.isdecimal()):
+        raise ValueError("must be a range of steps FIRST:END, such as 20:25 for steps 20 to 24")
+    if int(first) < 1:
+        raise ValueError("must start at step 1 or later, such as 1:6")
+    if int(end) <= int(first):
+        message = "must have END above FIRST, because step END is not included"
+        raise ValueError(f"{message}; write for example {int(first)}:{int(first) + 5}")
+    return int(first), int(end) - int(first)
+
+
+def format_duration(seconds: float) -> str:
+    """The two largest units: 45s, 3m12s, 2h05m, 3d04h."""
+    left = max(0, round(seconds))
+    if left < 60:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m{left % 60:02d}s"
+    if left < 86_400:
+        return f"{left // 3600}h{left % 3600 // 60:02d}m"
+    return f"{left // 86_400}d{left % 86_400 // 3600:02d}h"
+
+
+def format_time(time_s: float, now: float) -> str:
+    """A local time of day, with the date unless it is today, and the distance: `14:03:10 (in 2m10s)`."""
+    then, today = datetime.fromtimestamp(time_s).astimezone(), datetime.fromtimestamp(now).astimezone()
+    shown = then.strftime("%H:%M:%S") if then.date() == today.date() else then.strftime("%Y-%m-%d %H:%M")
+    distance = f"in {format_duration(time_s - now)}" if time_s > now else f"{format_duration(now - time_s)} ago"
+    return f"{shown} ({distance})"
+
+
+def parse_duration(text: str, field: str) -> int:
+    """Seconds of `2h`, `1h30m`, `45s` or `90`. Raises `InvalidSpec` that names `field`."""
+    return _parse_field(read_duration, text, field)
+
+
+def parse_time(text: str, now: float, field: str) -> float:
+    """Unix seconds of a duration before `now` (`10m`) or of a time (`2026-11-20T14:00:00`)."""
+    try:
+        return datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        pass
+    try:
+        return now - parse_duration(text, field)
+    except InvalidSpec as error:
+        message = f"{field}: {text!r} must be an age such as 10m or 2h, or a time such as 2026-11-20T14:00:00"
+        raise InvalidSpec(message, field=field) from error
+
+
+def parse_step_range(text: str, field: str) -> tuple[int, int]:
+    """(first, number) of a half-open range of steps: `20:25` is 5 steps from 20. Raises as `parse_duration` does."""
+    return _parse_field(read_step_range, text, field)
+
+
+def _parse_field(parse: Callable[[str], _T], text: str, field: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InvalidSpec(f"{field}: {text!r} {error}", field=field) from error
+
+
+def format_bytes(count: float) -> str:
+    """Bytes: 512 B, 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if count < 1024 or unit == "EiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the loop returns")
+
+
+def format_count(number: float) -> str:
+    """A rate or a count in about four characters: 950, 12.3k, 1.8M."""
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= factor:
+            return f"{number / factor:.1f}{unit}"
+    return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def format_resource(value: int, resource: str) -> str:
+    """An amount of a resource: cores of cpu, GiB of memory, else the number."""
+    if resource == "cpu":
+        return f"{value / 1000:g}"
+    if resource in ("memory", "ephemeral-storage"):
+        return format_bytes(value).replace(" ", "").replace("iB", "i").replace(".0", "")
+    return str(value)
+
+
+def short_resource_name(resource: str) -> str:
+    """The name without its domain: `gpu` for `nvidia.com/gpu`."""
+    return resource.rpartition("/")[2]
+
+
+def pluralize(number: int, noun: str) -> str:
+    """`1 job`, `3 jobs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def closest_match(name: str, known: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str | None:
+    """The most similar known name; None if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, min_similarity)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], fallback: str) -> str:
+    """The end of a sentence about an unknown name: `did you mean 'x'?`, or `fallback`."""
+    near = closest_match(name, known)
+    return fallback if near is None else f"did you mean {near!r}?"
+
+
+def wrap_parts(parts: Iterable[Text | str], width: int, separator: str = " · ", prefix: str = "") -> list[Text]:
+    """Join the parts into lines of at most `width` columns, each beginning with `prefix`. No part is broken: a
+    longer part gets its own line."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + Text(separator).cell_len + Text.assemble(part).cell_len <= width:
+            lines[-1].append(separator).append_text(Text.assemble(part))
+        else:
+            lines.append(Text.assemble(prefix, part))
+    return lines
+
+
+def sanitize(text: str) -> str:
+    """The text without escape sequences, control characters (except newlines and tabs) and bidirectional marks. Of
+    a line that was overwritten after a carriage return, only what was written last."""
+    return text if text.isprintable() else _apply_carriage_returns(_UNSAFE.sub("", text))
+
+
+def sanitize_keep_colors(line: str) -> str:
+    """Like `sanitize`, but keeps colours and weights, and resets them at the end of the line."""
+    if line.isprintable():
+        return line
+    kept = _apply_carriage_returns(_UNSAFE.sub(lambda found: found["colour"] or "", line))
+    return f"{kept}\x1b[0m" if "\x1b" in kept else kept
+
+
+def _apply_carriage_returns(text: str) -> str:
+    if "\r" not in text:
+        return text
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

@@ -1,1 +1,0 @@
-"""Text for terminals and messages: formatting, wrapping, sanitizing, suggestions."""
