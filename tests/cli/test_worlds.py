@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,16 @@ def test_replay_tells_why_each_gang_waits(saved: str, muster: Muster) -> None:
     assert ended.out.splitlines()[0] == "2 nodes, 1 running, 2 waiting"
     assert "default/big" in ended.out
     assert ended.out.rstrip().endswith("2 waits")
+
+
+def test_replay_shows_a_nomination_with_the_gangs_that_are_evicted_for_it(tmp_path: Path, muster: Muster) -> None:
+    before, path = world(), tmp_path / "snapshot.json"
+    urgent = replace(before.pending[0], uid="urgent", name="default/urgent", priority=100)
+    path.write_bytes(encode_snapshot(replace(before, pending=(urgent,))))
+    ended = muster("replay", str(path))
+    assert (ended.code, ended.err) == (0, "")
+    assert re.search(r"default/urgent +research +Nominate +n1 ×1, n2 ×1; from default/old", ended.out)
+    assert ended.out.rstrip().endswith("1 nominate, 1 evict")
 
 
 def test_replay_reads_stdin_where_a_dash_stands(saved: str, muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from muster.text import format_duration, format_time, pluralize
 if TYPE_CHECKING:
     from muster.simulate import SimulationResult
 
-_STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red", "Resize": "magenta"}
+_STYLES = {"Admit": "green", "Wait": "yellow", "Nominate": "cyan", "Evict": "red", "Resize": "magenta"}
 _Metric = tuple[str, "Callable[[SimulationResult], float]", Callable[[float], str], Literal["low", "high", "any"]]
 _METRICS: tuple[_Metric | None, ...] = (
     ("jobs", lambda r: r.jobs, lambda v: f"{v:.0f}", "any"),
