@@ -168,12 +168,36 @@ def test_macros_mean_the_job_its_replica_and_the_place_of_rank_0() -> None:
     assert container.args == ["team:a-1 $(MUSTER_REPLICA) MUSTER_RANK0_HOST /here"]
 
 
-@pytest.mark.parametrize("text", ["$(MUSTER_REPLICA)", "$(date)", "cost: 5$", "$", "a$(", "$HOME", "\\$(x)"])
-def test_what_looks_like_a_reference_but_is_not_ours_stays_as_it_is(text: str) -> None:
-    described = app(entrypoint=text, args=[text], env={"V": text})
+def doubled(text: str) -> str:
+    """The text as it is written in an AppDef: TorchX replaces `$$` with `$` when it substitutes macros."""
+    return text.replace("$$", "$$$$")
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"), [("$(HOST)", "node-1"), ("$$(HOST)", "$(HOST)"), ("a $$$(HOST)", "a $node-1")]
+)
+def test_references_to_variables_are_expanded_as_by_kubernetes(text: str, expanded: str) -> None:
+    described = app(args=[doubled(text)], env={"V": doubled(text)})
+    container = to_training_job(described, "a", {}).spec.roles[0].template.spec.containers[0]
+    for written in (container.args[0], container.env[0].value or ""):
+        assert expand_references(written, {"HOST": "node-1"}) == expanded
+    read_back = describe_response(to_training_job(described, "a", {}), "").roles[0]
+    assert (read_back.args, read_back.env) == ([text], {"V": text})
+
+
+def test_a_dollar_before_the_replica_macro_is_literal() -> None:
+    job = to_training_job(app(args=[f"$${macros.replica_id}"]), "a", {})
+    (written,) = job.spec.roles[0].template.spec.containers[0].args
+    assert expand_references(written, {"MUSTER_REPLICA": "7"}) == "$7"
+    assert describe_response(job, "").roles[0].args == [f"${macros.replica_id}"]
+
+
+@pytest.mark.parametrize("text", ["$(date)", "cost: 5$", "$", "a$(", "$HOME", "\\$(x)", "$$", "pid $$, $$$ and 5$$"])
+def test_other_dollar_signs_are_literal(text: str) -> None:
+    described = app(entrypoint=text, args=[doubled(text)], env={"V": doubled(text)})
     container = to_training_job(described, "a", {}).spec.roles[0].template.spec.containers[0]
     written = (container.command[0], container.args[0], container.env[0].value or "")
-    assert {expand_references(part, {"MUSTER_REPLICA": "7", "date": "now"}) for part in written} == {text}
+    assert {expand_references(part, {"MUSTER_REPLICA": "7"}) for part in written} == {text}
     read_back = describe_response(to_training_job(described, "a", {}), "").roles[0]
     assert (read_back.entrypoint, read_back.args, read_back.env) == (text, [text], {"V": text})
 

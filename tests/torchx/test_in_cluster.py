@@ -12,7 +12,9 @@ from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
 from muster.spec import TrainingJob
+from muster.torchx.auto_resources import NodeCapacity
 from muster.torchx.errors import SubmissionRefused
+from muster.torchx.kubernetes import KubernetesScheduler
 from muster.torchx.settings import run_options
 from muster.yaml_input import load_objects
 from muster_components.train import ddp
@@ -138,7 +140,7 @@ def test_macros_become_what_a_kubelet_replaces(runner: Runner) -> None:
     args = [f"{macros.img_root}/train.py", macros.replica_id, macros.app_id, "$(HOME)"]
     job = dry_run(runner, app(args=args))
     container = job.spec.roles[0].template.spec.containers[0]
-    assert container.args == ["/train.py", "$(MUSTER_REPLICA)", f"team-a:{job.metadata.name}", "$$(HOME)"]
+    assert container.args == ["/train.py", "$(MUSTER_REPLICA)", f"team-a:{job.metadata.name}", "$(HOME)"]
 
 
 def test_where_nodes_cannot_be_read_each_process_gets_a_gpu(
@@ -152,6 +154,21 @@ def test_where_nodes_cannot_be_read_each_process_gets_a_gpu(
     assert container.resources.limits == {"nvidia.com/gpu": "4"}
     assert container.resources.requests == {"nvidia.com/gpu": "4", "cpu": "4"}
     assert any("nodes cannot be read" in message for message in caplog.messages)
+
+
+def test_more_processes_than_the_nodes_have_gpus_need_the_option_oversubscribe(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeCapacity(cpu_milli=4_000, gpus=2)
+    monkeypatch.setattr(KubernetesScheduler, "_node_capacities", lambda self, context: [node])
+
+    def dry_run_of_eight(**cfg: object) -> TrainingJob:
+        return dry_run(runner, ddp(j="1x8", model="gpt:1m", data="/data/text", steps=1, image="i"), **cfg)
+
+    with pytest.raises(SubmissionRefused, match="8 processes"):
+        dry_run_of_eight()
+    container = dry_run_of_eight(oversubscribe=True).spec.roles[0].template.spec.containers[0]
+    assert container.resources.requests["cpu"] == "4"
 
 
 @pytest.mark.parametrize("scheduler", ["muster", "muster_local"])

@@ -2,7 +2,8 @@
 
 TorchX's macros: `app_id` is the job's name and `rank0_env` a variable of the contract in docs/run-folder.md;
 `replica_id` differs between pods of one template, so it becomes `$(MUSTER_REPLICA)`, which the kubelet expands.
-Everything else in an AppDef is literal, hence its dollar signs are doubled.
+References `$(NAME)` to variables of the container are expanded and `$$(NAME)` is a literal `$(NAME)`, as by Kubernetes
+and with TorchX's own Kubernetes scheduler; other runs of dollar signs are literal, hence they are doubled.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ APP_LABEL = "muster.dev/app"
 DEFAULT_NAMESPACE = "default"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _REPLICA_TOKEN = "\0replica\0"
+_LITERAL_DOLLARS = re.compile(rf"\$+(?={_REPLICA_TOKEN})|\${{2,}}(?![$(])")
 TRACE_STEPS = "trace_steps"
 _TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
 
@@ -124,8 +126,10 @@ def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _escape_dollars(text: str) -> str:
-    """Double `$` before `$` or `(`, so that expansion restores the text, and insert the reference to the replica."""
-    return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA_TOKEN, f"$({REPLICA})")
+    """Double runs of `$` that do not belong to a reference, so that expansion restores them, and insert the reference
+    to the replica."""
+    doubled = _LITERAL_DOLLARS.sub(lambda match: match[0] * 2, text)
+    return doubled.replace(_REPLICA_TOKEN, f"$({REPLICA})")
 
 
 def _resources(role: Role) -> dict[str, dict[str, str]]:

@@ -30,7 +30,7 @@ _STATES = {
 }
 
 _UNSET = -1  # as TorchX writes it
-_ESCAPED_DOLLAR = re.compile(rf"\$\$|\$\({REPLICA}\)")
+_ESCAPED_DOLLARS = re.compile(rf"((?:\$\$)*)\$\({REPLICA}\)|(\${{2,}})(?![$(])")
 
 
 def app_state(job: TrainingJob) -> AppState:
@@ -112,4 +112,9 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
 
 def _unescape_dollars(text: str) -> str:
     """The inverse of the escape in `to_training_job`."""
-    return _ESCAPED_DOLLAR.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)
+
+    def replace(match: re.Match[str]) -> str:
+        dollars = "$" * (len(match[1] or match[2] or "") // 2)
+        return dollars if match[2] else f"{dollars}{macros.replica_id}"
+
+    return _ESCAPED_DOLLARS.sub(replace, text)
