@@ -93,6 +93,15 @@ def test_what_is_in_the_store_is_brought_here_and_reported_on(
     assert trace.stat().st_mtime_ns == before  # it is here already
 
 
+def test_a_run_above_the_option_for_fetched_bytes_is_refused(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    store = run_folder(tmp_path / "store/default/llama-u1")
+    cluster.kept_jobs["llama"] = traced(store.as_uri())
+    ended = muster("report", "llama", "--max-fetch-bytes", "10", "--json")
+    assert (ended.code, json.loads(ended.err)["error"]["reason"]) == (3, "TooLarge")
+
+
 def test_watch_ends_with_the_command_for_the_report(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = one = traced("s3://bucket/default/llama-u1")
     cluster.films["llama"] = [one.status]

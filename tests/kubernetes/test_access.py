@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -184,6 +186,27 @@ def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatc
     assert error.value.reason == "KubeconfigNotFound"
     with pytest.raises(ClusterError, match="/no/such"):
         load_config(KubeContext(), {"KUBECONFIG": "/no/such"})
+
+
+def test_only_the_authorization_header_of_the_official_client_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "Other": {"in": "header", "key": "x-api-key", "value": "other"},
+        "BearerToken": {"in": "header", "key": "authorization", "value": "Bearer fresh"},
+    }
+    configuration = SimpleNamespace(
+        auth_settings=lambda: settings, ssl_ca_cert=None, verify_ssl=True, cert_file=None, key_file=None
+    )
+    official = SimpleNamespace(
+        client=SimpleNamespace(Configuration=lambda: configuration),
+        config=SimpleNamespace(load_kube_config=lambda *args, **options: None, ConfigException=ValueError),
+    )
+    monkeypatch.setitem(sys.modules, "kubernetes", official)
+    found = access(written(tmp_path, acting({"exec": {"command": "login"}})))
+    assert found.auth_headers() == {"Authorization": "Bearer fresh"}
+    del settings["BearerToken"]
+    assert found.auth_headers() == {}
 
 
 @pytest.mark.slow  # the official client takes two seconds to import

@@ -49,6 +49,7 @@ def test_the_oldest_part_is_replaced_by_one_line_and_the_rest_keeps_its_offsets(
     assert MI < sum(len(line) + 1 for line in rest) <= 3 * MI // 2
     assert list(read_lines(tmp_path / "log", tail_offset(tmp_path / "log", 0, None, 3), None, None)) == LINES[-3:]
     everything = tail_offset(tmp_path / "log", 0, None, 10**6)
+    assert everything == size - sum(len(line) + 1 for line in (first, *rest)), "the dropped part is not searched"
     assert list(read_lines(tmp_path / "log", everything, None, None)) == [first, *rest]
 
 

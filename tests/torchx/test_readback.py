@@ -1,4 +1,4 @@
-"""A job's state in the words of TorchX."""
+"""State and roles of a job as TorchX describes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from tests.torchx.jobs import ended, job, running
 from torchx.specs import AppState
 
 from muster.lifecycle import conditions, transitions
-from muster.torchx.describe import app_state
+from muster.spec import EnvVar, TrainingJobStatus
+from muster.torchx.describe import app_state, describe_response
 
 KINDS = [
     (conditions.COMPLETE, AppState.SUCCEEDED),
@@ -21,3 +22,12 @@ def test_a_finished_job_is_running_until_its_last_process_has_ended(kind: str, s
     status = transitions.finish(running(), kind, "Because", "", 3.0)
     assert app_state(job(status)) == AppState.RUNNING
     assert app_state(job(ended(status))) == state
+
+
+def test_a_description_hides_the_values_of_secrets() -> None:
+    env = {"WANDB_API_KEY": "k3y", "DATA": "s3://key:s3cret@host/data", "STEPS": "5"}
+    described = job(TrainingJobStatus())
+    container = described.spec.roles[0].template.spec.containers[0]
+    container.env.extend(EnvVar(name=name, value=value) for name, value in env.items())
+    (role,) = describe_response(described).roles
+    assert role.env == {"WANDB_API_KEY": "(hidden)", "DATA": "s3://(hidden)@host/data", "STEPS": "5"}

@@ -115,6 +115,16 @@ def test_the_limits_hold_in_every_process_that_reads_traces(tmp_path: Path, work
     }
 
 
+def test_the_option_for_events_is_the_limit_of_the_reader(tmp_path: Path, muster: Muster) -> None:
+    folder = tmp_path / "logs"
+    packed(folder / "large.json.gz", of_events(1500))
+    (folder / "good.json").write_bytes(trace_text(training_steps(3)))
+    (report,) = json.loads(muster("report", str(folder), "--max-trace-events", "1000", "--json").out)
+    assert [one["file"] for one in report["skipped"]] == ["large.json.gz"]
+    (report,) = json.loads(muster("report", str(folder), "--json").out)
+    assert report["skipped"] == []
+
+
 def test_the_help_of_report_shows_the_default_limits(muster: Muster) -> None:
     shown = muster("report", "--help").out
     for limit in ("4Gi", "5000000", "16Gi"):
@@ -157,3 +167,16 @@ def test_a_run_above_the_fetch_limit_is_rejected_before_anything_is_written(tmp_
     assert "--max-fetch-bytes" in str(refusal.value)
     assert not (tmp_path / "here").exists()
     assert run_fetch.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1
+
+
+def test_the_number_of_fetched_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    for rank in range(3):
+        packed(store / f"traces/rank-{rank}.attempt-0.steps-1-2.json.gz", of_events(1))
+    monkeypatch.setattr(run_fetch, "_MAX_FILES", 2)
+    with pytest.raises(Refused) as refusal:
+        run_fetch.fetch_run(f"file://{store}", tmp_path / "here")
+    assert refusal.value.reason == "TooLarge"
+    assert not (tmp_path / "here").exists()
+    monkeypatch.setattr(run_fetch, "_MAX_FILES", 3)
+    assert run_fetch.fetch_run(f"file://{store}", tmp_path / "here").traces == 3
