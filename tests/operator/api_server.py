@@ -84,7 +84,7 @@ class Answers(Protocol):
         """The answer to one request."""
 
 
-Story = Callable[[AsyncKubeClient], Awaitable[None]]
+Scenario = Callable[[AsyncKubeClient], Awaitable[None]]
 
 
 async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | None:
@@ -99,12 +99,12 @@ async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | N
     return dry_runs.result("team", template)
 
 
-def serve(server: Answers, story: Story) -> None:
+def serve(server: Answers, scenario: Scenario) -> None:
     """Run the test against the server."""
-    asyncio.run(serving(server, story))
+    asyncio.run(serving(server, scenario))
 
 
-async def serving(server: Answers, story: Story, may_write: Callable[[], bool] = lambda: True) -> None:
+async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], bool] = lambda: True) -> None:
     """The same, in a running event loop."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
@@ -114,7 +114,7 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
     endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
     try:
         async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
-            await story(api)
+            await scenario(api)
     finally:
         await runner.cleanup()
 

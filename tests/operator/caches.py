@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -14,8 +15,8 @@ from muster_operator.cache.templates import CachedTemplate
 T = TypeVar("T")
 
 
-class Knowing:
-    """Has a result for every template, unless set to wait."""
+class FakeDryRuns:
+    """The same result for every template, or none yet."""
 
     def __init__(self, answer: DryRunResult | None = DryRunResult()) -> None:  # noqa: B008 - it is a value
         self.answer = answer
@@ -45,17 +46,21 @@ class Changes:
         return self.count - before
 
 
-def new_cache(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[ClusterCache, Changes]:
+def new_cache(
+    dry_runs: FakeDryRuns | None = None, most_template_bytes: int = MOST_BYTES
+) -> tuple[ClusterCache, Changes]:
     changes = Changes()
-    seen = ClusterCache(knowing or Knowing(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes)
-    return seen, changes
+    cache = ClusterCache(
+        dry_runs or FakeDryRuns(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes
+    )
+    return cache, changes
 
 
-def tell(seen: ClusterCache) -> None:
-    """Report new dry-run results for the templates of all jobs."""
-    for job in list(seen.jobs.all()):
+def report_dry_runs(cache: ClusterCache) -> None:
+    """Report dry-run results for the templates of all jobs."""
+    for job in list(cache.jobs.all()):
         for one in job.templates.values():
-            seen.jobs.on_dry_run_result(job.namespace, one.digest)
+            cache.jobs.on_dry_run_result(job.namespace, one.digest)
 
 
 def relist(sink: ResourceEventHandler[T], objects: Sequence[T], version: int) -> None:
@@ -63,3 +68,8 @@ def relist(sink: ResourceEventHandler[T], objects: Sequence[T], version: int) ->
     for item in objects:
         sink.on_upsert(item)
     sink.on_list({_object_key(item) for item in objects}, version)
+
+
+def unmanaged_usage(observed: ObservedState, node: str = "n1") -> dict[str, int]:
+    """What unmanaged pods use of a node."""
+    return dict(next(view for view in observed.nodes if view.name == node).unmanaged_usage.items)

@@ -34,7 +34,7 @@ class Cluster(Server):
         if "watch" in request.query:
             watch = web.StreamResponse()
             await watch.prepare(request)
-            while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - aiohttp tells nobody
+            while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - aiohttp has no event for it
                 await asyncio.sleep(0.02)
             return watch
         if request.path.endswith("/pods"):
@@ -54,7 +54,7 @@ class Cluster(Server):
         return web.json_response(self.lease)
 
     def take(self, spec: dict[str, Any]) -> None:
-        """Somebody writes the Lease."""
+        """Another client writes the Lease."""
         self.version += 1
         self.lease = {"metadata": {"name": "muster-operator", "resourceVersion": str(self.version)}, "spec": spec}
 
@@ -74,7 +74,7 @@ def operator(api: AsyncKubeClient) -> tuple[Operator, LeaderElector, LeaseCandid
     return Operator(settings(), api, Fence(election), OperatorMetrics()), election, candidate
 
 
-async def until(holds: Any) -> None:
+async def until(condition: Any) -> None:
     async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - a condition of the server, not of ours
+        while not condition():  # noqa: ASYNC110 - a condition of the server, not of ours
             await asyncio.sleep(0.01)

@@ -76,15 +76,15 @@ def pod_seen(
     *,
     node: str = "n1",
     owner: str = "",
-    seat: tuple[int, int] = (0, 0),
+    slot: tuple[int, int] = (0, 0),
     **status: Any,
 ) -> V1Pod:
-    """A pod on a node that requests one GPU. `owner`: uid of its TrainingJob; `seat`: its index and attempt there, from
+    """A pod on a node that requests one GPU. `owner`: uid of its TrainingJob; `slot`: its index and attempt there, from
     which its name follows unless given."""
-    name = name or (name_of(owner, *seat) if owner else "p")
+    name = name or (name_of(owner, *slot) if owner else "p")
     meta: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
     if owner:
-        index, attempt = map(str, seat)
+        index, attempt = map(str, slot)
         meta["labels"] = {"muster.dev/role": "trainer", "muster.dev/index": index, "muster.dev/attempt": attempt}
         reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": owner, "controller": True}
         meta["ownerReferences"] = [{**reference, "name": owner.removeprefix("uid-")}]
@@ -103,3 +103,8 @@ def node_seen(name: str = "n1", version: int = 1, *, ready: str = "True", **of_s
             "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "100"}, "conditions": [condition]},
         },
     )
+
+
+def terminated(code: int, name: str = "main", at: str = "2026-11-21T10:00:05Z", **more: str) -> dict[str, Any]:
+    """Status of a container that ended."""
+    return {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at, **more}}}

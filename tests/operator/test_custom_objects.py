@@ -21,64 +21,64 @@ def gpus(amount: Any) -> list[dict[str, Any]]:
 
 
 def test_an_invalid_queue_stays_as_before_the_edit_and_is_reported() -> None:
-    seen, changes = new_cache()
-    seen.queues.on_upsert(seen_as("q", weight=2, resources=gpus("8")))
-    (before,) = seen.observe().queues
-    assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=-1, resources=gpus("0.5")))) > 0
-    world = seen.observe()
-    (after,) = world.queues
+    cache, changes = new_cache()
+    cache.queues.on_upsert(seen_as("q", weight=2, resources=gpus("8")))
+    (before,) = cache.observe().queues
+    assert changes.during(lambda: cache.queues.on_upsert(seen_as("q", 2, weight=-1, resources=gpus("0.5")))) > 0
+    observed = cache.observe()
+    (after,) = observed.queues
     assert (after.spec is before.spec, after.metadata.generation, after.metadata.resource_version) == (True, 2, "2")
-    assert list(world.decode_errors.queues) == ["q"]
-    assert world.decode_errors.queues["q"].startswith("spec.weight: must be greater than 0; got -1; spec.resources")
+    assert list(observed.decode_errors.queues) == ["q"]
+    assert observed.decode_errors.queues["q"].startswith("spec.weight: must be greater than 0; got -1; spec.resources")
 
 
 def test_a_queue_that_was_never_valid_has_its_valid_fields() -> None:
-    seen, _ = new_cache()
-    seen.queues.on_upsert(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
-    (part,) = seen.observe().queues
+    cache, _ = new_cache()
+    cache.queues.on_upsert(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
+    (part,) = cache.observe().queues
     assert (part.spec.parent, part.spec.weight, len(part.spec.resources)) == ("all", 1.0, 1)
-    seen.queues.on_upsert(seen_as("q", 2, uid="another", weight="x"))
-    assert seen.observe().queues[0].spec.parent is None, "what another queue of that name was does not count"
+    cache.queues.on_upsert(seen_as("q", 2, uid="another", weight="x"))
+    assert cache.observe().queues[0].spec.parent is None, "what another queue of that name was does not count"
 
 
 def test_a_fixed_queue_has_its_new_spec() -> None:
-    seen, changes = new_cache()
-    seen.queues.on_upsert(seen_as("q", weight=-1))
-    assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=3))) > 0
-    world = seen.observe()
-    assert (world.queues[0].spec.weight, dict(world.decode_errors.queues)) == (3.0, {})
+    cache, changes = new_cache()
+    cache.queues.on_upsert(seen_as("q", weight=-1))
+    assert changes.during(lambda: cache.queues.on_upsert(seen_as("q", 2, weight=3))) > 0
+    observed = cache.observe()
+    assert (observed.queues[0].spec.weight, dict(observed.decode_errors.queues)) == (3.0, {})
 
 
 def test_an_invalid_flavor_has_no_nodes_until_it_is_fixed() -> None:
-    seen, changes = new_cache()
-    seen.flavors.on_upsert(seen_as("h200", nodeLabels={"gpu": "h200"}))
-    assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
-    world = seen.observe()
-    assert (world.flavors, list(world.decode_errors.flavors)) == ((), ["h200"])
-    assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 3, nodeLabels={"gpu": "h200"}))) > 0
-    assert (len(seen.observe().flavors), dict(seen.observe().decode_errors.flavors)) == (1, {})
+    cache, changes = new_cache()
+    cache.flavors.on_upsert(seen_as("h200", nodeLabels={"gpu": "h200"}))
+    assert changes.during(lambda: cache.flavors.on_upsert(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
+    observed = cache.observe()
+    assert (observed.flavors, list(observed.decode_errors.flavors)) == ((), ["h200"])
+    assert changes.during(lambda: cache.flavors.on_upsert(seen_as("h200", 3, nodeLabels={"gpu": "h200"}))) > 0
+    assert (len(cache.observe().flavors), dict(cache.observe().decode_errors.flavors)) == (1, {})
 
 
 def test_errors_of_deleted_objects_are_removed() -> None:
     for kind in ("queues", "flavors"):
-        seen, changes = new_cache()
-        sink = getattr(seen, kind)
+        cache, changes = new_cache()
+        sink = getattr(cache, kind)
         for name in ("a", "b"):
             sink.on_upsert(seen_as(name, nodeLabels=7, weight="x"))
         sink.on_delete(seen_as("a", 2))
-        assert list(getattr(seen.observe().decode_errors, kind)) == ["b"]
+        assert list(getattr(cache.observe().decode_errors, kind)) == ["b"]
         assert changes.during(lambda sink=sink: relist(sink, [], 9)) > 0  # type: ignore[misc]
-        world = seen.observe()
-        assert (getattr(world, kind), bool(world.decode_errors)) == ((), False)
+        observed = cache.observe()
+        assert (getattr(observed, kind), bool(observed.decode_errors)) == ((), False)
 
 
 def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     odd = seen_as("q", weight=2)
     odd.status = read(RawCustomObject, {"metadata": {}, "status": {"conditions": "none"}}).status
-    seen.queues.on_upsert(odd)
-    world = seen.observe()
-    assert (world.queues[0].spec.weight, world.queues[0].status.conditions, bool(world.decode_errors)) == (
+    cache.queues.on_upsert(odd)
+    observed = cache.observe()
+    assert (observed.queues[0].spec.weight, observed.queues[0].status.conditions, bool(observed.decode_errors)) == (
         2.0,
         [],
         False,
@@ -86,6 +86,6 @@ def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
 
 
 def test_errors_are_the_same_mapping_until_something_changes() -> None:
-    seen, _ = new_cache()
-    seen.queues.on_upsert(seen_as("q", weight=-1))
-    assert seen.observe().decode_errors.queues is seen.observe().decode_errors.queues
+    cache, _ = new_cache()
+    cache.queues.on_upsert(seen_as("q", weight=-1))
+    assert cache.observe().decode_errors.queues is cache.observe().decode_errors.queues

@@ -26,13 +26,13 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
         await harness.run_cycle()
         await harness.run_cycle()
 
-    serve(Server(), story)
+    serve(Server(), scenario)
     lines = [fields(record) for record in caplog.records if record.name == LOGGER]
     assert (
         lines[0].items()
@@ -53,12 +53,12 @@ def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest
 def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5)
         await harness.run_cycle()
 
-    serve(Server(), story)
+    serve(Server(), scenario)
     decisions = [fields(record) for record in caplog.records if record.message == "decision"]
     assert [(one["job"], one["decision"]) for one in decisions] == [("team/llama", "Admit")]
     assert decisions[0]["placement"].startswith("trainer@f: n")

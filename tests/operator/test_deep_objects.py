@@ -22,7 +22,7 @@ from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import PendingEvent
 
-TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
+TOO_DEEP = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 
 
 def deep(levels: int) -> str:
@@ -39,17 +39,17 @@ def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None
 
 @pytest.mark.parametrize("levels", [59, 240, 940, 960, 980, 1500, 9990])
 def test_a_too_deep_job_is_reported_by_field_and_hides_no_other(levels: int) -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(job_seen("other"))
-    seen.jobs.on_upsert(deep_job(levels))
-    assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
-    assert seen.jobs.invalid["team/deep"].error.startswith(TOLD)
-    seen.jobs.on_upsert(job_seen("deep", 2))
-    assert sorted(job.metadata.name for job in seen.observe().jobs) == ["deep", "other"]
-    assert seen.jobs.invalid == {}
-    seen.jobs.on_upsert(deep_job(levels, 3))
-    seen.jobs.on_delete(deep_job(levels, 4))
-    assert seen.jobs.invalid == {}
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(job_seen("other"))
+    cache.jobs.on_upsert(deep_job(levels))
+    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
+    assert cache.jobs.invalid["team/deep"].error.startswith(TOO_DEEP)
+    cache.jobs.on_upsert(job_seen("deep", 2))
+    assert sorted(job.metadata.name for job in cache.observe().jobs) == ["deep", "other"]
+    assert cache.jobs.invalid == {}
+    cache.jobs.on_upsert(deep_job(levels, 3))
+    cache.jobs.on_delete(deep_job(levels, 4))
+    assert cache.jobs.invalid == {}
 
 
 def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() -> None:
@@ -60,10 +60,10 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     status = {"conditions": [admitted], "phase": "Running"}
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("deep"), "status": status}))
-    seen.jobs.on_upsert(deep_job(5000, 2, status))
-    (job,) = seen.observe().jobs
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("deep"), "status": status}))
+    cache.jobs.on_upsert(deep_job(5000, 2, status))
+    (job,) = cache.observe().jobs
     assert job.status.phase == "Running"
     assert len(job.spec.roles) == 1
 
@@ -71,15 +71,15 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
 @pytest.mark.parametrize("levels", [70, 960, 980, 9990])
 def test_a_too_deep_flavor_or_queue_is_reported(levels: int) -> None:
     text = '{"metadata":{"name":"odd","resourceVersion":"5"},"spec":%s}'
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     shape = msgspec.json.Decoder(RawCustomObject)
     tolerations = text % f'{{"tolerations":[{{"key":"k","odd":{deep(levels)}}}]}}'
-    seen.flavors.on_upsert(decode_truncated(shape.decode, tolerations.encode()))
-    seen.queues.on_upsert(decode_truncated(shape.decode, (text % f'{{"odd":{deep(levels)}}}').encode()))
-    told = seen.observe().decode_errors
-    assert told.flavors["odd"].startswith("spec.tolerations[0].odd.x")
-    assert "64 levels" in told.flavors["odd"]
-    assert told.queues["odd"].startswith("spec.odd: unknown field")
+    cache.flavors.on_upsert(decode_truncated(shape.decode, tolerations.encode()))
+    cache.queues.on_upsert(decode_truncated(shape.decode, (text % f'{{"odd":{deep(levels)}}}').encode()))
+    errors = cache.observe().decode_errors
+    assert errors.flavors["odd"].startswith("spec.tolerations[0].odd.x")
+    assert "64 levels" in errors.flavors["odd"]
+    assert errors.queues["odd"].startswith("spec.odd: unknown field")
 
 
 def test_the_answer_to_a_write_of_a_deep_object_has_its_version() -> None:
@@ -92,31 +92,31 @@ def test_the_answer_to_a_write_of_a_deep_object_has_its_version() -> None:
 def test_an_exception_while_one_job_is_read_is_reported_and_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, _ = new_cache()
-    read_one = seen.jobs._reader.read
+    cache, _ = new_cache()
+    read_one = cache.jobs._reader.read
 
     def fails(item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
         if item.metadata.name == "odd":
             raise KeyError("a bug")
         return read_one(item, before)
 
-    monkeypatch.setattr(seen.jobs._reader, "read", fails)
-    relist(seen.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
-    assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
-    assert seen.jobs.invalid["team/odd"].error == "this version of the operator cannot read the job: KeyError: 'a bug'"
+    monkeypatch.setattr(cache.jobs._reader, "read", fails)
+    relist(cache.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
+    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
+    assert cache.jobs.invalid["team/odd"].error == "this version of the operator cannot read the job: KeyError: 'a bug'"
 
 
 def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
     server = Server()
 
-    def tells(known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+    def deep_status(known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
         if known.job.metadata.name == "odd":
             raise OverflowError("a bug")
         return status
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
-        harness.traces.with_traces = tells  # type: ignore[method-assign]
+        harness.traces.with_traces = deep_status  # type: ignore[method-assign]
         harness.submit("odd", 5)
         harness.submit("good", 6)
         await harness.run_cycle()
@@ -128,11 +128,11 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
         await harness.run_cycle()
         assert harness.phase("odd") == "Admitted"
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         ask = partial(tried, harness, harness.dry_runs)
         with monkeypatch.context() as patched:
@@ -143,13 +143,13 @@ def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatc
     def fails(*what: Any) -> Any:
         raise RecursionError("a bug")
 
-    serve(Server(), story)
+    serve(Server(), scenario)
 
 
 def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.recorder.enqueue(PendingEvent("team", {"note": "\ud800"}))
         harness.recorder.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
@@ -160,4 +160,4 @@ def test_an_event_that_cannot_be_encoded_blocks_no_other() -> None:
                 await asyncio.sleep(0.01)
         sending.cancel()
 
-    serve(server, story)
+    serve(server, scenario)

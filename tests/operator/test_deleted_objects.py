@@ -23,50 +23,50 @@ JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 class Late(Server):
     """Returns version 5 of the job; `then` happens before that answer is handled."""
 
-    seen: ClusterCache
+    cache: ClusterCache
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET":
             return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
         answer: dict[str, Any] = {"items": [job_document("llama", 5)]}
-        self.seen.jobs.on_delete(read(RawTrainingJob, job_document("llama", 7)))
-        self.seen.jobs.on_bookmark(7)
+        self.cache.jobs.on_delete(read(RawTrainingJob, job_document("llama", 7)))
+        self.cache.jobs.on_bookmark(7)
         return web.json_response(text=json.dumps(answer))
 
 
 def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
     server = Late()
 
-    async def story(api: AsyncKubeClient) -> None:
-        server.seen, _ = new_cache()
-        server.seen.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
-        server.seen.jobs.on_bookmark(5)
-        doubts = UncertainWrites(api, server.seen)
+    async def scenario(api: AsyncKubeClient) -> None:
+        server.cache, _ = new_cache()
+        server.cache.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
+        server.cache.jobs.on_bookmark(5)
+        doubts = UncertainWrites(api, server.cache)
         with pytest.raises(ApiError):
             await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
         await doubts.resolve_all()
-        assert server.seen.observe().jobs == ()
+        assert server.cache.observe().jobs == ()
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_get_restores_no_deleted_pod_but_adds_a_new_one() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     pod = pod_seen("p", 5)
-    seen.pods.on_read(pod)
-    assert len(seen.pods._cache) == 1
-    seen.pods.on_delete(pod_seen("p", 7))
-    seen.pods.on_bookmark(7)
-    seen.pods.on_read(pod)
-    assert len(seen.pods._cache) == 0
-    seen.pods.on_read(pod_seen("p", 8))
-    assert len(seen.pods._cache) == 1
+    cache.pods.on_read(pod)
+    assert len(cache.pods._cache) == 1
+    cache.pods.on_delete(pod_seen("p", 7))
+    cache.pods.on_bookmark(7)
+    cache.pods.on_read(pod)
+    assert len(cache.pods._cache) == 0
+    cache.pods.on_read(pod_seen("p", 8))
+    assert len(cache.pods._cache) == 1
 
 
 def test_a_write_answered_with_429_stays_uncertain() -> None:
     server = Server([("PATCH", "status", 401)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         doubts, answers = UncertainWrites(api, new_cache()[0]), iter([ClusterError("no answer")])
 
         async def write() -> bytes:
@@ -84,4 +84,4 @@ def test_a_write_answered_with_429_stays_uncertain() -> None:
         await doubts.resolve_all()
         assert server.count("GET") == 1
 
-    serve(server, story)
+    serve(server, scenario)

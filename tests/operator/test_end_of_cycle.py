@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.operator.api_server import OperatorHarness, Server, serve
-from tests.operator.caches import Knowing, new_cache
+from tests.operator.caches import FakeDryRuns, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
@@ -30,73 +30,73 @@ def fresh(name: str, version: int) -> RawCustomObject:
     return read(RawCustomObject, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
 
 
-async def settle(api: AsyncKubeClient, seen: ClusterCache, writes: WriteQueue | None = None) -> None:
-    await finalizers.reconcile_finalizers(seen.queues, seen.jobs, writes or WriteQueue(api, seen))
+async def settle(api: AsyncKubeClient, cache: ClusterCache, writes: WriteQueue | None = None) -> None:
+    await finalizers.reconcile_finalizers(cache.queues, cache.jobs, writes or WriteQueue(api, cache))
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
-        seen, _ = new_cache(Knowing(None))
-        seen.queues.on_upsert(leaving())
-        seen.jobs.on_upsert(job_seen("waits", 5))
-        assert seen.observe().jobs == ()
-        await settle(api, seen)
+    async def scenario(api: AsyncKubeClient) -> None:
+        cache, _ = new_cache(FakeDryRuns(None))
+        cache.queues.on_upsert(leaving())
+        cache.jobs.on_upsert(job_seen("waits", 5))
+        assert cache.observe().jobs == ()
+        await settle(api, cache)
         assert server.calls == []
-        seen.jobs.on_delete(job_seen("waits", 6))
-        await settle(api, seen)
+        cache.jobs.on_delete(job_seen("waits", 6))
+        await settle(api, cache)
         assert server.calls == [f"{QUEUES}/research"]
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
-        seen, _ = new_cache()
-        seen.queues.on_upsert(leaving())
-        seen.jobs.on_upsert(job_seen("odd", 5, bogus=1))
-        assert seen.jobs.invalid
-        await settle(api, seen)
+    async def scenario(api: AsyncKubeClient) -> None:
+        cache, _ = new_cache()
+        cache.queues.on_upsert(leaving())
+        cache.jobs.on_upsert(job_seen("odd", 5, bogus=1))
+        assert cache.jobs.invalid
+        await settle(api, cache)
         assert server.calls == []
         over = {"type": "Cancelled", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
         status = {"phase": "Cancelled", "finishedAt": SINCE, "conditions": [over]}
-        seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("odd", 6, bogus=1), "status": status}))
-        await settle(api, seen)
+        cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("odd", 6, bogus=1), "status": status}))
+        await settle(api, cache)
         assert server.calls == [f"{QUEUES}/research"]
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
 
-    async def story(api: AsyncKubeClient) -> None:
-        seen, _ = new_cache()
-        seen.queues.on_upsert(fresh("a", 3))
-        seen.queues.on_upsert(fresh("b", 4))
-        writes = WriteQueue(api, seen, lambda: now[0])
+    async def scenario(api: AsyncKubeClient) -> None:
+        cache, _ = new_cache()
+        cache.queues.on_upsert(fresh("a", 3))
+        cache.queues.on_upsert(fresh("b", 4))
+        writes = WriteQueue(api, cache, lambda: now[0])
         for _ in range(2):
-            await settle(api, seen, writes)
+            await settle(api, cache, writes)
         assert server.calls == [f"{QUEUES}/a", f"{QUEUES}/b"]
         now[0] = 1000.0
-        await settle(api, seen, writes)
+        await settle(api, cache, writes)
         assert server.calls[2:] == [f"{QUEUES}/a"]
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> None:
     server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
 
-    async def story(api: AsyncKubeClient) -> None:
-        seen, _ = new_cache()
-        seen.jobs.on_upsert(job_seen("a", 3, bogus=1))
-        seen.jobs.on_upsert(job_seen("b", 4, bogus=1))
+    async def scenario(api: AsyncKubeClient) -> None:
+        cache, _ = new_cache()
+        cache.jobs.on_upsert(job_seen("a", 3, bogus=1))
+        cache.jobs.on_upsert(job_seen("b", 4, bogus=1))
         recorder = EventRecorder(api, lambda: False, lambda: None)
-        reports = InvalidObjectReporter(seen, WriteQueue(api, seen, lambda: now[0]), recorder, "me")
+        reports = InvalidObjectReporter(cache, WriteQueue(api, cache, lambda: now[0]), recorder, "me")
         for _ in range(2):
             await reports.report()
         statuses = [call.rpartition("/trainingjobs/")[2] for call in server.calls]
@@ -105,13 +105,13 @@ def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> Non
         await reports.report()
         assert len(server.calls) == 3
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
     server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.queues.on_upsert(fresh("odd", 8))
         harness.cache.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
@@ -119,14 +119,14 @@ def test_a_cycle_succeeds_though_its_final_writes_are_rejected() -> None:
             await harness.run_cycle()
         assert harness.term.failures.failures == 0
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
     """The operator's own write must not hide the edit, which was made before it and delivered after it."""
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         await harness.run_cycle()
         assert f"{QUEUES}/research/status" in server.calls, "whose status is news"
@@ -135,11 +135,11 @@ def test_a_concurrent_edit_of_a_queue_or_flavor_is_not_lost() -> None:
         harness.cache.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
         edited = {"metadata": {"name": "f", "resourceVersion": "8"}, "spec": {"nodeLabels": {"a": "b"}}}
         harness.cache.flavors.on_upsert(read(RawCustomObject, edited))
-        world = harness.cache.observe()
-        assert world.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
-        assert world.flavors[0].spec.node_labels == {"a": "b"}
+        observed = harness.cache.observe()
+        assert observed.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
+        assert observed.flavors[0].spec.node_labels == {"a": "b"}
         await harness.run_cycle()
         (active,) = [one for one in harness.cache.observe().queues[0].status.conditions if one.type == "Active"]
         assert active.status == "True", "and it is written for what it is now"
 
-    serve(server, story)
+    serve(server, scenario)

@@ -29,7 +29,7 @@ def waits(harness: OperatorHarness, version: int) -> None:
 def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
     server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
         await harness.run_cycle()
@@ -37,14 +37,14 @@ def test_a_pod_deleted_by_another_client_blocks_no_attempt() -> None:
         await going_on(harness)
         assert {view.attempt for view in harness.cache.observe().pods[OWNER]} == {1}
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 @pytest.mark.parametrize("round_between", [False, True])
 def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: bool) -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         waits(harness, 8)
         await harness.run_cycle()
@@ -60,4 +60,4 @@ def test_an_event_older_than_our_delete_does_not_restore_the_pod(round_between: 
         assert {view.attempt for view in harness.cache.observe().pods[OWNER]} == {1}
         assert server.count("DELETE") == 1
 
-    serve(server, story)
+    serve(server, scenario)

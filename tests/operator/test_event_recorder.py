@@ -18,7 +18,7 @@ from muster_operator import event_recorder
 from muster_operator.event_recorder import EventRecorder, PendingEvent
 
 
-def letter(name: str, about: str = "", instead: str = "") -> PendingEvent:
+def event(name: str, about: str = "", instead: str = "") -> PendingEvent:
     return PendingEvent("team", {"name": name, "type": "Normal"}, about, instead)
 
 
@@ -26,7 +26,7 @@ def warning(name: str, about: str = "", instead: str = "") -> PendingEvent:
     return PendingEvent("team", {"name": name, "type": "Warning"}, about, instead)
 
 
-def taken(recorder: EventRecorder) -> Any:
+def next_name(recorder: EventRecorder) -> Any:
     following = recorder._next()
     return following and following[1].manifest["name"]
 
@@ -35,13 +35,13 @@ def waiting(recorder: EventRecorder) -> list[Any]:
     return [one.manifest["name"] for one in recorder.pending()]
 
 
-def play(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
+def send_all(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
     """Send all pending Events; pauses take no time."""
 
     async def sleep(seconds: float) -> None:
         rests(seconds)
 
-    async def story() -> None:
+    async def send() -> None:
         sending = asyncio.create_task(recorder.run())
         while len(recorder):  # noqa: ASYNC110 - no time passes
             await asyncio.sleep(0)
@@ -50,17 +50,17 @@ def play(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callab
 
     parts = {"TaskGroup": asyncio.TaskGroup, "Event": asyncio.Event, "sleep": sleep}
     monkeypatch.setattr(event_recorder, "asyncio", SimpleNamespace(**parts))
-    asyncio.run(story())
+    asyncio.run(send())
 
 
 def test_a_newer_event_replaces_the_pending_one() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
-    recorder.enqueue(letter("a admitted", "a Admitted"))
-    recorder.enqueue(letter("b admitted", "b Admitted"))
-    recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
+    recorder.enqueue(event("a admitted", "a Admitted"))
+    recorder.enqueue(event("b admitted", "b Admitted"))
+    recorder.enqueue(event("a completed", "a Completed", "a Admitted"))
     assert waiting(recorder) == ["b admitted", "a completed"]
-    assert taken(recorder) == "b admitted"
-    recorder.enqueue(letter("b completed", "b Completed", "b Admitted"))
+    assert next_name(recorder) == "b admitted"
+    recorder.enqueue(event("b completed", "b Completed", "b Admitted"))
     assert waiting(recorder) == ["a completed", "b completed"], "what is sent already is not missed"
 
 
@@ -68,26 +68,26 @@ def test_when_too_many_are_pending_the_oldest_are_dropped_and_counted() -> None:
     dropped: list[int] = []
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(1))
     for number in range(20_003):
-        recorder.enqueue(letter(str(number), f"{number} Admitted"))
+        recorder.enqueue(event(str(number), f"{number} Admitted"))
     assert (len(dropped), waiting(recorder)[0], len(recorder.pending())) == (3, "3", 20_000)
-    recorder.enqueue(letter("late", "", "0 Admitted"))
+    recorder.enqueue(event("last", "", "0 Admitted"))
     assert len(recorder.pending()) == 20_000
 
 
 def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
-    for one in (letter("a"), warning("b"), letter("c"), warning("d")):
+    for one in (event("a"), warning("b"), event("c"), warning("d")):
         recorder.enqueue(one)
     assert waiting(recorder) == ["b", "d", "a", "c"]
-    assert taken(recorder) == "b"
+    assert next_name(recorder) == "b"
     for number in range(20_000):
-        recorder.enqueue(letter(str(number)))
+        recorder.enqueue(event(str(number)))
     assert (waiting(recorder)[:2], len(recorder)) == (["d", "1"], 20_000)
     for number in range(20_001):
         recorder.enqueue(warning(f"w{number}"))
     assert (waiting(recorder)[0], waiting(recorder)[-1], len(recorder)) == ("w1", "w20000", 20_000)
-    recorder.enqueue(letter("late"))
-    assert (waiting(recorder)[0], "late" in waiting(recorder)) == ("w1", False), (
+    recorder.enqueue(event("last"))
+    assert (waiting(recorder)[0], "last" in waiting(recorder)) == ("w1", False), (
         "none is dropped for one that is no warning"
     )
 
@@ -96,8 +96,8 @@ def test_every_fourth_event_is_no_warning() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     for number in range(9):
         recorder.enqueue(warning(f"w{number}"))
-        recorder.enqueue(letter(str(number)))
-    assert [taken(recorder) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
+        recorder.enqueue(event(str(number)))
+    assert [next_name(recorder) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
 
 
 def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +106,10 @@ def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
-        recorder.enqueue(letter(f"told {at}"))
+        recorder.enqueue(event(f"normal {at}"))
         recorder.enqueue(warning(f"warned {at}"))
     now[0] = 950.0
-    assert [taken(recorder) for _ in range(4)] == ["warned 0.0", "warned 100.0", "told 100.0", None]
+    assert [next_name(recorder) for _ in range(4)] == ["warned 0.0", "warned 100.0", "normal 100.0", None]
     assert dropped == [950.0]
 
 
@@ -128,16 +128,16 @@ def test_without_an_answer_events_wait_and_rejected_ones_are_dropped(
             sent.append(json.loads(body)["name"])
 
     recorder = EventRecorder(cast(AsyncKubeClient, Server()), lambda: False, lambda: dropped.append(1))
-    for one in (warning("a"), letter("b"), letter("c")):
+    for one in (warning("a"), event("b"), event("c")):
         recorder.enqueue(one)
-    play(recorder, monkeypatch, rests.append)
+    send_all(recorder, monkeypatch, rests.append)
     assert (sent, len(dropped), rests[:2]) == (["b", "c"], 1, [2.0, 2.0])
 
 
 def test_a_warning_made_obsolete_by_a_later_event_is_not_sent() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     recorder.enqueue(warning("a admitted", "a Admitted"))
-    recorder.enqueue(letter("a completed", "a Completed", "a Admitted"))
+    recorder.enqueue(event("a completed", "a Completed", "a Admitted"))
     assert waiting(recorder) == ["a completed"]
 
 
@@ -150,16 +150,16 @@ def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatc
 
     recorder = EventRecorder(cast(AsyncKubeClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
-        recorder.enqueue(letter(str(number)))
+        recorder.enqueue(event(str(number)))
     monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    play(recorder, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
+    send_all(recorder, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
 
 
 def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_one() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         for number, (name, end) in enumerate({"good": "Completed", "bad": "Failed"}.items()):
             harness.submit(name, 5 + number)
@@ -167,4 +167,4 @@ def test_the_admitted_event_of_a_completed_job_is_dropped_but_not_of_a_failed_on
                 harness.events.record(RecordEvent(f"uid-{name}", "Normal", reason, ""))
         assert harness.pending_events() == [("good", "Completed"), ("bad", "Admitted"), ("bad", "Failed")]
 
-    serve(server, story)
+    serve(server, scenario)

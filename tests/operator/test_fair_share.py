@@ -41,7 +41,7 @@ class Counted:
         ready = [{"type": "Ready", "status": "True"}]
         for index in (0, 1):
             self.harness.cache.pods.on_upsert(
-                pod_seen(owner="uid-llama", version=8 + index, seat=(index, 0), conditions=ready)
+                pod_seen(owner="uid-llama", version=8 + index, slot=(index, 0), conditions=ready)
             )
 
     def see(self, name: str, uid: str = "1", **fields: Any) -> None:
@@ -65,42 +65,42 @@ class Counted:
         return {status.at - self.began: gpus}
 
 
-def play(story: Callable[[Counted], Any]) -> None:
+def run_scenario(scenario: Callable[[Counted], Any]) -> None:
     server = Server()
 
-    async def told(api: AsyncKubeClient) -> None:
+    async def counting(api: AsyncKubeClient) -> None:
         counted = Counted(api, server)
         await counted.after(0.0)
         await counted.after(70.0)
         assert counted.written == {70.0: pytest.approx(140.0, rel=1e-3)}
-        await story(counted)
+        await scenario(counted)
 
-    serve(server, told)
+    serve(server, counting)
 
 
 def test_another_new_queue_does_not_stop_usage_accounting() -> None:
-    async def story(counted: Counted) -> None:
+    async def scenario(counted: Counted) -> None:
         counted.see("another")
         await counted.after(10.0)
         await counted.after(60.0)
         assert counted.written == {140.0: pytest.approx(280.0, rel=1e-3)}
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_an_edit_of_the_queue_does_not_stop_usage_accounting() -> None:
-    async def story(counted: Counted) -> None:
+    async def scenario(counted: Counted) -> None:
         counted.see("research", weight=3)
         await counted.after(10.0)
         await counted.after(60.0)
         assert counted.written == {140.0: pytest.approx(280.0, rel=1e-3)}
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("told_of_the_end", [True, False])
 def test_a_recreated_queue_starts_without_usage(told_of_the_end: bool) -> None:
-    async def story(counted: Counted) -> None:
+    async def scenario(counted: Counted) -> None:
         if told_of_the_end:
             counted.queues.on_delete(queue_seen("research", counted.server.version))
         counted.see("research", uid="2")
@@ -109,4 +109,4 @@ def test_a_recreated_queue_starts_without_usage(told_of_the_end: bool) -> None:
         await counted.after(60.0)
         assert counted.written == {140.0: pytest.approx(120.0, rel=1e-3)}
 
-    play(story)
+    run_scenario(scenario)

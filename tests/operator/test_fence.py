@@ -19,10 +19,10 @@ def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str]
 
 
 async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> tuple[list[str], list[str]]:
-    seen, ended = list[str](), list[str]()
+    cache, ended = list[str](), list[str]()
 
     async def answer(request: web.Request) -> web.Response:
-        seen.append(f"{request.method} {request.path_qs}")
+        cache.append(f"{request.method} {request.path_qs}")
         return web.json_response({})
 
     app = web.Application()
@@ -42,7 +42,7 @@ async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> t
                     ended.append("fenced")
     finally:
         await runner.cleanup()
-    return seen, ended
+    return cache, ended
 
 
 def test_a_write_is_not_started_without_the_lease() -> None:
@@ -51,10 +51,10 @@ def test_a_write_is_not_started_without_the_lease() -> None:
 
 @pytest.mark.parametrize("before", [0, 1], ids=["a new connection", "a connection that was used before"])
 def test_a_lease_that_is_lost_while_a_write_waits_for_its_connection_stops_the_write(before: int) -> None:
-    seen, ended = calls([True, True] * before + [True, False], *[{}] * (before + 1))
-    assert (seen, ended) == (["POST /api/v1/pods"] * before, ["sent"] * before + ["fenced"])
+    cache, ended = calls([True, True] * before + [True, False], *[{}] * (before + 1))
+    assert (cache, ended) == (["POST /api/v1/pods"] * before, ["sent"] * before + ["fenced"])
 
 
 def test_a_dry_run_changes_nothing_and_needs_no_lease() -> None:
-    seen, ended = calls([], {"dryRun": "All"})
-    assert (seen, ended) == (["POST /api/v1/pods?dryRun=All"], ["sent"])
+    cache, ended = calls([], {"dryRun": "All"})
+    assert (cache, ended) == (["POST /api/v1/pods?dryRun=All"], ["sent"])

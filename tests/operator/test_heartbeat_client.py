@@ -176,10 +176,10 @@ def test_a_timeout_of_one_target_delays_no_other(raw_server: Any, monkeypatch: p
     monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 0.3)
     raw_server.answer = 200, None, {}
     slow = target(raw_server.server_address[1], uid="slow")
-    nobody = target(1, uid="nobody")
-    outcomes = {outcome.target.uid: outcome for outcome in poll_all([slow, nobody], LONG_S)}
+    unreachable = target(1, uid="unreachable")
+    outcomes = {outcome.target.uid: outcome for outcome in poll_all([slow, unreachable], LONG_S)}
     assert outcomes["slow"].error == "no answer within 0.3 s"
-    assert outcomes["nobody"].response is None
+    assert outcomes["unreachable"].response is None
 
 
 def test_a_target_not_started_in_time_has_no_result() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.operator.caches import Knowing
+from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.backoff import Backoff
@@ -50,7 +50,7 @@ class PollerHarness:
     def __init__(self, address: str) -> None:
         self.pending_events: list[RecordEvent] = []
         self.woken = 0
-        self.cache = ClusterCache(Knowing(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
+        self.cache = ClusterCache(FakeDryRuns(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
         self.cache.jobs.on_upsert(seen_job())
         self.pod(address)
         tokens = CollectorTokens(
@@ -128,8 +128,8 @@ def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monke
     assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
     assert poller.sample("muster_collectors_unreachable") == 1.0
-    world = poller.cache.observe()
-    assert world.heartbeats[UID].step_changed_at == world.now
+    observed = poller.cache.observe()
+    assert observed.heartbeats[UID].step_changed_at == observed.now
 
 
 @pytest.mark.parametrize(

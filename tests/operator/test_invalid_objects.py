@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
-from tests.operator.caches import Knowing, new_cache, relist
+from tests.operator.caches import FakeDryRuns, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
 from muster import spec
@@ -34,11 +34,11 @@ def odd(version: int, status: Status | None = None) -> RawTrainingJob:
     return read(RawTrainingJob, document | {"status": status or {}})
 
 
-def running_and_odd(seen: ClusterCache, status: Status | None = None) -> spec.TrainingJobStatus:
+def running_and_odd(cache: ClusterCache, status: Status | None = None) -> spec.TrainingJobStatus:
     """A job with capacity, edited into an invalid form; returns its status."""
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=5), "status": status or admitted()}))
-    seen.jobs.on_upsert(odd(6, status or admitted()))
-    known = seen.jobs.get("uid-llama")
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=5), "status": status or admitted()}))
+    cache.jobs.on_upsert(odd(6, status or admitted()))
+    known = cache.jobs.get("uid-llama")
     assert known is not None
     return known.job.status
 
@@ -57,42 +57,42 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 
 
 def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
-    seen, _ = new_cache()
-    over = transitions.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
-    assert finalizers.queues_in_use(seen.jobs) == {"research"}
-    seen.jobs.on_status_written("uid-llama", over, 7)
-    seen.jobs.on_upsert(odd(7, as_written(over)))
-    assert finalizers.queues_in_use(seen.jobs) == set()
+    cache, _ = new_cache()
+    over = transitions.finish(running_and_odd(cache), COMPLETE, "Completed", "done", 2000.0)
+    assert finalizers.queues_in_use(cache.jobs) == {"research"}
+    cache.jobs.on_status_written("uid-llama", over, 7)
+    cache.jobs.on_upsert(odd(7, as_written(over)))
+    assert finalizers.queues_in_use(cache.jobs) == set()
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])
 def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: str) -> None:
-    seen, _ = new_cache()
-    left = preempted(running_and_odd(seen))
+    cache, _ = new_cache()
+    left = preempted(running_and_odd(cache))
     if first == "event":
-        seen.jobs.on_upsert(odd(7, as_written(left)))
-    seen.jobs.on_status_written("uid-llama", left, 7)
-    world = seen.observe()
-    assert [job.status.placement for job in world.jobs] == [[]]
-    assert world.pod_rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
+        cache.jobs.on_upsert(odd(7, as_written(left)))
+    cache.jobs.on_status_written("uid-llama", left, 7)
+    observed = cache.observe()
+    assert [job.status.placement for job in observed.jobs] == [[]]
+    assert observed.pod_rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
 
 
 @pytest.mark.parametrize("verdict_is_known", [True, False])
 def test_it_may_be_admitted_again_once_it_is_valid(verdict_is_known: bool) -> None:
-    knowing = Knowing()
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_status_written("uid-llama", preempted(running_and_odd(seen)), 7)
+    dry_runs = FakeDryRuns()
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_status_written("uid-llama", preempted(running_and_odd(cache)), 7)
     if not verdict_is_known:
-        knowing.answer = None
-    seen.jobs.on_upsert(job_seen(version=8))
-    world = seen.observe()
-    assert (seen.jobs.invalid, len(world.jobs), world.pod_rejections) == ({}, 1, {})
+        dry_runs.answer = None
+    cache.jobs.on_upsert(job_seen(version=8))
+    observed = cache.observe()
+    assert (cache.jobs.invalid, len(observed.jobs), observed.pod_rejections) == ({}, 1, {})
 
 
 def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_once() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         leaving = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": NOW}
         status = admitted()
@@ -115,7 +115,7 @@ def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_o
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 # ---- events between the write of a report and its answer
@@ -141,34 +141,34 @@ def reported_after(
     before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]
 ) -> ClusterCache:
     """The cache after two cycles with reports of an object that `before` creates."""
-    seen, _ = new_cache()
-    before(seen)
+    cache, _ = new_cache()
+    before(cache)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         recorder = EventRecorder(api, lambda: False, lambda: None)
-        reports = InvalidObjectReporter(seen, WriteQueue(api, seen), recorder, "me")
+        reports = InvalidObjectReporter(cache, WriteQueue(api, cache), recorder, "me")
         for _ in range(2):
             await reports.report()
 
-    serve(Between(lambda version: meanwhile(seen, version)), story)
-    return seen
+    serve(Between(lambda version: meanwhile(cache, version)), scenario)
+    return cache
 
 
 def test_a_job_deleted_while_its_report_is_written_is_forgotten() -> None:
-    def deleted(seen: ClusterCache, version: int) -> None:
-        seen.jobs.on_upsert(odd(version))
-        seen.jobs.on_delete(odd(version + 1))
+    def deleted(cache: ClusterCache, version: int) -> None:
+        cache.jobs.on_upsert(odd(version))
+        cache.jobs.on_delete(odd(version + 1))
 
-    assert reported_after(lambda seen: seen.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
+    assert reported_after(lambda cache: cache.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
 
 
 def test_a_job_fixed_while_its_report_is_written_can_be_read() -> None:
-    def fixed(seen: ClusterCache, version: int) -> None:
-        seen.jobs.on_upsert(odd(version))
-        seen.jobs.on_upsert(job_seen(version=version + 1))
+    def fixed(cache: ClusterCache, version: int) -> None:
+        cache.jobs.on_upsert(odd(version))
+        cache.jobs.on_upsert(job_seen(version=version + 1))
 
-    seen = reported_after(lambda seen: seen.jobs.on_upsert(odd(7)), fixed)
-    assert (seen.jobs.invalid, len(seen.observe().jobs)) == ({}, 1)
+    cache = reported_after(lambda cache: cache.jobs.on_upsert(odd(7)), fixed)
+    assert (cache.jobs.invalid, len(cache.observe().jobs)) == ({}, 1)
 
 
 def flavor(version: int, labels: Any) -> RawCustomObject:
@@ -178,20 +178,20 @@ def flavor(version: int, labels: Any) -> RawCustomObject:
 
 
 def test_a_flavor_fixed_while_its_report_is_written_can_be_read() -> None:
-    def fixed(seen: ClusterCache, version: int) -> None:
-        seen.flavors.on_upsert(flavor(version, 5))
-        seen.flavors.on_upsert(flavor(version + 1, {}))
+    def fixed(cache: ClusterCache, version: int) -> None:
+        cache.flavors.on_upsert(flavor(version, 5))
+        cache.flavors.on_upsert(flavor(version + 1, {}))
 
-    world = reported_after(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), fixed).observe()
-    assert ([one.metadata.name for one in world.flavors], dict(world.decode_errors.flavors)) == (["g"], {})
+    observed = reported_after(lambda cache: cache.flavors.on_upsert(flavor(7, 5)), fixed).observe()
+    assert ([one.metadata.name for one in observed.flavors], dict(observed.decode_errors.flavors)) == (["g"], {})
 
 
 def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
-    def deleted(seen: ClusterCache, version: int) -> None:
-        seen.flavors.on_delete(flavor(version + 1, 5))
+    def deleted(cache: ClusterCache, version: int) -> None:
+        cache.flavors.on_delete(flavor(version + 1, 5))
 
-    seen = reported_after(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), deleted)
-    assert (seen.flavors.invalid, dict(seen.observe().decode_errors.flavors)) == ({}, {})
+    cache = reported_after(lambda cache: cache.flavors.on_upsert(flavor(7, 5)), deleted)
+    assert (cache.flavors.invalid, dict(cache.observe().decode_errors.flavors)) == ({}, {})
 
 
 # ---- wake-ups
@@ -199,14 +199,14 @@ def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
 
 def test_the_deletion_of_an_invalid_job_is_a_change() -> None:
     """A queue may have waited for it."""
-    seen, changes = new_cache()
-    seen.jobs.on_upsert(odd(5))
-    assert changes.during(lambda: seen.jobs.on_delete(odd(6))) > 0
-    seen.jobs.on_upsert(odd(7))
-    assert changes.during(lambda: relist(seen.jobs, [], 8)) > 0
+    cache, changes = new_cache()
+    cache.jobs.on_upsert(odd(5))
+    assert changes.during(lambda: cache.jobs.on_delete(odd(6))) > 0
+    cache.jobs.on_upsert(odd(7))
+    assert changes.during(lambda: relist(cache.jobs, [], 8)) > 0
 
 
 def test_the_deletion_of_an_invisible_job_is_a_change() -> None:
-    seen, changes = new_cache(Knowing(None))
-    seen.jobs.on_upsert(job_seen())
-    assert changes.during(lambda: seen.jobs.on_delete(job_seen(version=6))) > 0
+    cache, changes = new_cache(FakeDryRuns(None))
+    cache.jobs.on_upsert(job_seen())
+    assert changes.during(lambda: cache.jobs.on_delete(job_seen(version=6))) > 0

@@ -164,14 +164,14 @@ def test_a_field_of_the_wrong_type_is_rejected_by_name(field: str, value: Any, *
 
 
 def test_a_job_with_such_a_template_is_reported_and_others_are_visible() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     odd = job_document("odd")
     odd["spec"]["roles"][0]["template"]["spec"]["containers"][0]["volumeMounts"] = ["x"]
-    seen.jobs.on_upsert(read(RawTrainingJob, odd))
-    seen.jobs.on_upsert(job_seen("other", 2))
-    (broken,) = seen.jobs.invalid.values()
+    cache.jobs.on_upsert(read(RawTrainingJob, odd))
+    cache.jobs.on_upsert(job_seen("other", 2))
+    (broken,) = cache.jobs.invalid.values()
     assert broken.error.startswith("spec.roles[0].template.spec.containers[0].volumeMounts[0]: ")
-    assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
+    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
 
 
 def test_any_exception_while_a_pod_is_built_is_a_rejection() -> None:

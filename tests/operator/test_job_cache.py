@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.caches import Knowing, new_cache, relist, tell
+from tests.operator.caches import FakeDryRuns, new_cache, relist, report_dry_runs
 from tests.operator.objects import job_document, job_seen, read, template
 
 from muster import spec
@@ -16,14 +16,14 @@ from muster_operator.dry_run import compare_pod
 
 
 def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
-    knowing = Knowing(None)
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen())
-    assert seen.observe().jobs == ()
-    assert knowing.asked == ["uid-llama"]
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+    dry_runs = FakeDryRuns(None)
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen())
+    assert cache.observe().jobs == ()
+    assert dry_runs.asked == ["uid-llama"]
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
 
 
 @pytest.mark.parametrize(
@@ -33,156 +33,156 @@ def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
         {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended"}]},
         {"nomination": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
     ],
-    ids=["admitted", "suspended", "holds room"],
+    ids=["admitted", "suspended", "has a nomination"],
 )
 def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
     status: dict[str, Any],
 ) -> None:
-    knowing = Knowing(None)
-    seen, _ = new_cache(knowing)
+    dry_runs = FakeDryRuns(None)
+    cache, _ = new_cache(dry_runs)
     document = job_document()
     document["status"] = status
     for condition in status.get("conditions", ()):
         condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
-    seen.jobs.on_upsert(read(type(job_seen()), document))
-    assert len(seen.observe().jobs) == 1
-    assert knowing.asked == ["uid-llama"]
+    cache.jobs.on_upsert(read(type(job_seen()), document))
+    assert len(cache.observe().jobs) == 1
+    assert dry_runs.asked == ["uid-llama"]
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
-    knowing.answer = DryRunResult(pod=pod)
-    tell(seen)
-    (job,) = seen.observe().jobs
+    dry_runs.answer = DryRunResult(pod=pod)
+    report_dry_runs(cache)
+    (job,) = cache.observe().jobs
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
 
 
 def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None:
-    knowing = Knowing(None)
-    seen, changes = new_cache(knowing)
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
+    dry_runs = FakeDryRuns(None)
+    cache, changes = new_cache(dry_runs)
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
     evicted = spec.TrainingJobStatus(phase="Pending", attempt=2)
-    assert changes.during(lambda: seen.jobs.on_status_written("uid-llama", evicted, 7)) > 0
-    world = seen.observe()
-    (job,) = world.jobs
+    assert changes.during(lambda: cache.jobs.on_status_written("uid-llama", evicted, 7)) > 0
+    observed = cache.observe()
+    (job,) = observed.jobs
     assert (job.status, job.metadata.resource_version) == (evicted, "7")
-    assert "dry run" in world.pod_rejections["uid-llama"]
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert seen.observe().pod_rejections == {}
+    assert "dry run" in observed.pod_rejections["uid-llama"]
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert cache.observe().pod_rejections == {}
 
 
 def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -> None:
-    knowing = Knowing()
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen())
-    knowing.answer = None
+    dry_runs = FakeDryRuns()
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen())
+    dry_runs.answer = None
     edited = job_document(version=2)
     edited["spec"]["cancel"] = True
     edited["spec"]["roles"][0]["template"]["metadata"] = {"annotations": {"edited": "yes"}}
-    seen.jobs.on_upsert(read(RawTrainingJob, edited))
-    world = seen.observe()
-    (job,) = world.jobs
+    cache.jobs.on_upsert(read(RawTrainingJob, edited))
+    observed = cache.observe()
+    (job,) = observed.jobs
     assert (job.spec.cancel, job.metadata.resource_version) == (True, "2")
-    assert world.pod_rejections.keys() == {"uid-llama"}
+    assert observed.pod_rejections.keys() == {"uid-llama"}
 
 
 def test_dry_run_results_of_a_visible_job_outlive_the_result_cache() -> None:
-    knowing = Knowing(DryRunResult(pod=pod_asking("2")))
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen())
-    knowing.answer = None
+    dry_runs = FakeDryRuns(DryRunResult(pod=pod_asking("2")))
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen())
+    dry_runs.answer = None
     waiting = spec.TrainingJobStatus(phase="Pending", reason="InsufficientResources")
-    seen.jobs.on_status_written("uid-llama", waiting, 7)
-    world = seen.observe()
-    (job,) = world.jobs
-    assert (job.status, world.pod_rejections) == (waiting, {})
+    cache.jobs.on_status_written("uid-llama", waiting, 7)
+    observed = cache.observe()
+    (job,) = observed.jobs
+    assert (job.status, observed.pod_rejections) == (waiting, {})
     assert job.spec.roles[0].template.spec.containers[0].resources.requests == {"cpu": "2"}
 
 
 def test_a_finished_job_is_visible_without_a_dry_run() -> None:
-    knowing = Knowing(None)
-    seen, _ = new_cache(knowing)
+    dry_runs = FakeDryRuns(None)
+    cache, _ = new_cache(dry_runs)
     done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
     document = job_document()
     document["status"] = {"conditions": [done]}
-    seen.jobs.on_upsert(read(type(job_seen()), document))
-    assert len(seen.observe().jobs) == 1
-    assert knowing.asked == []
+    cache.jobs.on_upsert(read(type(job_seen()), document))
+    assert len(cache.observe().jobs) == 1
+    assert dry_runs.asked == []
 
 
 def test_a_job_is_visible_with_its_effective_pods() -> None:
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
-    seen, _ = new_cache(Knowing(DryRunResult(pod=pod)))
-    seen.jobs.on_upsert(job_seen())
-    (job,) = seen.observe().jobs
+    cache, _ = new_cache(FakeDryRuns(DryRunResult(pod=pod)))
+    cache.jobs.on_upsert(job_seen())
+    (job,) = cache.observe().jobs
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
-    known = seen.jobs.get("uid-llama")
+    known = cache.jobs.get("uid-llama")
     assert known is not None
     assert known.job.spec.roles[0].template.spec.overhead == {}
 
 
 def test_a_job_whose_pods_would_be_rejected_has_the_reason_until_it_is_fixed() -> None:
-    knowing = Knowing(DryRunResult(refusal="no such account"))
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen())
-    assert seen.observe().pod_rejections == {"uid-llama": "no such account"}
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert seen.observe().pod_rejections == {}
+    dry_runs = FakeDryRuns(DryRunResult(refusal="no such account"))
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen())
+    assert cache.observe().pod_rejections == {"uid-llama": "no such account"}
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert cache.observe().pod_rejections == {}
 
 
 def test_our_status_counts_at_once_and_its_event_is_no_change() -> None:
-    seen, changes = new_cache()
-    seen.jobs.on_upsert(job_seen())
+    cache, changes = new_cache()
+    cache.jobs.on_upsert(job_seen())
     status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
-    seen.jobs.on_status_written("uid-llama", status, 7)
-    (job,) = seen.observe().jobs
+    cache.jobs.on_status_written("uid-llama", status, 7)
+    (job,) = cache.observe().jobs
     assert job.status is status
     assert job.metadata.resource_version == "7"
-    assert changes.during(lambda: seen.jobs.on_upsert(job_seen(version=7))) == 0
-    assert seen.observe().jobs[0] is job
+    assert changes.during(lambda: cache.jobs.on_upsert(job_seen(version=7))) == 0
+    assert cache.observe().jobs[0] is job
 
 
 def test_unchanged_parts_of_a_job_keep_their_identity() -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(job_seen(version=1))
-    (before,) = seen.observe().jobs
-    seen.jobs.on_upsert(job_seen(version=2))
-    (after,) = seen.observe().jobs
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(job_seen(version=1))
+    (before,) = cache.observe().jobs
+    cache.jobs.on_upsert(job_seen(version=2))
+    (after,) = cache.observe().jobs
     assert after is not before
     assert after.spec is before.spec
     assert after.status is before.status
 
 
 def test_a_job_of_the_same_name_is_another_job() -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(job_seen())
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(job_seen())
     document = job_document(version=9)
     document["metadata"]["uid"] = "uid-2"
-    seen.jobs.on_upsert(read(type(job_seen()), document))
-    assert [job.metadata.uid for job in seen.observe().jobs] == ["uid-2"]
+    cache.jobs.on_upsert(read(type(job_seen()), document))
+    assert [job.metadata.uid for job in cache.observe().jobs] == ["uid-2"]
 
 
 def test_an_invalid_job_hides_no_other() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     broken = job_document("broken")
     broken["spec"]["roles"] = "none"
-    seen.jobs.on_upsert(read(type(job_seen()), broken))
-    seen.jobs.on_upsert(job_seen())
-    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
-    assert seen.jobs.invalid["team/broken"].error == "spec.roles: must be a list; got 'none'"
+    cache.jobs.on_upsert(read(type(job_seen()), broken))
+    cache.jobs.on_upsert(job_seen())
+    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
+    assert cache.jobs.invalid["team/broken"].error == "spec.roles: must be a list; got 'none'"
 
 
 def test_a_pending_job_edited_into_an_invalid_one_is_not_visible_until_fixed() -> None:
-    seen, changes = new_cache()
-    seen.jobs.on_upsert(job_seen())
-    assert changes.during(lambda: seen.jobs.on_upsert(unreadable(version=2))) > 0
-    assert seen.observe().jobs == ()
-    seen.jobs.on_upsert(job_seen(version=3))
-    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
-    assert seen.jobs.invalid == {}
+    cache, changes = new_cache()
+    cache.jobs.on_upsert(job_seen())
+    assert changes.during(lambda: cache.jobs.on_upsert(unreadable(version=2))) > 0
+    assert cache.observe().jobs == ()
+    cache.jobs.on_upsert(job_seen(version=3))
+    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
+    assert cache.jobs.invalid == {}
 
 
 def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     admitted = {
         "type": "Admitted",
         "status": "True",
@@ -190,21 +190,23 @@ def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     status = {"conditions": [admitted]}
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": status}))
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": status}))
     edited = job_document(version=2)
     edited["metadata"]["generation"] = 2
-    seen.jobs.on_upsert(read(RawTrainingJob, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}}))
-    (shown,) = seen.observe().jobs
+    cache.jobs.on_upsert(
+        read(RawTrainingJob, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}})
+    )
+    (shown,) = cache.observe().jobs
     assert (shown.spec.roles[0].replicas, shown.metadata.generation, shown.metadata.resource_version) == (2, 1, "2")
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=3), "status": status}))
-    assert (seen.jobs.invalid, len(seen.observe().jobs)) == ({}, 1)
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=3), "status": status}))
+    assert (cache.jobs.invalid, len(cache.observe().jobs)) == ({}, 1)
 
 
 def test_an_invalid_job_missing_from_a_list_is_forgotten() -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(unreadable())
-    relist(seen.jobs, [job_seen("other")], 9)
-    assert seen.jobs.invalid == {}
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(unreadable())
+    relist(cache.jobs, [job_seen("other")], 9)
+    assert cache.jobs.invalid == {}
 
 
 def unreadable(version: int = 1) -> RawTrainingJob:
@@ -214,32 +216,32 @@ def unreadable(version: int = 1) -> RawTrainingJob:
 
 
 def test_no_job_counts_as_stalled_without_heartbeats() -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(job_seen(stallTimeoutSeconds=60))
-    assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(job_seen(stallTimeoutSeconds=60))
+    assert cache.observe().jobs[0].spec.stall_timeout_seconds is None
 
 
 def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
-    knowing = Knowing()
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen("before"))
-    knowing.old = True
-    seen.jobs.on_upsert(job_seen("new"))
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
-    assert ([job.metadata.name for job in seen.observe().jobs], knowing.asked) == (["before", "runs"], ["uid-new"])
-    knowing.old = False
-    tell(seen)
-    assert len(seen.observe().jobs) == 3
+    dry_runs = FakeDryRuns()
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen("before"))
+    dry_runs.old = True
+    cache.jobs.on_upsert(job_seen("new"))
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    assert ([job.metadata.name for job in cache.observe().jobs], dry_runs.asked) == (["before", "runs"], ["uid-new"])
+    dry_runs.old = False
+    report_dry_runs(cache)
+    assert len(cache.observe().jobs) == 3
 
 
 def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
-    knowing = Knowing(DryRunResult(pod=pod_asking("2")))
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
-    seen.jobs.on_upsert(job_seen("waits"))
-    knowing.answer = DryRunResult(pod=pod_asking("1"))
-    tell(seen)
-    asked = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in seen.observe().jobs}
+    dry_runs = FakeDryRuns(DryRunResult(pod=pod_asking("2")))
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    cache.jobs.on_upsert(job_seen("waits"))
+    dry_runs.answer = DryRunResult(pod=pod_asking("1"))
+    report_dry_runs(cache)
+    asked = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in cache.observe().jobs}
     assert {name: one.resources.requests for name, one in asked.items()} == {
         "runs": {"cpu": "2"},
         "waits": {"cpu": "1"},
@@ -254,10 +256,10 @@ def pod_asking(cores: str) -> spec.PodSpec:
 
 
 def test_jobs_of_one_template_share_it() -> None:
-    seen, _ = new_cache()
-    seen.jobs.on_upsert(job_seen("a"))
-    seen.jobs.on_upsert(job_seen("b"))
-    one, two = seen.observe().jobs
+    cache, _ = new_cache()
+    cache.jobs.on_upsert(job_seen("a"))
+    cache.jobs.on_upsert(job_seen("b"))
+    one, two = cache.observe().jobs
     assert one.spec.roles[0].template is two.spec.roles[0].template
 
 
@@ -304,41 +306,41 @@ def test_a_dry_run_that_adds_a_resource_claim_rejects_the_pod() -> None:
 
 
 def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:
-    seen, _ = new_cache(Knowing())
+    cache, _ = new_cache(FakeDryRuns())
     for name in ("one", "two"):
         document = job_document()
         document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
-        seen.jobs.on_upsert(read(type(job_seen()), document))
-    one, two = seen.observe().jobs
+        cache.jobs.on_upsert(read(type(job_seen()), document))
+    one, two = cache.observe().jobs
     assert one.metadata.name != two.metadata.name
     assert one.spec is two.spec
 
 
 def test_a_visible_job_is_unobserved_until_the_next_observation() -> None:
-    knowing = Knowing(None)
-    seen, _ = new_cache(knowing)
-    seen.jobs.on_upsert(job_seen())
-    assert not seen.jobs.has_unobserved()
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert seen.jobs.has_unobserved()
-    seen.observe()
-    assert not seen.jobs.has_unobserved()
-    seen.jobs.on_upsert(job_seen())
-    assert not seen.jobs.has_unobserved()
+    dry_runs = FakeDryRuns(None)
+    cache, _ = new_cache(dry_runs)
+    cache.jobs.on_upsert(job_seen())
+    assert not cache.jobs.has_unobserved()
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert cache.jobs.has_unobserved()
+    cache.observe()
+    assert not cache.jobs.has_unobserved()
+    cache.jobs.on_upsert(job_seen())
+    assert not cache.jobs.has_unobserved()
 
 
 def test_jobs_with_their_first_status_are_counted_as_decided() -> None:
-    seen, _ = new_cache(Knowing())
-    seen.jobs.on_upsert(job_seen())
-    assert seen.jobs.decided_count == 0
-    seen.jobs.on_status_written("uid-llama", spec.TrainingJobStatus(submitted_at=5.0), 999)
-    assert seen.jobs.decided_count == 1
+    cache, _ = new_cache(FakeDryRuns())
+    cache.jobs.on_upsert(job_seen())
+    assert cache.jobs.decided_count == 0
+    cache.jobs.on_status_written("uid-llama", spec.TrainingJobStatus(submitted_at=5.0), 999)
+    assert cache.jobs.decided_count == 1
 
 
 def test_a_job_deleted_before_the_next_observation_is_not_unobserved() -> None:
-    seen, _ = new_cache(Knowing())
-    seen.jobs.on_upsert(job_seen())
-    assert seen.jobs.has_unobserved()
-    relist(seen.jobs, [], 10_000)
-    assert not seen.jobs.has_unobserved()
+    cache, _ = new_cache(FakeDryRuns())
+    cache.jobs.on_upsert(job_seen())
+    assert cache.jobs.has_unobserved()
+    relist(cache.jobs, [], 10_000)
+    assert not cache.jobs.has_unobserved()

@@ -29,8 +29,8 @@ def asking(name: str, *requests: str, version: int = 1, **of_spec: Any) -> V1Pod
     return pod
 
 
-def foreign(world: ObservedState) -> int:
-    return world.nodes[0].unmanaged_usage.get("memory")
+def foreign(observed: ObservedState) -> int:
+    return observed.nodes[0].unmanaged_usage.get("memory")
 
 
 @pytest.mark.parametrize("size", ["5E", "9223372036854775807", "1e40"])
@@ -56,34 +56,34 @@ def test_every_request_can_be_counted(main: list[str], first: list[str], overhea
 
 
 def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> None:
-    seen, _ = new_cache()
-    seen.nodes.on_upsert(node_seen())
+    cache, _ = new_cache()
+    cache.nodes.on_upsert(node_seen())
     for version, name in enumerate(("a", "b", "c"), 1):
-        seen.pods.on_upsert(asking(name, "4E", version=version))
-    assert foreign(seen.observe()) == MAX_AMOUNT
-    seen.pods.on_delete(asking("a", "4E", version=4))
-    assert foreign(seen.observe()) == MAX_AMOUNT
-    seen.pods.on_delete(asking("b", "4E", version=5))
-    assert foreign(seen.observe()) == 4 * 10**18
-    seen.pods.on_delete(asking("c", "4E", version=6))
-    assert foreign(seen.observe()) == 0
+        cache.pods.on_upsert(asking(name, "4E", version=version))
+    assert foreign(cache.observe()) == MAX_AMOUNT
+    cache.pods.on_delete(asking("a", "4E", version=4))
+    assert foreign(cache.observe()) == MAX_AMOUNT
+    cache.pods.on_delete(asking("b", "4E", version=5))
+    assert foreign(cache.observe()) == 4 * 10**18
+    cache.pods.on_delete(asking("c", "4E", version=6))
+    assert foreign(cache.observe()) == 0
 
 
 def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     for name in ("n1", "n2"):
         node = node_seen(name)
         node.status.allocatable["memory"] = "64Gi"
-        seen.nodes.on_upsert(node)
+        cache.nodes.on_upsert(node)
     for version, name in enumerate(("a", "b", "c"), 1):
-        seen.pods.on_upsert(asking(name, "4E", version=version))
+        cache.pods.on_upsert(asking(name, "4E", version=version))
     wanted = {"namespaceSelector": {}, "resources": [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "16"}}]}
-    seen.queues.on_upsert(
+    cache.queues.on_upsert(
         read(RawCustomObject, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted})
     )
-    seen.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
-    seen.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
-    round_ = Engine().reconcile(seen.observe())
+    cache.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
+    cache.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
+    round_ = Engine().reconcile(cache.observe())
     (admitted,) = [one for one in round_.decisions if isinstance(one, Admit)]
     assert [part.nodes for part in admitted.placement] == [(("n2", 2),)]
 

@@ -23,15 +23,15 @@ from muster_operator.leader import LeaderTerm
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
 
-NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
+FREE_LEASE = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
 
 
 def test_an_operator_whose_watch_ends_releases_the_lease_and_exits() -> None:
-    async def story() -> None:
+    async def run() -> None:
         cluster = Cluster()
         cluster.lists.set()
 
-        async def play(api: AsyncKubeClient) -> None:
+        async def scenario(api: AsyncKubeClient) -> None:
             one, _, _ = operator(api)
             running = asyncio.create_task(one.run(asyncio.Event()))
             await until(lambda: one._leader.term is not None)
@@ -44,16 +44,16 @@ def test_an_operator_whose_watch_ends_releases_the_lease_and_exits() -> None:
                     await running
             assert cluster.holder == ""
 
-        await serving(cluster, play)
+        await serving(cluster, scenario)
 
-    asyncio.run(story())
+    asyncio.run(run())
 
 
 def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
-    async def story() -> None:
+    async def run() -> None:
         cluster = Cluster()
 
-        async def play(api: AsyncKubeClient) -> None:
+        async def scenario(api: AsyncKubeClient) -> None:
             (one, election, _), stop = operator(api), asyncio.Event()
             running = asyncio.create_task(one.run(stop))
             await until(lambda: cluster.holder == "me" and cluster.calls.count("LIST pods") >= 2)
@@ -72,9 +72,9 @@ def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
             stop.set()
             await running
 
-        await serving(cluster, play)
+        await serving(cluster, scenario)
 
-    asyncio.run(story())
+    asyncio.run(run())
 
 
 def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
@@ -83,7 +83,7 @@ def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     candidate = LeaseCandidate("me", LeaseTimes())
     election = LeaderElector(api, "ns", "lease", candidate, lambda: now[0])
     fence = Fence(election)
-    first = candidate.next_lease(NOBODYS, "10:00:00")
+    first = candidate.next_lease(FREE_LEASE, "10:00:00")
     candidate.on_renewed(first, 0.0, 0.0)
     assert not fence(), "nothing was listed yet"
     fence.enter(election.acquired)
@@ -93,7 +93,7 @@ def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     second = candidate.next_lease(first, "10:00:11")  # no other candidate held it
     candidate.on_renewed(second, 11.0, 11.0)
     assert fence()
-    third = candidate.next_lease(NOBODYS, "10:00:20")  # another candidate held and released it
+    third = candidate.next_lease(FREE_LEASE, "10:00:20")  # another candidate held and released it
     candidate.on_renewed(third, 20.0, 20.0)
     now[0] = 20.0
     assert election.may_write()
@@ -108,7 +108,7 @@ def test_the_lease_is_not_taken_before_its_holder_stops_writing(duration_s: floa
     times = parse_flags([*flags, "--retry-period-seconds", "0.5"]).lease_times
     assert times is not None
     holder, other = LeaseCandidate("a", times), LeaseCandidate("b", times)
-    lease = holder.next_lease(NOBODYS, "now")
+    lease = holder.next_lease(FREE_LEASE, "now")
     holder.on_renewed(lease, 0.0, 0.0)
     other.observe(lease, 0.0)
     for tenths in range(200):
@@ -144,14 +144,14 @@ def test_a_standby_counts_no_jobs() -> None:
 def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
     cluster = Cluster()
 
-    async def play(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         one, election, candidate = operator(api)
         one._job_metrics._jobs = lambda: [job()]
         if leads:
-            candidate.on_renewed(candidate.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
+            candidate.on_renewed(candidate.next_lease(FREE_LEASE, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
             one._leader.term = LeaderTerm(Engine())
         text = one._exposition().decode()
         assert ("muster_queue_jobs{" in text, "\nmuster_leading 1.0\n" in text) == (leads, leads)
 
-    serve(cluster, play)
+    serve(cluster, scenario)

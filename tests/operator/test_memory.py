@@ -50,24 +50,24 @@ def held_mib(act: Callable[[], object]) -> float:
 
 
 def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> ClusterCache:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     for number in range(count):
-        seen.jobs.on_upsert(with_pod(f"j{number}", number + 1, **make(number)))
-    return seen
+        cache.jobs.on_upsert(with_pod(f"j{number}", number + 1, **make(number)))
+    return cache
 
 
 def test_a_job_with_too_many_values_is_rejected_and_uses_almost_no_memory() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
 
     def put() -> ClusterCache:
         for number in range(5):
-            seen.jobs.on_upsert(with_pod(f"j{number}", number + 1, odd=[number, [[{}] * 300] * 1000]))
-        return seen
+            cache.jobs.on_upsert(with_pod(f"j{number}", number + 1, odd=[number, [[{}] * 300] * 1000]))
+        return cache
 
     assert held_mib(put) < 1
-    assert seen.observe().jobs == ()
-    told = seen.jobs.invalid["team/j0"].error
-    assert told.startswith("spec.roles: all roles and their pod templates must have at most 5,000 values")
+    assert cache.observe().jobs == ()
+    error = cache.jobs.invalid["team/j0"].error
+    assert error.startswith("spec.roles: all roles and their pod templates must have at most 5,000 values")
 
 
 LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -95,12 +95,12 @@ def test_jobs_with_one_template_share_its_text() -> None:
     seen_with(1, lambda number: {"containers": [{"args": ["y"]}]})
 
     def put() -> ClusterCache:
-        seen, _ = new_cache()
+        cache, _ = new_cache()
         for number in range(100):
             document = job_document(f"j{number}", number + 1, priority=number)  # their specs differ
             document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [text]
-            seen.jobs.on_upsert(read(RawTrainingJob, document))
-        return seen
+            cache.jobs.on_upsert(read(RawTrainingJob, document))
+        return cache
 
     assert held_mib(put) < 3
 
@@ -137,7 +137,7 @@ def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() ->
     document = job_document("llama", 5)
     server = Cluster(document)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
@@ -147,7 +147,7 @@ def test_an_evicted_template_text_is_read_again_once_for_all_pods_of_a_gang() ->
         pods = [body for body in server.bodies if body.get("kind") == "Pod"]
         assert [pod["spec"]["containers"][0]["resources"] for pod in pods] == [{"limits": {"nvidia.com/gpu": "1"}}] * 2
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> None:
@@ -155,7 +155,7 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
     edited["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = "other"
     server = Cluster(edited)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.cache.jobs.on_upsert(as_served(document))
         forget(harness)
@@ -163,15 +163,15 @@ def test_no_pod_is_created_from_a_template_other_than_the_one_decided_on() -> No
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
         assert harness.queue.pause_s("uid-llama") > 0
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_an_edit_of_a_field_that_is_not_cached_makes_another_template() -> None:
-    seen, _ = new_cache()
+    cache, _ = new_cache()
     digests = set()
     for version, image in enumerate(("a", "b"), 1):
-        seen.jobs.on_upsert(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
-        known = seen.jobs.get("uid-llama")
+        cache.jobs.on_upsert(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
+        known = cache.jobs.get("uid-llama")
         assert known is not None
         digests.add(known.templates["trainer"].digest)
     assert [len(digest) for digest in digests] == [64, 64]
@@ -188,20 +188,20 @@ def test_a_list_is_delivered_page_by_page() -> None:
         page = int(request.query.get("continue", "0"))
         meta = {"resourceVersion": "3", **({"continue": "1"} if page == 0 else {})}
         if page == 1:
-            assert seen.observe().jobs != (), "the first page is known"
+            assert cache.observe().jobs != (), "the first page is known"
         return web.json_response({"metadata": meta, "items": pages[page]})
 
-    seen, _ = new_cache()
+    cache, _ = new_cache()
 
-    async def story(api: AsyncKubeClient) -> None:
-        reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen.jobs, page_size=2)
+    async def scenario(api: AsyncKubeClient) -> None:
+        reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, cache.jobs, page_size=2)
         running = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await reflector.synced.wait()
         running.cancel()
 
-    serve(Answering(answer), story)
-    assert [job.metadata.name for job in seen.observe().jobs] == ["a", "b", "c"]
+    serve(Answering(answer), scenario)
+    assert [job.metadata.name for job in cache.observe().jobs] == ["a", "b", "c"]
     assert limits == ["2", "2"]
 
 

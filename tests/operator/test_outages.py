@@ -31,7 +31,7 @@ def test_an_outage_ends_once_all_resources_are_listed() -> None:
 
 
 def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> None:
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         with pytest.raises(ApiError):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
         assert api.outages.count == 0
@@ -48,7 +48,7 @@ def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> No
         await api.get("/api/v1/pods")
         assert api.outages.reachable.is_set()
 
-    serve(Server(refuses=[("POST", "pods", 500)]), story)
+    serve(Server(refuses=[("POST", "pods", 500)]), scenario)
 
 
 def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +59,12 @@ def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(60)
             return web.Response()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         with pytest.raises(ClusterError):
             await api.get("/api/v1/pods")
         assert api.outages.count == 0
 
-    asyncio.run(serving(Slow(), story))
+    asyncio.run(serving(Slow(), scenario))
 
 
 def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
@@ -79,17 +79,17 @@ def test_a_write_requested_before_an_outage_is_not_started_after_it() -> None:
 
     busy = Busy()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         busy.api = api
         with pytest.raises(Fenced):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
 
-    asyncio.run(serving(busy, story))
+    asyncio.run(serving(busy, scenario))
     assert busy.calls == 1
 
 
 def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         began = api.outages.list_started("trainingjobs")
         harness.wakeup.set()  # cleared at the start of a cycle
@@ -105,11 +105,11 @@ def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
                 await asyncio.sleep(0.01)
         leading.cancel()
 
-    serve(Server(), story)
+    serve(Server(), scenario)
 
 
 def test_requests_that_fail_while_a_watch_is_closed_are_outages() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         outages, opened, ended = Outages(), asyncio.Event(), False
 
         async def watch() -> None:
@@ -130,7 +130,7 @@ def test_requests_that_fail_while_a_watch_is_closed_are_outages() -> None:
         await watching
         assert (ended, outages.count) == (True, 20)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_lists_after_consecutive_outages_have_backoff() -> None:

@@ -37,15 +37,15 @@ class Waiting:
         return [one.manifest["note"] for one in self.harness.recorder.pending()]
 
 
-def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
-    async def told(api: AsyncKubeClient) -> None:
-        await story(Waiting(api))
+def run_scenario(scenario: Callable[[Waiting], Awaitable[None]]) -> None:
+    async def waiting(api: AsyncKubeClient) -> None:
+        await scenario(Waiting(api))
 
-    serve(Server(), told)
+    serve(Server(), waiting)
 
 
 def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None:
-    async def story(waiting: Waiting) -> None:
+    async def scenario(waiting: Waiting) -> None:
         harness = waiting.harness
         assert waiting.pending.due_in_s() == float("inf")
         assert 0.0 < await harness.run_cycle() <= 30.0, "the next round is no later than the Event"
@@ -61,11 +61,11 @@ def test_a_job_pending_for_half_a_minute_has_one_event_with_the_reason() -> None
         await harness.run_cycle()
         assert len(harness.pending_events()) == 1
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_reason_that_returns_counts_from_its_return() -> None:
-    async def story(waiting: Waiting) -> None:
+    async def scenario(waiting: Waiting) -> None:
         for at, reason in ((0.0, "A"), (10.0, "B"), (20.0, "A")):
             waiting.now = at
             waiting.write(reason)
@@ -75,23 +75,23 @@ def test_a_reason_that_returns_counts_from_its_return() -> None:
         (note,) = waiting.events(at=50.0)
         assert note.startswith("A: ")
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_job_admitted_earlier_has_no_such_event() -> None:
-    async def story(waiting: Waiting) -> None:
+    async def scenario(waiting: Waiting) -> None:
         waiting.write("A")
         waiting.write("Admitted", phase="Admitted")
         assert waiting.pending.due_in_s() == float("inf")
         assert waiting.events(at=60.0) == []
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_reason_that_was_written_in_an_earlier_term_has_no_event_in_a_later_one() -> None:
-    async def story(waiting: Waiting) -> None:
+    async def scenario(waiting: Waiting) -> None:
         waiting.write("A")
         waiting.pending.begin_term()
         assert waiting.events(at=60.0) == []
 
-    play(story)
+    run_scenario(scenario)

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, serve
-from tests.operator.caches import Knowing, new_cache, relist, tell
+from tests.operator.caches import FakeDryRuns, new_cache, relist, report_dry_runs
 from tests.operator.objects import job_document, job_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
@@ -23,40 +23,40 @@ def written(version: int, uid: str) -> dict[str, Any]:
     return document
 
 
-def replaced() -> tuple[ClusterCache, Knowing]:
+def replaced() -> tuple[ClusterCache, FakeDryRuns]:
     """Two lists between which the job was replaced; its dry run has no result yet."""
-    knowing = Knowing(None)
-    seen, _ = new_cache(knowing)
-    relist(seen.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
-    relist(seen.jobs, [read(RawTrainingJob, written(9, "new"))], 9)
-    return seen, knowing
+    dry_runs = FakeDryRuns(None)
+    cache, _ = new_cache(dry_runs)
+    relist(cache.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
+    relist(cache.jobs, [read(RawTrainingJob, written(9, "new"))], 9)
+    return cache, dry_runs
 
 
-def shown(seen: ClusterCache) -> list[str]:
-    return [job.metadata.uid for job in seen.jobs.visible()]
+def shown(cache: ClusterCache) -> list[str]:
+    return [job.metadata.uid for job in cache.jobs.visible()]
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - nobody tells
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
 def test_the_new_job_is_visible_once_its_dry_runs_have_results() -> None:
-    seen, knowing = replaced()
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert shown(seen) == ["new"]
+    cache, dry_runs = replaced()
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert shown(cache) == ["new"]
 
 
 def test_other_jobs_of_its_template_become_visible_after_its_deletion() -> None:
-    seen, knowing = replaced()
+    cache, dry_runs = replaced()
     for number in range(8):
-        seen.jobs.on_upsert(job_seen(f"other{number}", 10 + number))
-    seen.jobs.on_delete(read(RawTrainingJob, written(30, "new")))
-    knowing.answer = DryRunResult()
-    tell(seen)
-    assert sorted(shown(seen)) == [f"uid-other{number}" for number in range(8)]
+        cache.jobs.on_upsert(job_seen(f"other{number}", 10 + number))
+    cache.jobs.on_delete(read(RawTrainingJob, written(30, "new")))
+    dry_runs.answer = DryRunResult()
+    report_dry_runs(cache)
+    assert sorted(shown(cache)) == [f"uid-other{number}" for number in range(8)]
 
 
 class Replaced(Server):
@@ -73,7 +73,7 @@ class Replaced(Server):
 def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
     server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness, ages = OperatorHarness(api), [0.0]
         jobs = harness.cache.jobs
         harness.dry_runs.clock = lambda: ages[0]
@@ -87,4 +87,4 @@ def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
         assert jobs.get("new") is not None
         await until(lambda: shown(harness.cache) == ["new"])
 
-    serve(server, story)
+    serve(server, scenario)

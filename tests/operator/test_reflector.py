@@ -93,7 +93,7 @@ class Seen:
         self.reached = version
 
 
-def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
+def reflect(server: Server, seen: Seen, condition: Callable[[], bool]) -> None:
     """Reflect until the condition holds. Fails if the reflector ends, or the condition never holds."""
 
     async def main() -> None:
@@ -101,7 +101,7 @@ def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
             reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
-                while not holds():
+                while not condition():
                     assert not running.done(), running.exception()
                     await asyncio.sleep(0.01)
             running.cancel()
@@ -114,7 +114,7 @@ def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
 def test_a_too_deep_object_hides_no_other_in_a_list() -> None:
     server = Server([(7, [plain("a", 1), monstrous("deep", 2), plain("b", 3)])])
     seen = Seen()
-    play(server, seen, lambda: bool(server.asked_from))
+    reflect(server, seen, lambda: bool(server.asked_from))
     assert seen.jobs == {"a": 1, "deep": 2, "b": 3}
     assert server.asked_from[0] == "7"
 
@@ -123,7 +123,7 @@ def test_a_watch_continues_after_such_an_object_and_delivers_its_deletion() -> N
     begin = event("ADDED", monstrous("deep", 8)) + event("ADDED", plain("a", 9))
     then = event("MODIFIED", monstrous("deep", 10)) + event("DELETED", monstrous("deep", 11))
     server, seen = Server([(7, [])], [begin, then]), Seen()
-    play(server, seen, lambda: len(server.asked_from) == 3)
+    reflect(server, seen, lambda: len(server.asked_from) == 3)
     assert seen.jobs == {"a": 9}
     assert server.asked_from == ["7", "9", "11"]
     assert server.listed == 1
@@ -133,7 +133,7 @@ def test_an_object_that_the_handler_rejects_hides_no_other() -> None:
     server = Server([(7, [plain("a", 1), plain("odd", 2), plain("b", 3)])])
     server.watches = [event("ADDED", plain("odd", 8)) + event("ADDED", plain("c", 9))]
     seen = Seen("odd")
-    play(server, seen, lambda: len(server.asked_from) == 2)
+    reflect(server, seen, lambda: len(server.asked_from) == 2)
     assert seen.jobs == {"a": 1, "b": 3, "c": 9}
     assert server.asked_from == ["7", "9"]
 
@@ -152,7 +152,7 @@ def test_an_object_that_the_handler_rejects_hides_no_other() -> None:
 def test_an_event_without_version_causes_a_new_list(line: bytes) -> None:
     server = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])], [line])
     seen = Seen()
-    play(server, seen, lambda: len(server.asked_from) == 2)
+    reflect(server, seen, lambda: len(server.asked_from) == 2)
     assert server.asked_from == ["7", "12"]
     assert seen.jobs == {"a": 3}
 
@@ -161,7 +161,7 @@ def test_an_answer_that_is_no_list_is_retried(caplog: pytest.LogCaptureFixture) 
     server = Server([(1, [b"<html>"]), (2, [b"<html>"]), (7, [plain("a", 3)])])
     seen = Seen()
     with caplog.at_level(logging.WARNING, "muster.kube"):
-        play(server, seen, lambda: bool(server.asked_from))
+        reflect(server, seen, lambda: bool(server.asked_from))
     assert seen.jobs == {"a": 3}
     assert any("not a list" in str(vars(record).get("why")) for record in caplog.records)
 
@@ -184,7 +184,7 @@ def test_watches_that_end_at_once_are_reopened_with_backoff(
 ) -> None:
     server = Server([(7, [])], [b""] * 12)
     with caplog.at_level(logging.WARNING, "muster.kube"):
-        play(server, Seen(), lambda: len(server.asked_from) == 13)
+        reflect(server, Seen(), lambda: len(server.asked_from) == 13)
     assert len(pauses) == 11
     assert 0.05 <= pauses[0] <= 0.1
     assert all(5.0 <= pause_s <= 10.0 for pause_s in pauses[8:])
@@ -197,14 +197,14 @@ def test_an_expired_version_is_followed_by_a_list_at_once(
 ) -> None:
     server = Server([(7, []), (12, [plain("a", 3)])], refusals=[500] * 8 + [410])
     seen = Seen()
-    play(server, seen, lambda: server.asked_from[-1:] == ["12"])
+    reflect(server, seen, lambda: server.asked_from[-1:] == ["12"])
     assert len(pauses) == 7, "none after the 410"
     assert (server.listed, seen.jobs) == (2, {"a": 3})
 
 
 def test_repeatedly_expired_versions_are_followed_by_lists_with_backoff(pauses: list[float]) -> None:
     server = Server([(7, [])], refusals=[410] * 4)
-    play(server, Seen(), lambda: len(server.asked_from) == 5)
+    reflect(server, Seen(), lambda: len(server.asked_from) == 5)
     assert (server.listed, len(pauses)) == (5, 2)
 
 

@@ -24,7 +24,7 @@ POD_OF_BAD = r"/pods/bad-"
 def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[str, str], code: int) -> None:
     server = Server([(*where, code)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         harness.submit("good", 6)
@@ -32,17 +32,17 @@ def test_others_are_admitted_while_writes_of_one_job_are_rejected(where: tuple[s
         assert (harness.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
         assert harness.term.failures.failures == 0
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 @pytest.mark.parametrize("code", [403, 500])
 def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: int) -> None:
     server = Server([("DELETE", POD_OF_BAD, code)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
-        pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an earlier attempt
+        pod = pod_seen("", 6, node="n1", owner="uid-bad", slot=(0, 7))  # of an earlier attempt
         harness.cache.pods.on_upsert(pod)
         harness.submit("good", 7)
         await harness.run_cycle()
@@ -50,36 +50,36 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
         assert ("bad", "FailedDelete") in harness.pending_events()
         assert harness.queue.pause_s("uid-bad") > 0
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> None:
     server = Server([("POST", POD_OF_BAD, 500)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
-        told, pauses = [], []
+        events, pauses = [], []
         for _ in range(4):
             await harness.run_cycle()
             harness.term.engine.recheck(["uid-bad"])
-            told.append(harness.pending_events().count(("bad", "PodRejected")))
+            events.append(harness.pending_events().count(("bad", "PodRejected")))
             pauses.append(harness.queue.pause_s("uid-bad"))
-        assert told == [0, 1, 1, 1]
+        assert events == [0, 1, 1, 1]
         assert pauses == sorted(set(pauses)), "they grow"
         server.refuses.clear()
         await harness.run_cycle()
-        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
+        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod is enough"
         assert harness.queue.failures("uid-bad") <= 1
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
     """Its capacity may be nominated for another job, which must not use it before the release is written."""
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
         harness.submit("bad", 5, admitted(), cancel=True)
@@ -89,7 +89,7 @@ def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
         await harness.run_cycle()
         assert harness.phase("good") == "Admitted"
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 @pytest.mark.parametrize("code", [401, 429])
@@ -101,7 +101,7 @@ def test_failed_authentication_and_429_affect_all_objects(code: int) -> None:
 
 
 def test_backoff_grows_to_a_maximum_and_resets() -> None:
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         queue, error = harness.queue, ApiError(500, "InternalError", "")
         assert queue.may_retry("a")
@@ -118,13 +118,13 @@ def test_backoff_grows_to_a_maximum_and_resets() -> None:
         queue.record_failure("a", ApiError(422, "Invalid", ""), set())
         assert queue.pause_s("a") == 5.0
 
-    serve(Server(), story)
+    serve(Server(), scenario)
 
 
 def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None:
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.dry_runs.retry_s = 0.0
         ask = partial(tried, harness, harness.dry_runs)
@@ -132,13 +132,13 @@ def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None
         server.refuses.clear()
         assert await ask() == DryRunResult()
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
     server = Server()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("llama", 5, admitted())
         await harness.run_cycle()
@@ -150,4 +150,4 @@ def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
 
-    serve(server, story)
+    serve(server, scenario)

@@ -13,7 +13,7 @@ from muster_operator import supervisor
 def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "component_backoff", lambda: Backoff(0.0, 0.0))
     begun = 0
-    told: list[str] = []
+    failed: list[str] = []
     done = asyncio.Event()
 
     async def part() -> None:
@@ -25,7 +25,7 @@ def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.create_task(supervisor.supervise("lead", part, told.append))
+        task = asyncio.create_task(supervisor.supervise("lead", part, failed.append))
         async with asyncio.timeout(30):
             await done.wait()
         assert not task.done()
@@ -34,4 +34,4 @@ def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyP
             await task
 
     asyncio.run(main())
-    assert told == ["lead", "lead", "lead"]
+    assert failed == ["lead", "lead", "lead"]

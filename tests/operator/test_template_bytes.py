@@ -55,55 +55,55 @@ def ended() -> Document:
 
 
 def seen_with(*documents: Document, most: int = BOUND) -> ClusterCache:
-    seen, _ = new_cache(most_template_bytes=most)
+    cache, _ = new_cache(most_template_bytes=most)
     for one in documents:
-        seen.jobs.on_upsert(read(RawTrainingJob, one))
-    return seen
+        cache.jobs.on_upsert(read(RawTrainingJob, one))
+    return cache
 
 
-def names(seen: ClusterCache) -> list[str]:
-    return sorted(job.metadata.name for job in seen.observe().jobs)
+def names(cache: ClusterCache) -> list[str]:
+    return sorted(job.metadata.name for job in cache.observe().jobs)
 
 
-def bytes_of(seen: ClusterCache, name: str) -> int:
-    known = seen.jobs.get(f"uid-{name}")
+def bytes_of(cache: ClusterCache, name: str) -> int:
+    known = cache.jobs.get(f"uid-{name}")
     assert known is not None
     return known.templates["trainer"].size
 
 
 def test_a_job_over_the_limit_of_its_namespace_is_rejected_with_namespace_bytes_and_limit() -> None:
-    seen = seen_with(document("a", 1), document("b", 2), document("c", 3))
-    assert (names(seen), set(seen.jobs.invalid)) == (["a", "b"], {"team/c"})
-    together = 3 * bytes_of(seen, "a")
-    told = seen.jobs.invalid["team/c"].error
-    assert told.startswith("spec.roles: ")
+    cache = seen_with(document("a", 1), document("b", 2), document("c", 3))
+    assert (names(cache), set(cache.jobs.invalid)) == (["a", "b"], {"team/c"})
+    together = 3 * bytes_of(cache, "a")
+    error = cache.jobs.invalid["team/c"].error
+    assert error.startswith("spec.roles: ")
     for part in ("namespace team", f"{together:,} bytes", "at most 3,000", "end or delete jobs"):
-        assert part in told
+        assert part in error
 
 
 def test_equal_templates_count_once_per_namespace() -> None:
     alike = [document(f"j{number}", number + 1, "all") for number in range(5)]
     others = [document(f"o{number}", number + 10, namespace="other") for number in range(2)]
-    seen = seen_with(*alike, *others, document("more", 20))
-    assert (len(names(seen)), dict(seen.jobs.invalid)) == (8, {})
+    cache = seen_with(*alike, *others, document("more", 20))
+    assert (len(names(cache)), dict(cache.jobs.invalid)) == (8, {})
 
 
 def test_finished_and_deleted_jobs_do_not_count() -> None:
-    seen = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
-    seen.jobs.on_upsert(read(RawTrainingJob, document("a", 4, status=ended())))
-    seen.jobs.on_upsert(read(RawTrainingJob, document("d", 5)))
-    seen.jobs.on_delete(read(RawTrainingJob, document("b", 6)))
-    seen.jobs.on_upsert(read(RawTrainingJob, document("e", 7)))
-    assert (names(seen), dict(seen.jobs.invalid)) == (["a", "c", "d", "e"], {})
-    seen.jobs.on_upsert(read(RawTrainingJob, document("f", 8)))
-    assert set(seen.jobs.invalid) == {"team/f"}
+    cache = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
+    cache.jobs.on_upsert(read(RawTrainingJob, document("a", 4, status=ended())))
+    cache.jobs.on_upsert(read(RawTrainingJob, document("d", 5)))
+    cache.jobs.on_delete(read(RawTrainingJob, document("b", 6)))
+    cache.jobs.on_upsert(read(RawTrainingJob, document("e", 7)))
+    assert (names(cache), dict(cache.jobs.invalid)) == (["a", "c", "d", "e"], {})
+    cache.jobs.on_upsert(read(RawTrainingJob, document("f", 8)))
+    assert set(cache.jobs.invalid) == {"team/f"}
 
 
 def test_accepted_jobs_stay_after_a_restart_with_a_lower_limit() -> None:
     """The API server lists by name, so the rejected job comes first."""
     refused = document("a", 9)
-    seen = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
-    assert (names(seen), set(seen.jobs.invalid)) == (["r", "w"], {"team/a"})
+    cache = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
+    assert (names(cache), set(cache.jobs.invalid)) == (["r", "w"], {"team/a"})
     refused["status"] = {
         "conditions": [{**waiting()["conditions"][0], "reason": "InvalidSpec"}],
         "observedGeneration": 1,
@@ -114,23 +114,23 @@ def test_accepted_jobs_stay_after_a_restart_with_a_lower_limit() -> None:
 
 
 def test_an_edit_of_a_pending_job_counts_and_is_rejected_until_it_fits() -> None:
-    seen = seen_with(document("a", 1, status=waiting()), document("b", 2, status=waiting()))
+    cache = seen_with(document("a", 1, status=waiting()), document("b", 2, status=waiting()))
 
     def edit(version: int, generation: int, size: int, status: Document) -> None:
         one = document("b", version, size=size, status=status)
         one["metadata"]["generation"] = generation
-        seen.jobs.on_upsert(read(RawTrainingJob, one))
+        cache.jobs.on_upsert(read(RawTrainingJob, one))
 
     edit(3, 2, 1500, waiting())
-    assert names(seen) == ["a", "b"], "what it had before does not count"
+    assert names(cache) == ["a", "b"], "what it had before does not count"
     edit(4, 2, 2500, waiting())
-    assert (names(seen), set(seen.jobs.invalid)) == (["a"], {"team/b"})
-    told = waiting(2)
-    told["conditions"][0]["reason"] = "InvalidSpec"
-    edit(5, 2, 2500, told)
-    assert set(seen.jobs.invalid) == {"team/b"}, "the complaint itself does not make it an accepted one"
-    edit(6, 3, 1200, told)
-    assert (names(seen), dict(seen.jobs.invalid)) == (["a", "b"], {})
+    assert (names(cache), set(cache.jobs.invalid)) == (["a"], {"team/b"})
+    rejected = waiting(2)
+    rejected["conditions"][0]["reason"] = "InvalidSpec"
+    edit(5, 2, 2500, rejected)
+    assert set(cache.jobs.invalid) == {"team/b"}, "the reported error does not make it an accepted one"
+    edit(6, 3, 1200, rejected)
+    assert (names(cache), dict(cache.jobs.invalid)) == (["a", "b"], {})
 
 
 class Cluster(Server):
@@ -155,44 +155,44 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
     server = Cluster()
     server.jobs = (document("c", 7),)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api, most_template_bytes=BOUND)
         for one in (document("a", 5), document("b", 6), document("c", 7)):
             harness.cache.jobs.on_upsert(read(RawTrainingJob, one))
         for _ in range(3):
             await harness.run_cycle()
         assert reason(harness.cache.jobs.invalid["team/c"].status) == "InvalidSpec"
-        assert server.calls.count("GET metadata.name=c") == 0, "nobody has ended"
+        assert server.calls.count("GET metadata.name=c") == 0, "no job has ended"
         harness.cache.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
         await harness.run_cycle()
         await harness.run_cycle()
         assert (names(harness.cache), dict(harness.cache.jobs.invalid)) == (["b", "c"], {})
         assert server.calls.count("GET metadata.name=c") == 1
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 @pytest.mark.parametrize("key", [b"k" * 32, b"o" * 32], ids=["true", "forged"])
 def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: bytes) -> None:
-    server, seal = Cluster(), AdmissionSigner(b"k" * 32, "this")
+    server, signer = Cluster(), AdmissionSigner(b"k" * 32, "this")
     role = {**job_document()["spec"]["roles"][0], "replicas": 1}
-    told = document("llama", 5, roles=[role])
-    server.jobs = (told,)
+    submitted = document("llama", 5, roles=[role])
+    server.jobs = (submitted,)
     pod = pod_seen("", 6, node="n1", owner="uid-llama")
     admission = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
     pod.metadata.annotations.admitted = AdmissionSigner(key, "this").sign(admission)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api, most_template_bytes=10)
-        relist(harness.cache.jobs, [read(RawTrainingJob, told)], 7)
+        relist(harness.cache.jobs, [read(RawTrainingJob, submitted)], 7)
         assert set(harness.cache.jobs.invalid) == {"team/llama"}
         relist(harness.cache.pods, [pod], 7)
-        harness.cache.begin_term(seal)
+        harness.cache.begin_term(signer)
         await harness.run_cycle()
         await harness.run_cycle()
-        assert names(harness.cache) == (["llama"] if key == seal.key else [])
+        assert names(harness.cache) == (["llama"] if key == signer.key else [])
 
-    serve(server, story)
+    serve(server, scenario)
 
 
 # ---- limits of one job
@@ -206,16 +206,16 @@ def large(name: str, version: int, status: Any = None, generation: int = 1) -> D
 
 
 def test_a_job_over_the_size_limit_is_rejected_unless_accepted_before() -> None:
-    seen = seen_with(
+    cache = seen_with(
         large("runs", 1, admitted()),
         large("waits", 2, waiting()),
         large("new", 3),
         large("edited", 4, waiting(generation=1), generation=2),
         most=2**20,
     )
-    assert (names(seen), set(seen.jobs.invalid)) == (["runs", "waits"], {"team/new", "team/edited"})
-    seen.jobs.on_upsert(read(RawTrainingJob, large("runs", 9, admitted(), generation=2)))
-    assert names(seen) == ["runs", "waits"]
+    assert (names(cache), set(cache.jobs.invalid)) == (["runs", "waits"], {"team/new", "team/edited"})
+    cache.jobs.on_upsert(read(RawTrainingJob, large("runs", 9, admitted(), generation=2)))
+    assert names(cache) == ["runs", "waits"]
 
 
 def test_an_accepted_job_over_the_size_limit_can_be_read() -> None:

@@ -40,7 +40,7 @@ def test_a_leader_uses_the_key_that_another_leader_created_meanwhile() -> None:
     cluster = Keys()
     cluster.lists.set()
 
-    async def play(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         (one, election), stop = operator(api), asyncio.Event()
         tokens = one._tokens
         assert tokens is not None
@@ -57,4 +57,4 @@ def test_a_leader_uses_the_key_that_another_leader_created_meanwhile() -> None:
         await running
         assert tokens.token("u") == derive_token(b"b" * 32, "u")
 
-    serve(cluster, play)
+    serve(cluster, scenario)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.operator.caches import Knowing
+from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job, job_document, pod_seen, read, template
 
 from muster import spec
@@ -42,7 +42,7 @@ class CacheHarness:
     ) -> None:
         self.pod_template = pod or template()
         self.fields = {"trace": TRACE, **fields}
-        self.cache = ClusterCache(Knowing(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
+        self.cache = ClusterCache(FakeDryRuns(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
         self.traces = TraceStatusTracker(self.cache, choices)
 
     def job(self, version: int = 1, **status: Any) -> None:
@@ -51,7 +51,7 @@ class CacheHarness:
         self.cache.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
 
     def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running") -> None:
-        pod = pod_seen(version=version, owner=UID, seat=(index, 0), phase=phase)
+        pod = pod_seen(version=version, owner=UID, slot=(index, 0), phase=phase)
         pod.status.init_container_statuses = [] if words is None else [ended(words)]
         self.cache.pods.on_upsert(pod)
 

@@ -48,15 +48,15 @@ class Server:
         return web.json_response({"code": code, "reason": "AlreadyExists"}, status=code)
 
 
-Story = Callable[[UncertainWrites, AsyncKubeClient, ClusterCache], Awaitable[None]]
+Scenario = Callable[[UncertainWrites, AsyncKubeClient, ClusterCache], Awaitable[None]]
 
 
-def play(server: Server, story: Story) -> None:
-    async def told(api: AsyncKubeClient) -> None:
-        seen, _ = new_cache()
-        await story(UncertainWrites(api, seen, lambda: server.now), api, seen)
+def run_scenario(server: Server, scenario: Scenario) -> None:
+    async def with_writes(api: AsyncKubeClient) -> None:
+        cache, _ = new_cache()
+        await scenario(UncertainWrites(api, cache, lambda: server.now), api, cache)
 
-    asyncio.run(serving(server, told, lambda: server.may_write))
+    asyncio.run(serving(server, with_writes, lambda: server.may_write))
 
 
 def pod_document() -> dict[str, Any]:
@@ -71,29 +71,29 @@ def pod_document() -> dict[str, Any]:
 def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decision() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         await uncertain_writes.resolve_all()
-        seen.jobs.on_upsert(job_seen())
-        assert seen.pods.get("uid-llama", POD.rpartition("/")[2]) is not None
+        cache.jobs.on_upsert(job_seen())
+        assert cache.pods.get("uid-llama", POD.rpartition("/")[2]) is not None
         await uncertain_writes.resolve_all()
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["POST", "POST", "GET"]
 
 
 def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
     server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
         await uncertain_writes.resolve_all()
-        (job,) = seen.observe().jobs
+        (job,) = cache.observe().jobs
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["PATCH", "PATCH", "GET"]
 
 
@@ -101,20 +101,20 @@ def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
 def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
     server = Server(job_document(version=7), code=code)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ApiError):
             await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
         await uncertain_writes.resolve_all()
-        assert [job.metadata.resource_version for job in seen.observe().jobs] == ["7"]
+        assert [job.metadata.resource_version for job in cache.observe().jobs] == ["7"]
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["PATCH", "GET"]
 
 
 def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
     server = Server(lost=4)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         for _ in range(3):
@@ -123,45 +123,45 @@ def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
         await uncertain_writes.resolve_all()  # the pod was deleted meanwhile
         await uncertain_writes.resolve_all()
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["POST"] * 5 + ["GET"]
 
 
 def test_after_the_request_lifetime_the_object_is_only_read() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         server.now = 70.0
         await uncertain_writes.resolve_all()
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["POST", "GET"]
 
 
 def test_an_obsolete_write_is_only_read() -> None:
     server = Server(lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
-        seen.jobs.on_upsert(job_seen())
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
+        cache.jobs.on_upsert(job_seen())
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(
                 POD,
                 lambda: api.post("/api/v1/namespaces/team/pods", b"{}"),
-                lambda: seen.jobs.get("uid-llama") is not None,
+                lambda: cache.jobs.get("uid-llama") is not None,
             )
-        seen.jobs.on_delete(job_seen(version=2))
+        cache.jobs.on_delete(job_seen(version=2))
         await uncertain_writes.resolve_all()
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["POST", "GET"]
 
 
 def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
     server = Server(lost=3)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         harness = OperatorHarness(api, uncertain_writes=uncertain_writes)
@@ -174,13 +174,13 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
         assert server.calls == [*["POST"] * 4, "GET"]
         leading.cancel()
 
-    play(server, story)
+    run_scenario(server, scenario)
 
 
 def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
     server = Server(lost=1)
 
-    async def story(uncertain_writes: UncertainWrites, api: AsyncKubeClient, seen: ClusterCache) -> None:
+    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
         with pytest.raises(ClusterError):
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         uncertain_writes.clear()
@@ -189,5 +189,5 @@ def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         await uncertain_writes.resolve_all()
 
-    play(server, story)
+    run_scenario(server, scenario)
     assert server.calls == ["POST"]

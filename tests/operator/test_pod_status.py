@@ -1,0 +1,81 @@
+"""What a pod's status says: exit code, reason, what it waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.objects import pod_seen, read, terminated
+
+from muster.kube.objects import V1PodSpec
+from muster_operator.cache.cached_pod import pod_view
+
+
+def test_a_failed_pod_has_code_time_and_message_of_its_main_container() -> None:
+    pod = pod_seen(
+        owner="u",
+        phase="Failed",
+        containerStatuses=[terminated(1, "helper"), terminated(42, reason="Error", message="loss is nan")],
+    )
+    pod.spec.containers.append(type(pod.spec.containers[0])(name="helper"))
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert (view.exit_code, view.reason, view.log_tail) == (42, "Error", "loss is nan")
+    assert view.finished_at == 1795255205.0
+
+
+def test_a_pod_whose_main_container_succeeded_fails_by_the_first_failed_one() -> None:
+    late, early = terminated(3, "late", "2026-11-21T10:00:09Z"), terminated(2, "early", "2026-11-21T10:00:07Z")
+    view = pod_view(pod_seen(owner="u", phase="Failed", containerStatuses=[late, early, terminated(0)]), "u")
+    assert view is not None
+    assert view.exit_code == 2
+
+
+def test_a_disruption_takes_precedence_over_the_container_reason() -> None:
+    conditions = [{"type": "DisruptionTarget", "status": "True"}]
+    pod = pod_seen(
+        owner="u", phase="Failed", conditions=conditions, containerStatuses=[terminated(143, reason="Error")]
+    )
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert view.reason == "DisruptionTarget"
+
+
+def scheduled(status: str = "True", sandbox: str = "False", **more: Any) -> dict[str, Any]:
+    kinds = {"PodScheduled": status, "PodReadyToStartContainers": sandbox}
+    return {"conditions": [{"type": kind, "status": value} for kind, value in kinds.items()], **more}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "main", "state": {"waiting": {"reason": reason}}}]}
+
+
+def init(name: str) -> list[dict[str, Any]]:
+    return [{"name": name, "state": {"running": {"startedAt": "2026-11-21T10:00:05Z"}}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "of_spec", "blocker"),
+    [
+        ({}, {}, "Node"),
+        (scheduled("False"), {}, "Unschedulable"),
+        (scheduled() | waiting("ContainerCreating"), {}, "Node"),
+        (scheduled(), {"volumes": [{"name": "run", "emptyDir": {}}]}, "Node"),
+        (scheduled(), {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]}, "Volume"),
+        (scheduled(sandbox="True") | waiting("ContainerCreating"), {}, "Image"),
+        (scheduled(sandbox="True") | waiting("ImagePullBackOff"), {}, "Image"),
+        (scheduled() | waiting("ErrImagePull"), {}, "Image"),
+        (scheduled(sandbox="True", initContainerStatuses=init("prepare")), {}, ""),
+        (scheduled(sandbox="True", initContainerStatuses=init("beside")), {}, "Image"),
+        (scheduled(sandbox="True", phase="Running"), {}, ""),
+    ],
+)
+def test_a_pod_that_has_not_started_has_its_blocker(
+    status: dict[str, Any], of_spec: dict[str, Any], blocker: str
+) -> None:
+    pod = pod_seen(owner="u", **({"phase": "Pending"} | status))
+    beside = [{"name": "prepare"}, {"name": "beside", "restartPolicy": "Always"}]
+    pod.spec = read(V1PodSpec, {"nodeName": "n1", "initContainers": beside} | of_spec)
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert view.pending_reason == blocker
