@@ -1,7 +1,7 @@
-"""etcd's log of changes over its HTTP gateway: every object of every kind, in the one order in which it was committed.
+"""etcd's log of changes over its HTTP gateway: objects of all kinds, in the order in which they were committed.
 
-The API server's watches are one for each kind, and tell nothing about the order between them; and they break when it
-does. etcd's log has neither trouble. Objects have to lie there as JSON (`ControlPlane.start(readable=True)`).
+The API server has one watch for each kind, without an order between them, and they end when it is killed. etcd's log
+has neither problem. Objects must be stored as JSON (`ControlPlane.start(readable=True)`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.cluster.chaos.judge.world import Event
+from tests.cluster.chaos.checker.model import Event
 
 ROOT = "/registry/"
-# Where objects of each kind lie; all other keys are passed over.
+# Keys by kind; all other keys are ignored.
 PREFIXES = {
     "/registry/pods/": "Pod",
     "/registry/minions/": "Node",
@@ -38,13 +38,13 @@ class Etcd:
     url: str
 
     def changes(self, since: int = 1) -> Iterator[Event]:
-        """Everything from a revision on, and then whatever happens.
+        """All changes from a revision on, and then new ones.
 
         Ends only with an error: OSError or ValueError.
         """
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=600)
-        asked = {"key": _text(ROOT), "range_end": _text("/registry0"), "start_revision": since}
-        connection.request("POST", "/v3/watch", json.dumps({"create_request": asked}))
+        request = {"key": _text(ROOT), "range_end": _text("/registry0"), "start_revision": since}
+        connection.request("POST", "/v3/watch", json.dumps({"create_request": request}))
         answer = connection.getresponse()
         for line in answer:
             message = json.loads(line)
@@ -80,7 +80,7 @@ def _event(event: dict[str, Any], now: float) -> Event | None:
     if event.get("type") != "DELETE":
         value = base64.b64decode(kv["value"])
         if not value.startswith(b"{"):
-            raise ValueError(f"{key} does not lie in etcd as JSON; start the control plane with readable=True")
+            raise ValueError(f"{key} is not stored in etcd as JSON; start the control plane with readable=True")
         document = json.loads(value)
     return Event(int(kv["mod_revision"]), kind, name, document, now)
 

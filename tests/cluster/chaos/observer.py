@@ -1,11 +1,11 @@
-"""The observer: a process that watches etcd, judges everything it sees, and reports what breaks a promise.
+"""The observer: a process that watches etcd, checks every change, and reports violated guarantees.
 
     python -m tests.cluster.chaos.observer --etcd http://127.0.0.1:2379 --report violations.jsonl --record history.gz
     python -m tests.cluster.chaos.observer --replay history.gz --report violations.jsonl
 
-SIGTERM: see everything up to now, judge the end, write the summary (the report's last line), and leave with 1 if there
-was a violation, else 0. SIGINT: the same without judging the end. One line of JSON for each violation, with the objects
-that show it and their resourceVersions.
+SIGTERM: check everything up to now and the end of the run, write the summary (the report's last line), and exit with 1
+if there was a violation, else 0. SIGINT: the same without checking the end. The report has a line of JSON for each
+violation, with the objects that show it and their resourceVersions.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from tests.cluster.chaos.checker.invariants import InvariantChecker
+from tests.cluster.chaos.checker.model import Event
+from tests.cluster.chaos.checker.violation import Violation
 from tests.cluster.chaos.etcd import Etcd
-from tests.cluster.chaos.judge.judge import Judge
-from tests.cluster.chaos.judge.violation import Violation
-from tests.cluster.chaos.judge.world import Event
 from tests.cluster.chaos.records import read, write
 
 TICK_S = 0.5
-SETTLE_S = 5.0  # at the end, what is on its way has come by then
-BEHIND_S = 2.0  # what should have happened by now is not judged while we are further behind than this
+SETTLE_S = 5.0  # at the end, changes in transit have arrived by then
+BEHIND_S = 2.0  # deadlines are not checked while events are processed later than this
 
 
 class Observer:
-    """Feeds a judge from etcd until told to stop."""
+    """Feeds a checker from etcd until `stop`."""
 
     def __init__(self, etcd: Etcd, report: TextIO, record: TextIO | None = None) -> None:
         self._etcd = etcd
         self._report = report
         self._record = record
         self._events: queue.Queue[Event | Exception] = queue.Queue()
-        self._judge = Judge(self._shout)
-        self._seen: Counter[str] = Counter()
+        self._checker = InvariantChecker(self._write_violation)
+        self._counts: Counter[str] = Counter()
         self._violations: Counter[str] = Counter()
         self._stop: int | None = None  # the signal that ended it
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """See the rest and leave."""
+        """Check the remaining events and exit."""
         self._stop = number
 
     def run(self) -> int:
@@ -57,13 +57,13 @@ class Observer:
         threading.Thread(target=self._read, daemon=True).start()
         ticked_at = time.time()
         while self._stop is None:
-            self._take(time.time() + TICK_S)
+            self._apply_queued(time.time() + TICK_S)
             if time.time() - ticked_at >= TICK_S:
                 ticked_at = time.time()
                 self._tick(ticked_at)
-        self._see_until(self._etcd.revision())
+        self._apply_until(self._etcd.revision())
         if self._stop == signal.SIGTERM:
-            self._judge.end(time.time())
+            self._checker.end(time.time())
         return self._finish()
 
     def _read(self) -> None:
@@ -73,49 +73,49 @@ class Observer:
         except Exception as error:
             self._events.put(error)
 
-    def _take(self, until: float) -> None:
-        """Judge what comes, until then at most."""
+    def _apply_queued(self, until: float) -> None:
+        """Check events as they arrive, until then."""
         while (left := until - time.time()) > 0 and self._stop is None:
             try:
-                self._see(self._events.get(timeout=left))
+                self._apply(self._events.get(timeout=left))
             except queue.Empty:
                 return
 
-    def _see(self, event: Event | Exception) -> None:
+    def _apply(self, event: Event | Exception) -> None:
         if isinstance(event, Exception):
             raise event
-        self._seen[event.kind] += 1
+        self._counts[event.kind] += 1
         if self._record is not None:
             write(event, self._record)
-        self._judge.see(event)
+        self._checker.apply(event)
 
     def replay(self, record: TextIO) -> int:
-        """Judge a recorded history, the end of which is not the end of the run. Return the exit code."""
+        """Check a recorded history, without its end. Return the exit code."""
         ticked_at = 0.0
         for event in read(record):
             if event.at - ticked_at >= TICK_S:
                 ticked_at = event.at
-                self._judge.tick(event.at)
-            self._see(event)
+                self._checker.tick(event.at)
+            self._apply(event)
         return self._finish()
 
     def _tick(self, now: float) -> None:
-        """What was committed until now may still wait to be read, so nothing is late while a lot does."""
+        """Check deadlines, unless many events that were committed before now are still queued."""
         oldest = self._events.queue[0] if self._events.queue else None
         if not isinstance(oldest, Event) or now - oldest.at < BEHIND_S:
-            self._judge.tick(now)
+            self._checker.tick(now)
 
-    def _see_until(self, revision: int) -> None:
-        """Until everything up to a revision was judged. Keys that nobody judges have revisions too: wait a moment."""
+    def _apply_until(self, revision: int) -> None:
+        """Check all events up to a revision, or until none arrives for a while: ignored keys have revisions, too."""
         until = time.time() + SETTLE_S
-        while self._judge.revision < revision and (left := until - time.time()) > 0:
+        while self._checker.revision < revision and (left := until - time.time()) > 0:
             try:
-                self._see(self._events.get(timeout=left))
+                self._apply(self._events.get(timeout=left))
                 until = time.time() + SETTLE_S
             except queue.Empty:
                 return
 
-    def _shout(self, violation: Violation) -> None:
+    def _write_violation(self, violation: Violation) -> None:
         self._violations[violation.rule] += 1
         print(violation.line(), file=self._report, flush=True)
         print(f"VIOLATION {violation.rule}: {violation.key}: {violation.message}", file=sys.stderr, flush=True)
@@ -123,8 +123,8 @@ class Observer:
     def _finish(self) -> int:
         summary = {
             "summary": {
-                "revision": str(self._judge.revision),
-                "seen": dict(sorted(self._seen.items())),
+                "revision": str(self._checker.revision),
+                "events": dict(sorted(self._counts.items())),
                 "violations": dict(sorted(self._violations.items())),
             }
         }
@@ -140,14 +140,14 @@ def main() -> int:
     source.add_argument("--replay", type=Path, metavar="FILE", help="a recorded history")
     parser.add_argument("--report", required=True, type=Path, metavar="FILE")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep everything that is seen, compressed")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        report = stack.enter_context(asked.report.open("w"))
-        if asked.replay:
-            history = stack.enter_context(gzip.open(asked.replay, "rt"))
+        report = stack.enter_context(arguments.report.open("w"))
+        if arguments.replay:
+            history = stack.enter_context(gzip.open(arguments.replay, "rt"))
             return Observer(Etcd(""), report).replay(history)
-        record = stack.enter_context(gzip.open(asked.record, "wt", 1)) if asked.record else None
-        observer = Observer(Etcd(asked.etcd), report, record)
+        record = stack.enter_context(gzip.open(arguments.record, "wt", 1)) if arguments.record else None
+        observer = Observer(Etcd(arguments.etcd), report, record)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, observer.stop)
         return observer.run()

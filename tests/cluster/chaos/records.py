@@ -1,4 +1,4 @@
-"""Histories as files: a line of JSON for each event, so that what surprised once can be judged again."""
+"""Histories as files, a line of JSON for each event, which can be checked again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from tests.cluster.chaos.judge.world import Event
+from tests.cluster.chaos.checker.model import Event
 
 
 def write(event: Event, file: TextIO) -> None:
-    """Append an event, without what nobody reads of its object."""
+    """Append an event, without managedFields."""
     document = event.document
     if document is not None:
         meta = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
@@ -20,12 +20,12 @@ def write(event: Event, file: TextIO) -> None:
 
 
 def read(file: Iterable[str]) -> Iterator[Event]:
-    """Every event, in order; of a history that was cut off by the end of its writer, all that is whole."""
+    """Every event, in order; all complete ones of a history whose writer was killed."""
     lines = iter(file)
     while True:
         try:
             line = next(lines, "")
-        except EOFError:  # as gzip has it
+        except EOFError:  # raised by gzip
             return
         if not line.endswith("\n"):
             return

@@ -1,4 +1,4 @@
-"""The observer as a process on a real cluster: what a bad operator would do is seen, with the objects that show it."""
+"""The observer as a process on a real cluster reports violations, with the objects that show them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def create_pod(plane: ControlPlane, name: str, uid: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_bad_operator_does_is_seen(start_control_plane: StartControlPlane, tmp_path: Path) -> None:
+def test_violations_of_an_operator_are_reported(start_control_plane: StartControlPlane, tmp_path: Path) -> None:
     plane = start_control_plane(readable=True)
     report, history = tmp_path / "report.jsonl", tmp_path / "history.gz"
     command = [sys.executable, "-m", "tests.cluster.chaos.observer"]
@@ -64,12 +64,12 @@ def test_what_a_bad_operator_does_is_seen(start_control_plane: StartControlPlane
     *violations, last = lines(report)
     assert [(line["violation"], line["of"]) for line in violations] == [
         ("no pod before its admission", "default/early-w-0"),
-        ("nothing leaks", "default/early-w-0"),
+        ("no leaked object", "default/early-w-0"),
         ("every job ends", "default/early"),
     ]
-    shown = {one["kind"]: one for one in violations[0]["objects"]}
-    assert shown["TrainingJob"]["object"]["metadata"]["uid"] == uid
-    assert int(shown["TrainingJob"]["resourceVersion"]) < int(shown["Pod"]["resourceVersion"])
+    objects = {one["kind"]: one for one in violations[0]["objects"]}
+    assert objects["TrainingJob"]["object"]["metadata"]["uid"] == uid
+    assert int(objects["TrainingJob"]["resourceVersion"]) < int(objects["Pod"]["resourceVersion"])
     assert last["summary"]["violations"]["no pod before its admission"] == 1
 
     again = tmp_path / "again.jsonl"

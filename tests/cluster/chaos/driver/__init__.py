@@ -1,1 +1,1 @@
-"""What submits, breaks and mends, by a seed. `story.py` tells it in order."""
+"""Submits jobs and injects faults, by a seed. `run.py` has the order of a run."""

@@ -1,4 +1,4 @@
-"""Flavors, the tree of queues, and foreign pods."""
+"""Flavors, the tree of queues, and unmanaged pods."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def queues(size: Size) -> list[Json]:
     return [_queue(size, name) for name in TREE]
 
 
-def edited(size: Size, name: str, chance: Random) -> list[Json]:
+def edited(size: Size, name: str, rng: Random) -> list[Json]:
     """The `resources` of a queue with other amounts than it should have."""
-    factor = chance.uniform(0.4, 1.2)
+    factor = rng.uniform(0.4, 1.2)
     return _resources(size, name, factor)
 
 
@@ -68,9 +68,9 @@ def _resources(size: Size, name: str, factor: float) -> list[Json]:
     return resources
 
 
-def foreign_pod(name: str, chance: Random) -> Json:
-    """A pod that nobody asked Muster about: kube-scheduler puts it where there is room."""
-    gpus, run_s = chance.choice((0, 1, 2, 4)), chance.uniform(3.0, 20.0)
+def unmanaged_pod(name: str, rng: Random) -> Json:
+    """A pod that no job owns: kube-scheduler chooses its node."""
+    gpus, run_s = rng.choice((0, 1, 2, 4)), rng.uniform(3.0, 20.0)
     limits = {"cpu": "1"} | ({GPU: str(gpus)} if gpus else {})
     return {
         "metadata": {

@@ -37,15 +37,15 @@ class Operators:
         self._port = port
         self._running: dict[int, _Running] = {}
         self._proxies: dict[int, Proxy] = {}
-        self._born = 0
+        self._started = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, slot: int, *, same: str = "") -> None:
-        """Start one; `same` is an identity to take up again, as a container that is restarted has it."""
+        """Start one; `same`: the identity of a killed one, as a restarted container has it."""
         if slot in self._running:
             return
-        self._born += 1
-        identity = same or f"operator-{slot}-{self._born}"
+        self._started += 1
+        identity = same or f"operator-{slot}-{self._started}"
         proxy = self.proxy(slot)
         server = f"https://127.0.0.1:{proxy.port}"
         kubeconfig = self._folder / f"kubeconfig-{slot}"
@@ -58,7 +58,7 @@ class Operators:
         self._running[slot] = _Running(Supervised(f"operator-{slot}", command, self._folder), identity)
 
     def kill(self, slot: int) -> str:
-        """SIGKILL; the identity that it had, "" where there was none."""
+        """SIGKILL; return its identity, "" where there was none."""
         one = self._running.pop(slot, None)
         if one is None:
             return ""
@@ -80,13 +80,13 @@ class Operators:
             one.frozen = False
 
     def proxy(self, slot: int) -> Proxy:
-        """What stands between it and the API server."""
+        """The proxy between it and the API server."""
         if slot not in self._proxies:
             self._proxies[slot] = Proxy(self._port)
         return self._proxies[slot]
 
     def slot_of(self, identity: str) -> int | None:
-        """Where the holder of a Lease runs."""
+        """The slot of the holder of a Lease."""
         return next((slot for slot, one in self._running.items() if one.identity == identity), None)
 
     @property
@@ -95,7 +95,7 @@ class Operators:
         return sorted(self._running)
 
     def check(self) -> None:
-        """Raise Died when an operator has ended that nobody killed."""
+        """Raise Died when an operator has ended by itself."""
         for one in self._running.values():
             one.program.check()
 

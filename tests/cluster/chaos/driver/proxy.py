@@ -1,4 +1,4 @@
-"""A TCP proxy between an operator and the API server that cuts connections and holds bytes back when told to."""
+"""A TCP proxy between an operator and the API server that can cut connections and delay bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 class Proxy:
-    """Listens on `port` of loopback; what comes goes to `target_port`. TLS passes through: it only sees bytes."""
+    """Forwards from `port` of loopback to `target_port`, without terminating TLS."""
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
@@ -23,19 +23,19 @@ class Proxy:
         started.wait()
 
     def cut(self, part: float = 1.0) -> None:
-        """Break this part of all connections, at least one, without a farewell. What is under way in them is lost."""
+        """Reset this part of all connections, at least one. Bytes in transit are lost."""
         self._loop.call_soon_threadsafe(self._cut, part)
 
     def slow(self, seconds: float, delay_s: float) -> None:
-        """For so long, every piece of what passes waits `delay_s`."""
+        """Delay every chunk by `delay_s` for so long."""
         self._slow_until, self._delay_s = time.monotonic() + seconds, delay_s
 
     def fast(self) -> None:
-        """Let everything pass at once again."""
+        """Stop delaying."""
         self._slow_until = 0.0
 
     def stop(self) -> None:
-        """Break everything and stop listening."""
+        """Reset all connections and stop listening."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""How large the run is. What follows from a seed follows from these too."""
+"""Size of a run. Together with the seed it determines the jobs and the faults."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import random
 from dataclasses import dataclass
 
 GPUS = 8  # of each node
-KINDS = {"h200": 0.75, "a100": 0.25}  # flavors, and which part of the nodes is of each
+KINDS = {"h200": 0.75, "a100": 0.25}  # flavors, and their share of the nodes
 PER_RACK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`busy_s`: jobs come and things break for so long. `patience_s`: then all jobs have to end within so long."""
+    """Jobs are submitted and faults injected for `fault_s`; then all jobs must end within `end_timeout_s`."""
 
     seed: int
     jobs: int = 1000
     nodes: int = 200
-    busy_s: float = 480.0
-    patience_s: float = 900.0
-    trouble_every_s: float = 1.2
-    quiet_s: float = 12.0  # at the end nothing happens for so long, so that statuses are judged
+    fault_s: float = 480.0
+    end_timeout_s: float = 900.0
+    fault_interval_s: float = 1.2
+    quiet_s: float = 12.0  # without faults at the end, so that statuses are checked
 
-    def chance(self, *about: object) -> random.Random:
-        """Randomness of its own for each thing, so that a change of one does not change all others."""
+    def rng(self, *about: object) -> random.Random:
+        """A generator for each purpose, so that a change of one does not change the others."""
         return random.Random("/".join(str(part) for part in (self.seed, *about)))
 
     def nodes_of(self, flavor: str) -> int:
-        """How many nodes are of a flavor."""
+        """Number of nodes of a flavor."""
         first = round(self.nodes * KINDS["h200"])
         return first if flavor == "h200" else self.nodes - first
 
     def gpus_of(self, flavor: str) -> int:
-        """How many GPUs there are of a flavor."""
+        """Number of GPUs of a flavor."""
         return GPUS * self.nodes_of(flavor)

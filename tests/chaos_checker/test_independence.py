@@ -1,4 +1,4 @@
-"""The judge shares no code with what it judges."""
+"""The checker shares no code with Muster."""
 
 from __future__ import annotations
 

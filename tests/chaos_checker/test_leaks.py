@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.judge.history import History
+from tests.chaos_checker.history import History
 
-LEAK = "nothing leaks"
+LEAK = "no leaked object"
 OWNER = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "a", "uid": "uid-a"}
 
 
@@ -15,21 +15,21 @@ def test_a_pod_a_service_and_a_secret_that_outlive_their_job() -> None:
         history.put(kind, "ns/a", {"metadata": {"name": "a", "ownerReferences": [OWNER]}})
     history.end()
     assert history.rules == ["every job ends"]
-    history.drop("TrainingJob", "ns/a")
+    history.remove("TrainingJob", "ns/a")
     history.end()
     assert history.rules == ["every job ends", LEAK, LEAK]
     assert [violation.key for violation in history.violations[1:]] == ["ns/a-w-0-0", "ns/a"]
 
 
-def test_a_live_pod_of_a_job_that_is_over() -> None:
+def test_a_live_pod_of_a_job_that_has_ended() -> None:
     history = History()
     history.running("a", "n0")
-    history.status("a", "Complete", places=["n0"])
+    history.status("a", "Complete", placement=["n0"])
     history.end()
     assert history.rules == [LEAK]
 
 
-def test_a_nomination_of_a_job_that_is_over() -> None:
+def test_a_nomination_of_a_job_that_has_ended() -> None:
     history = History()
     history.job("a")
     nodes = [{"role": "w", "flavor": "any", "nodes": [{"node": "n0", "indexes": "0"}]}]
@@ -49,7 +49,7 @@ def test_a_second_lease() -> None:
     assert history.rules == [LEAK]
 
 
-def test_more_events_than_news() -> None:
+def test_more_events_than_writes() -> None:
     history = History()
     history.job("a")
     history.status("a", "Failed")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.cluster.chaos.judge.objects import Queue
+from tests.cluster.chaos.checker.objects import Queue
 
 Cell = tuple[str, str]  # flavor, resource
 Charges = Mapping[str, Mapping[Cell, int]]  # by queue
@@ -28,20 +28,20 @@ class Tree:
 
     queues: Mapping[str, Queue]
 
-    def refuses(self, leaf: str, asked: Mapping[Cell, int], charges: Charges) -> str:
-        """Why the queue may not take on so much more; "" if it may. Cells that no queue on the path names are free."""
+    def refuses(self, leaf: str, requested: Mapping[Cell, int], charges: Charges) -> str:
+        """Why the queue may not use so much more; "" if it may. Cells that no queue on the path names are free."""
         path = self._path(leaf)
         if not path:
             return f"queue {leaf} is missing, in a cycle, or has no parent"
         named = {cell for name in path for cell in self.queues[name].cells}
         flavors = {flavor for flavor, _ in named}
-        for cell, amount in sorted(asked.items()):
+        for cell, amount in sorted(requested.items()):
             if cell[0] not in flavors:
                 return f"no queue above {leaf} names flavor {cell[0]}"
             if cell in named and amount > 0:
                 left = self.available(leaf, cell, charges)
                 if amount > left:
-                    return f"asks {amount / 1000:g} {cell[1]} of {cell[0]}, queue {leaf} has {left / 1000:g} left"
+                    return f"requests {amount / 1000:g} {cell[1]} of {cell[0]}, queue {leaf} has {left / 1000:g} left"
         return ""
 
     def available(self, name: str, cell: Cell, charges: Charges) -> int:
@@ -51,9 +51,9 @@ class Tree:
         if parent is None:
             return min(limit, self._total(name, cell) - used)
         spare = max(0, self._total(name, cell) - self._lent(name, cell) - used)
-        return min(self._caps(name, cell, charges), spare + self.available(parent, cell, charges))
+        return min(self._limits_left(name, cell, charges), spare + self.available(parent, cell, charges))
 
-    def _caps(self, name: str, cell: Cell, charges: Charges) -> int:
+    def _limits_left(self, name: str, cell: Cell, charges: Charges) -> int:
         return min(self._limit(above, cell) - self._below(above, cell, charges) for above in self._path(name))
 
     def _path(self, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where troubles happen: the control plane, the operators, and a diary of what is to be done at which time."""
+"""What a run acts on: the control plane, the operators, and a schedule of actions."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SLOW_S = 15.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/muster-operator"
 
 
-class Stage:
-    """`at(when, what)`: do something then, in seconds since the start; `pending` tells what is left to do."""
+class Environment:
+    """`at(when, action)` schedules an action, in seconds since the start; `pending` counts what is left."""
 
     def __init__(self, plane: ControlPlane, operators: Operators, size: Size) -> None:
         self.plane = plane
         self.operators = operators
         self.size = size
-        self.counts: Counter[str] = Counter()  # troubles by name
-        self.away: set[str] = set()  # nodes that something is wrong with: one trouble at a time for each
-        self.foreign = 0
-        self.slow: list[str] = []  # what held the diary up for long: the machine is too small, or something hangs
+        self.counts: Counter[str] = Counter()  # faults by name
+        self.faulty_nodes: set[str] = set()  # one fault at a time for each node
+        self.unmanaged = 0
+        self.slow: list[str] = []  # actions that took long: the machine is too small, or something hangs
         self._began = time.monotonic()
-        self._diary: list[tuple[float, int, Callable[[], None]]] = []
+        self._schedule: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
     @property
@@ -46,7 +46,7 @@ class Stage:
     # ---- time
 
     def begin(self) -> None:
-        """Time starts now."""
+        """Start the clock."""
         self._began = time.monotonic()
 
     @property
@@ -54,31 +54,33 @@ class Stage:
         """Seconds since the start."""
         return time.monotonic() - self._began
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        """Do it then."""
-        heapq.heappush(self._diary, (when, next(self._numbers), what))
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Schedule an action."""
+        heapq.heappush(self._schedule, (when, next(self._numbers), action))
 
     @property
     def pending(self) -> int:
-        """How many things are still to be done."""
-        return len(self._diary)
+        """Scheduled actions that have not run."""
+        return len(self._schedule)
 
-    def do_what_is_due(self) -> None:
-        """In order; returns when the next is not due yet."""
-        while self._diary and self._diary[0][0] <= self.now:
-            due, _, what = heapq.heappop(self._diary)
+    def run_due(self) -> None:
+        """Run the actions that are due, in order."""
+        while self._schedule and self._schedule[0][0] <= self.now:
+            due, _, action = heapq.heappop(self._schedule)
             began = self.now
             self.plane.revive_scheduler()
             try:
-                what()
-            except Refused as refused:  # what it was about has changed meanwhile
+                action()
+            except Refused as refused:  # its object has changed in between
                 if refused.code not in (404, 409, 422, 429):
                     raise
             if self.now > began + SLOW_S:
-                self.slow.append(f"{what.__qualname__.split('.')[0]} due at {due:.0f} s took {self.now - began:.0f} s")
+                self.slow.append(
+                    f"{action.__qualname__.split('.')[0]} due at {due:.0f} s took {self.now - began:.0f} s"
+                )
 
-    def persist(self, call: Callable[[], Any]) -> Any:
-        """Make a call again until the API server answers."""
+    def retry(self, call: Callable[[], Any]) -> Any:
+        """Retry a call until the API server answers, for a minute at most."""
         until = time.monotonic() + 60
         while True:
             try:
@@ -96,42 +98,42 @@ class Stage:
     # ---- nodes
 
     def node_names(self) -> list[str]:
-        """All nodes, the ones of each kind by number."""
+        """All nodes, those of each flavor by number."""
         return [f"{flavor}-{index}" for flavor in KINDS for index in range(self.size.nodes_of(flavor))]
 
     def add_node(self, name: str) -> None:
-        """Create one, as it has always been."""
+        """Create a node as it was at the start."""
         flavor, _, index = name.rpartition("-")
-        self.persist(lambda: self.plane.add_nodes(1, shape(flavor), prefix=flavor, first=int(index)))
+        self.retry(lambda: self.plane.add_nodes(1, shape(flavor), prefix=flavor, first=int(index)))
 
     def add_all_nodes(self) -> None:
-        """At the start."""
+        """Create all nodes."""
         for flavor in KINDS:
             self.plane.add_nodes(self.size.nodes_of(flavor), shape(flavor), prefix=flavor)
 
     # ---- pods
 
     def pods(self, **query: str) -> list[Json]:
-        """Pods of everybody."""
-        items: list[Json] = self.persist(lambda: self.api.items("/api/v1/pods", **query))
+        """All pods."""
+        items: list[Json] = self.retry(lambda: self.api.items("/api/v1/pods", **query))
         return items
 
-    def create_foreign_pod(self, number: int) -> None:
-        """One that is not ours."""
-        body = cluster_objects.foreign_pod(f"foreign-{number}", self.size.chance("foreign", number))
-        self.persist(lambda: self.api.create("/api/v1/namespaces/default/pods", body))
+    def create_unmanaged_pod(self, number: int) -> None:
+        """Create a pod that no job owns."""
+        body = cluster_objects.unmanaged_pod(f"foreign-{number}", self.size.rng("foreign", number))
+        self.retry(lambda: self.api.create("/api/v1/namespaces/default/pods", body))
 
-    # ---- who leads
+    # ---- operators
 
     def leader(self) -> int | None:
         """The slot of the operator that holds the Lease."""
         try:
-            lease = self.persist(lambda: self.api.get(LEASE))
+            lease = self.retry(lambda: self.api.get(LEASE))
         except Refused:
             return None
         return self.operators.slot_of(lease["spec"].get("holderIdentity") or "")
 
 
 def shape(flavor: str) -> Shape:
-    """What nodes of a flavor have."""
+    """The shape of a node of this flavor."""
     return Shape(gpus=GPUS, per_rack=PER_RACK, labels={cluster_objects.MODEL: flavor})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.judge.history import History
+from tests.chaos_checker.history import History
 
 QUOTA = "admitted within quota"
-TWICE = "no node is booked twice"
+ASSIGNED = "no node is assigned beyond its capacity"
 OVER = "no node over its allocatable"
 
 
@@ -44,14 +44,14 @@ def test_more_than_a_limit() -> None:
 
 def test_a_queue_that_is_missing_admits_nothing() -> None:
     history = History()
-    history.running("a", "n0", queue="nowhere")
+    history.running("a", "n0", queue="missing")
     assert history.rules == [QUOTA]
 
 
-def test_held_capacity_is_charged_to_whom_it_is_held_for() -> None:
+def test_nominated_capacity_is_charged_to_the_nominated_job() -> None:
     history = teams()
     history.job("first", queue="red", gpus=4)
-    history.hold("first", "n0", "n1")
+    history.nominate("first", "n0", "n1")
     history.running("second", "n0", queue="blue", gpus=1)
     assert history.rules == [QUOTA]
 
@@ -59,57 +59,57 @@ def test_held_capacity_is_charged_to_whom_it_is_held_for() -> None:
 def test_a_nomination_that_has_expired_is_not_charged() -> None:
     history = teams()
     history.job("first", queue="red", gpus=4)
-    history.hold("first", "n0", "n1", seconds=5)
+    history.nominate("first", "n0", "n1", seconds=5)
     history.wait(6)
     history.running("second", "n0", queue="blue", gpus=1)
     assert history.rules == []
 
 
-def test_capacity_for_which_somebody_still_leaves_is_charged_once() -> None:
+def test_nominated_capacity_that_a_victim_still_uses_is_charged_once() -> None:
     history = teams()
     history.running("low", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
-    history.hold("high", "n0", victims=("low",))
-    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    history.nominate("high", "n0", victims=("low",))
+    history.status("low", "Admitted", "Evicted", placement=["n0"], eviction={"for": "uid-high"})
     history.running("other", "n1", queue="blue", gpus=4)
     assert history.rules == []
 
 
-def test_capacity_that_somebody_leaves_for_reasons_of_its_own_is_charged_once() -> None:
+def test_nominated_capacity_that_a_restarting_job_still_uses_is_charged_once() -> None:
     history = teams()
     history.running("restarts", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
-    history.status("restarts", "Admitted", "Evicted", places=["n0"])
-    history.hold("high", "n0", waits=True)
+    history.status("restarts", "Admitted", "Evicted", placement=["n0"])
+    history.nominate("high", "n0", preempts=True)
     history.running("other", "n1", queue="blue", gpus=4)
     assert history.rules == []
 
 
-def test_no_gang_is_admitted_to_what_is_promised_beyond_what_others_leave() -> None:
+def test_nominated_capacity_beyond_what_a_restarting_job_still_uses_is_charged() -> None:
     history = teams()
     history.running("restarts", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
-    history.status("restarts", "Admitted", "Evicted", places=["n0"])
-    history.hold("high", "n0", "n1", waits=True)
+    history.status("restarts", "Admitted", "Evicted", placement=["n0"])
+    history.nominate("high", "n0", "n1", preempts=True)
     history.running("other", "n1", queue="blue", gpus=4)
     assert history.rules == [QUOTA]
 
 
-def test_no_gang_is_admitted_to_what_others_only_leave() -> None:
+def test_capacity_of_an_evicted_job_is_charged_while_its_pods_exist() -> None:
     history = teams()
     history.running("restarts", "n0", "n1", queue="blue", gpus=4)
-    history.status("restarts", "Admitted", "Evicted", places=["n0", "n1"])
+    history.status("restarts", "Admitted", "Evicted", placement=["n0", "n1"])
     history.node("n2", 4)
     history.running("other", "n2", queue="blue", gpus=4)
     assert history.rules == [QUOTA]
 
 
-def test_no_gang_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> None:
+def test_nominated_capacity_beyond_what_victims_still_use_is_charged() -> None:
     history = teams()
     history.running("low", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
-    history.hold("high", "n0", "n1", victims=("low",))
-    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    history.nominate("high", "n0", "n1", victims=("low",))
+    history.status("low", "Admitted", "Evicted", placement=["n0"], eviction={"for": "uid-high"})
     history.running("other", "n1", queue="blue", gpus=4)
     assert history.rules == [QUOTA]
 
@@ -117,7 +117,7 @@ def test_no_gang_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> 
 def test_its_own_nomination_is_not_charged_to_the_gang_that_starts() -> None:
     history = teams()
     history.job("a", queue="red", gpus=4)
-    history.hold("a", "n0", "n1")
+    history.nominate("a", "n0", "n1")
     history.admit("a", "n0", "n1")
     assert history.rules == []
 
@@ -127,7 +127,7 @@ def test_pods_that_still_stop_are_charged() -> None:
     history.queue("red", parent="root", guaranteed=4, limit=4)
     history.wait(15)
     (key,) = history.running("a", "n0", queue="red", gpus=4)
-    history.status("a", "Failed", places=["n0"])
+    history.status("a", "Failed", placement=["n0"])
     history.stop(key)
     history.running("b", "n1", queue="red", gpus=4)
     assert history.rules == [QUOTA]
@@ -138,9 +138,9 @@ def test_pods_that_have_stopped_are_not() -> None:
     history.queue("red", parent="root", guaranteed=4, limit=4)
     history.wait(15)
     (key,) = history.running("a", "n0", queue="red", gpus=4)
-    history.status("a", "Failed", places=["n0"])
+    history.status("a", "Failed", placement=["n0"])
     history.stop(key)
-    history.drop("Pod", key)
+    history.remove("Pod", key)
     history.running("b", "n1", queue="red", gpus=4)
     assert history.rules == []
 
@@ -168,7 +168,7 @@ def test_a_quota_that_is_lowered_evicts_no_gang() -> None:
     history.running("a", "n0", "n0")
     history.queue("root", guaranteed=1)
     history.wait(15)
-    history.status("a", "Admitted", "PodsReady", places=["n0", "n0"], lastCheckpoint={"step": 1})
+    history.status("a", "Admitted", "PodsReady", placement=["n0", "n0"], lastCheckpoint={"step": 1})
     assert history.rules == []
 
 
@@ -187,45 +187,45 @@ def test_two_gangs_on_the_same_capacity_before_any_pod() -> None:
     history.job("b", gpus=2)
     history.admit("a", "n0")
     history.admit("b", "n0")
-    assert history.rules == [TWICE]
+    assert history.rules == [ASSIGNED]
 
 
-def test_a_gang_on_capacity_whose_last_tenant_still_stops() -> None:
+def test_a_gang_on_capacity_that_a_stopping_pod_still_uses() -> None:
     history = History()
     (key,) = history.running("a", "n0", gpus=4)
     history.status("a", attempt=1)
     history.stop(key)
     history.job("b", gpus=4)
     history.admit("b", "n0")
-    assert history.rules == [TWICE]
+    assert history.rules == [ASSIGNED]
 
 
-def test_a_foreign_pod_that_was_there_for_long() -> None:
+def test_an_unmanaged_pod_that_has_existed_for_long() -> None:
     history = History()
-    history.bind(history.foreign("daemon", 2), "n0")
+    history.bind(history.unmanaged("daemon", 2), "n0")
     history.wait(15)
     history.job("a", gpus=3)
     history.admit("a", "n0")
-    assert history.rules == [TWICE]
+    assert history.rules == [ASSIGNED]
 
 
-def test_a_gang_takes_nothing_of_what_it_does_not_ask_for() -> None:
+def test_a_gang_may_be_on_a_full_node_if_it_requests_nothing_there() -> None:
     history = History()
     history.job("between-two-attempts", gpus=4)
     history.admit("between-two-attempts", "n0")
-    history.bind(history.foreign("came-meanwhile", 1), "n0")
-    history.wait(15, led=False)
+    history.bind(history.unmanaged("unmanaged", 1), "n0")
+    history.wait(15, leads=False)
     history.job("b", gpus=0)
     history.admit("b", "n0")
     assert history.rules == []
     history.job("c", gpus=1)
     history.admit("c", "n0")
-    assert history.rules == [TWICE]
+    assert history.rules == [ASSIGNED]
 
 
-def test_a_foreign_pod_that_just_came_may_have_been_unknown() -> None:
+def test_an_unmanaged_pod_bound_a_moment_ago_may_have_been_unknown() -> None:
     history = History()
-    history.bind(history.foreign("daemon", 2), "n0")
+    history.bind(history.unmanaged("daemon", 2), "n0")
     history.wait(5)
     history.job("a", gpus=3)
     history.admit("a", "n0")
@@ -234,15 +234,15 @@ def test_a_foreign_pod_that_just_came_may_have_been_unknown() -> None:
 
 def test_more_bound_pods_than_a_node_has_capacity_for() -> None:
     history = History()
-    history.bind(history.foreign("one", 3), "n0")
-    history.bind(history.foreign("two", 2), "n0")
+    history.bind(history.unmanaged("one", 3), "n0")
+    history.bind(history.unmanaged("two", 2), "n0")
     assert history.rules == [OVER]
 
 
-def test_ended_pods_take_nothing() -> None:
+def test_ended_pods_use_nothing() -> None:
     history = History()
-    one = history.foreign("one", 3)
+    one = history.unmanaged("one", 3)
     history.bind(one, "n0")
     history.phase(one, "Succeeded")
-    history.bind(history.foreign("two", 2), "n0")
+    history.bind(history.unmanaged("two", 2), "n0")
     assert history.rules == []

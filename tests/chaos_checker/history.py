@@ -1,4 +1,4 @@
-"""Histories for the judge, made up write by write, as etcd would tell them."""
+"""Histories for the checker, built write by write, as etcd would deliver them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.cluster.chaos.judge.judge import Judge
-from tests.cluster.chaos.judge.violation import Violation
-from tests.cluster.chaos.judge.world import Event
+from tests.cluster.chaos.checker.invariants import InvariantChecker
+from tests.cluster.chaos.checker.model import Event
+from tests.cluster.chaos.checker.violation import Violation
 
 GPU = "nvidia.com/gpu"
 Json = dict[str, Any]
 
 
 class History:
-    """Writes go to the judge at once; `violations` is what it said. Time passes only by `wait`."""
+    """Writes go to the checker at once; `violations` is what it reported. Time passes only in `wait`."""
 
     def __init__(self, nodes: int = 2, gpus: int = 4) -> None:
         self.violations: list[Violation] = []
-        self.judge = Judge(self.violations.append)
+        self.checker = InvariantChecker(self.violations.append)
         self.now = 1_000_000.0
         self.revision = 0
         self._last: dict[tuple[str, str], Json] = {}
@@ -30,47 +30,47 @@ class History:
 
     @property
     def rules(self) -> list[str]:
-        """Names of the promises that were broken, in order."""
+        """Names of the violated guarantees, in order."""
         return [violation.rule for violation in self.violations]
 
-    # ---- anything
+    # ---- any object
 
     def put(self, kind: str, key: str, document: Json) -> None:
         """Create or replace an object."""
         self.revision += 1
         self._last[kind, key] = document
-        self.judge.see(Event(self.revision, kind, key, deepcopy(document), self.now))
+        self.checker.apply(Event(self.revision, kind, key, deepcopy(document), self.now))
 
-    def drop(self, kind: str, key: str) -> None:
+    def remove(self, kind: str, key: str) -> None:
         """Remove an object."""
         self.revision += 1
         del self._last[kind, key]
-        self.judge.see(Event(self.revision, kind, key, None, self.now))
+        self.checker.apply(Event(self.revision, kind, key, None, self.now))
 
-    def wait(self, seconds: float, *, led: bool = True) -> None:
+    def wait(self, seconds: float, *, leads: bool = True) -> None:
         """Let time pass, the Lease renewed twice a second."""
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            if led:
+            if leads:
                 self.lease("operator-a")
-            self.judge.tick(self.now)
+            self.checker.tick(self.now)
 
     def end(self) -> None:
-        """The driver is through."""
-        self.judge.end(self.now)
+        """The run has ended."""
+        self.checker.end(self.now)
 
-    # ---- what there is
+    # ---- objects by kind
 
     def lease(self, holder: str) -> None:
-        """Somebody renews the Lease."""
+        """`holder` renews the Lease."""
         meta = {"name": "muster-operator", "namespace": "muster-system"}
         body = {"metadata": meta, "spec": {"holderIdentity": holder, "renewTime": self.time()}}
         self.put("Lease", "muster-system/muster-operator", body)
 
     def node(self, name: str, gpus: int) -> None:
         """A node appears or changes."""
-        room = {"allocatable": {GPU: str(gpus), "pods": "110"}}
-        self.put("Node", name, {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": room})
+        status = {"allocatable": {GPU: str(gpus), "pods": "110"}}
+        self.put("Node", name, {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": status})
 
     def queue(self, name: str, *, parent: str | None = None, **amounts: int) -> None:
         """A queue with GPUs of flavor `any`: guaranteed, limit, lend."""
@@ -98,10 +98,10 @@ class History:
         body["metadata"]["generation"] += 1
         self.put("TrainingJob", f"ns/{name}", body)
 
-    def status(self, name: str, *true: str, attempt: int = 0, places: list[str] | None = None, **more: Any) -> None:
+    def status(self, name: str, *true: str, attempt: int = 0, placement: list[str] | None = None, **more: Any) -> None:
         """The operator writes a status: which conditions are true, and the node of each pod."""
         body = deepcopy(self._last["TrainingJob", f"ns/{name}"])
-        nodes = [{"node": node, "indexes": str(index)} for index, node in enumerate(places or [])]
+        nodes = [{"node": node, "indexes": str(index)} for index, node in enumerate(placement or [])]
         phases = {
             "Complete": "Succeeded",
             "Failed": "Failed",
@@ -121,22 +121,22 @@ class History:
         }
         self.put("TrainingJob", f"ns/{name}", body)
 
-    def admit(self, name: str, *places: str, attempt: int = 0, **more: Any) -> None:
+    def admit(self, name: str, *nodes: str, attempt: int = 0, **more: Any) -> None:
         """The operator admits a job."""
-        self.status(name, "Admitted", attempt=attempt, places=list(places), **more)
+        self.status(name, "Admitted", attempt=attempt, placement=list(nodes), **more)
 
-    def hold(
-        self, name: str, *places: str, victims: tuple[str, ...] = (), seconds: float = 60, waits: bool = False
+    def nominate(
+        self, name: str, *nodes: str, victims: tuple[str, ...] = (), seconds: float = 60, preempts: bool = False
     ) -> None:
-        """The operator holds room for a job that waits; `waits`: for others to leave, victims or not."""
-        nodes = [{"node": node, "indexes": str(index)} for index, node in enumerate(places)]
-        hold = {
-            "placement": [{"role": "w", "flavor": "any", "nodes": nodes}],
+        """The operator nominates capacity for a job; `preempts`: other jobs still use it, victims or not."""
+        shares = [{"node": node, "indexes": str(index)} for index, node in enumerate(nodes)]
+        nomination = {
+            "placement": [{"role": "w", "flavor": "any", "nodes": shares}],
             "victims": [f"uid-{victim}" for victim in victims],
             "expiresAt": self.time(seconds),
         }
-        why = {"type": "Admitted", "status": "False", "reason": "WaitingForPreemption"}
-        self.status(name, nomination=hold, conditions=[why] if waits else [])
+        condition = {"type": "Admitted", "status": "False", "reason": "WaitingForPreemption"}
+        self.status(name, nomination=nomination, conditions=[condition] if preempts else [])
 
     def delete(self, name: str) -> None:
         """A user deletes a job, which stays until its pods are gone."""
@@ -144,24 +144,24 @@ class History:
         body["metadata"]["deletionTimestamp"] = self.time()
         self.put("TrainingJob", f"ns/{name}", body)
 
-    def telling(self, job: str, pin: str, *, index: int = 0, generation: int = 1, **pod: int) -> str:
+    def admit_by_pod(self, job: str, pin: str, *, index: int = 0, generation: int = 1, **pod: int) -> str:
         """The operator admits a job by its pod; its key."""
-        told = json.dumps({"at": self.now, "flavor": "any", "generation": generation, "seal": "x"})
-        return self.pod(job, index, pin, told=told, **pod)
+        record = json.dumps({"at": self.now, "flavor": "any", "generation": generation, "seal": "x"})
+        return self.pod(job, index, pin, record=record, **pod)
 
-    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1, told: str = "") -> str:
+    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1, record: str = "") -> str:
         """The operator creates a pod of a job; its key."""
         name = f"{job}-w-{index}-{attempt}"
         labels = {"muster.dev/role": "w", "muster.dev/index": str(index), "muster.dev/attempt": str(attempt)}
         owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": job, "uid": f"uid-{job}"}
         meta: Json = {"labels": labels, "ownerReferences": [owner]}
-        if told:
-            meta["annotations"] = {"muster.dev/admitted": told}
+        if record:
+            meta["annotations"] = {"muster.dev/admitted": record}
         self._pod(name, meta, gpus, pin)
         return f"ns/{name}"
 
-    def foreign(self, name: str, gpus: int = 1) -> str:
-        """Somebody else creates a pod; its key."""
+    def unmanaged(self, name: str, gpus: int = 1) -> str:
+        """Another client than the operator creates a pod; its key."""
         self._pod(name, {}, gpus, "")
         return f"ns/{name}"
 
@@ -188,7 +188,7 @@ class History:
         self._change(key, lambda body: body.update(status={"phase": phase, "conditions": conditions}))
 
     def stop(self, key: str, *, disrupted: bool = False, grace: int = 30) -> None:
-        """A pod is told to stop; `disrupted`: by somebody who evicts it, and says so."""
+        """A pod is stopped; `disrupted`: by an eviction of another client, which is marked."""
 
         def change(body: Json) -> None:
             body["metadata"] |= {"deletionTimestamp": self.time(), "deletionGracePeriodSeconds": grace}
@@ -206,15 +206,15 @@ class History:
         """Now, as the API server writes it."""
         return datetime.fromtimestamp(self.now + later, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def running(self, name: str, *places: str, attempt: int = 0, **job: Any) -> list[str]:
+    def running(self, name: str, *nodes: str, attempt: int = 0, **job: Any) -> list[str]:
         """A job from its submission until its pods are ready; their keys."""
         if ("TrainingJob", f"ns/{name}") not in self._last:
             self.job(name, **job)
-        self.admit(name, *places, attempt=attempt)
+        self.admit(name, *nodes, attempt=attempt)
         gpus = job.get("gpus", 1)
-        keys = [self.pod(name, index, node, attempt=attempt, gpus=gpus) for index, node in enumerate(places)]
-        for key, node in zip(keys, places, strict=True):
+        keys = [self.pod(name, index, node, attempt=attempt, gpus=gpus) for index, node in enumerate(nodes)]
+        for key, node in zip(keys, nodes, strict=True):
             self.bind(key, node)
             self.phase(key, "Running", ready=True)
-        self.status(name, "Admitted", "PodsReady", attempt=attempt, places=list(places))
+        self.status(name, "Admitted", "PodsReady", attempt=attempt, placement=list(nodes))
         return keys

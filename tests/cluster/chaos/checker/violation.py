@@ -1,16 +1,20 @@
-"""What the judge says when a promise is broken."""
+"""The report of a violated guarantee."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from tests.cluster.chaos.judge.objects import Json, compact
+from tests.cluster.chaos.checker.objects import Json, compact
+
+Finding: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
+"""(rule, key of the object that violates it, message, (kind, key) of the objects that show it)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
-    """An object as it was at that moment, and the revision that made it so."""
+class ObjectVersion:
+    """An object at that moment, and the revision of its last write."""
 
     kind: str
     key: str
@@ -20,25 +24,25 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken promise: which (`rule`), by whom (`key`), seen in which revision, and the objects that show it."""
+    """A violated guarantee (`rule`), the object that violates it (`key`), the revision, and objects that show it."""
 
     rule: str
     key: str
     message: str
     revision: int
     at: float
-    exhibits: tuple[Exhibit, ...] = ()
+    objects: tuple[ObjectVersion, ...] = ()
 
     def line(self) -> str:
         """One line of JSON."""
-        shown = [
+        objects = [
             {
                 "kind": one.kind,
                 "key": one.key,
                 "resourceVersion": str(one.revision),
                 "object": None if one.document is None else json.loads(compact(one.document)),
             }
-            for one in self.exhibits
+            for one in self.objects
         ]
         body = {
             "violation": self.rule,
@@ -46,6 +50,6 @@ class Violation:
             "message": self.message,
             "resourceVersion": str(self.revision),
             "at": round(self.at, 3),
-            "objects": shown,
+            "objects": objects,
         }
         return json.dumps(body, separators=(",", ":"))

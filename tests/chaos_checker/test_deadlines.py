@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.judge.history import History
+from tests.chaos_checker.history import History
 
 PARTIAL = "no partial gang"
 EQUAL = "status equals pods"
@@ -27,12 +27,12 @@ def test_a_gang_that_stays_half_bound_past_its_start_timeout() -> None:
 def test_a_gang_that_is_half_bound_for_a_while() -> None:
     history = half_bound()
     history.wait(8)
-    history.status("a", "Admitted", "Evicted", places=["n0", "n1"])
+    history.status("a", "Admitted", "Evicted", placement=["n0", "n1"])
     history.wait(8)
     assert history.rules == []
 
 
-def test_while_others_have_news_a_gang_has_more_time() -> None:
+def test_while_other_jobs_change_a_gang_has_more_time() -> None:
     history = History()
     (key,) = history.running("a", "n0")
     history.phase(key, "Succeeded")
@@ -45,18 +45,18 @@ def test_while_others_have_news_a_gang_has_more_time() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_no_gang_is_late_while_no_operator_leads() -> None:
+def test_no_gang_is_overdue_while_no_operator_leads() -> None:
     history = half_bound()
-    history.wait(60, led=False)
+    history.wait(60, leads=False)
     assert history.rules == []
 
 
-def test_a_leader_that_changes_gets_its_time() -> None:
+def test_a_new_leader_extends_every_deadline() -> None:
     history = half_bound()
     for number in range(8):
         history.wait(4)
         history.lease(f"operator-{number}")
-        history.now += 4  # nobody renews: the next one waits for the Lease to run out
+        history.now += 4  # the next operator waits until the Lease expires
     assert history.rules == []
 
 
@@ -70,7 +70,7 @@ def test_a_pod_that_is_missing() -> None:
     assert history.violations[0].message == "has 1 pods of 2"
 
 
-def test_during_backoff_no_pod_is_missed() -> None:
+def test_during_backoff_no_pod_is_missing() -> None:
     history = History()
     history.job("a")
     history.admit("a", "n0", attempt=1, requeueAfter=history.time(60))
@@ -80,7 +80,7 @@ def test_during_backoff_no_pod_is_missed() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_a_gang_that_is_ready_and_not_said_to_be() -> None:
+def test_a_ready_gang_whose_status_is_not_ready() -> None:
     history = History()
     history.job("a")
     history.admit("a", "n0")
@@ -91,7 +91,7 @@ def test_a_gang_that_is_ready_and_not_said_to_be() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_a_gang_that_is_said_to_be_ready_and_is_not() -> None:
+def test_a_status_that_is_ready_without_a_ready_pod() -> None:
     history = History()
     (key,) = history.running("a", "n0")
     history.phase(key, "Running", ready=False)
@@ -107,7 +107,7 @@ def test_a_failed_pod_that_does_not_fail_its_gang() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_work_that_is_done_and_not_acknowledged() -> None:
+def test_a_gang_that_succeeded_and_is_not_complete() -> None:
     history = History()
     (key,) = history.running("a", "n0")
     history.phase(key, "Succeeded")
@@ -115,35 +115,35 @@ def test_work_that_is_done_and_not_acknowledged() -> None:
     assert history.rules == [EQUAL]
 
 
-def test_a_gang_that_leaves_and_is_not_stopped() -> None:
+def test_an_evicted_gang_that_is_not_stopped() -> None:
     history = History()
     history.running("a", "n0")
-    history.status("a", "Admitted", "Evicted", places=["n0"])
+    history.status("a", "Admitted", "Evicted", placement=["n0"])
     history.wait(15)
     assert history.rules == [EQUAL]
 
 
-def test_a_gang_that_has_left_and_is_not_queued_again() -> None:
+def test_a_stopped_gang_that_is_not_queued_again() -> None:
     history = History()
     (key,) = history.running("a", "n0")
-    history.status("a", "Admitted", "Evicted", places=["n0"])
+    history.status("a", "Admitted", "Evicted", placement=["n0"])
     history.stop(key)
     history.wait(30)
     assert history.rules == []
-    history.drop("Pod", key)
+    history.remove("Pod", key)
     history.wait(15)
     assert history.rules == [EQUAL]
 
 
-def test_pods_of_a_gang_that_is_over() -> None:
+def test_live_pods_of_a_gang_that_has_ended() -> None:
     history = History()
     history.running("a", "n0")
-    history.status("a", "Failed", places=["n0"])
+    history.status("a", "Failed", placement=["n0"])
     history.wait(15)
     assert history.rules == [EQUAL]
 
 
-def test_news_of_its_node_is_news_of_a_gang() -> None:
+def test_a_change_of_its_node_extends_a_gangs_deadline() -> None:
     history = History()
     (key,) = history.running("a", "n0")
     history.phase(key, "Succeeded")

@@ -1,11 +1,11 @@
-"""The judge's formulas against those of the planner: written twice, from one definition, by different hands."""
+"""The checker's formulas against those of the planner: written twice, independently, from one definition."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cluster.chaos.judge import objects
-from tests.cluster.chaos.judge.quota import Tree
+from tests.cluster.chaos.checker import objects
+from tests.cluster.chaos.checker.quota import Tree
 
 from muster import model
 from muster.quota import QuotaUsage, queue_tree
@@ -14,7 +14,7 @@ CELL = ("any", "gpu")
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[model.QueueInfo], dict[str, int]]:
+def charged_trees(draw: st.DrawFn) -> tuple[list[model.QueueInfo], dict[str, int]]:
     """A tree of up to 7 queues and what is charged to its leaves."""
     parents: list[int] = [draw(st.integers(-1, index - 1)) for index in range(draw(st.integers(1, 7)))]
     queues = []
@@ -28,14 +28,14 @@ def worlds(draw: st.DrawFn) -> tuple[list[model.QueueInfo], dict[str, int]]:
     return queues, {leaf: draw(st.integers(0, 12)) for leaf in leaves}
 
 
-@given(worlds(), st.integers(0, 12))
-def test_both_allow_the_same(world: tuple[list[model.QueueInfo], dict[str, int]], asked: int) -> None:
-    queues, charged = world
+@given(charged_trees(), st.integers(0, 12))
+def test_both_allow_the_same(charged_tree: tuple[list[model.QueueInfo], dict[str, int]], requested: int) -> None:
+    queues, charged = charged_tree
     tree = queue_tree(queues)
     charges = QuotaUsage(tree)
     for leaf, amount in charged.items():
         charges.add(tree.index[leaf], [(tree.cell_index[CELL], amount)])
-    ours = Tree(
+    checked = Tree(
         {
             queue.name: objects.Queue(
                 queue.name,
@@ -47,6 +47,6 @@ def test_both_allow_the_same(world: tuple[list[model.QueueInfo], dict[str, int]]
     )
     taken = {leaf: {CELL: amount} for leaf, amount in charged.items()}
     for leaf in charged:
-        assert ours.available(leaf, CELL, taken) == charges.available(tree.index[leaf], tree.cell_index[CELL])
-        allowed = charges.fits(tree.index[leaf], [(tree.cell_index[CELL], asked)])
-        assert (not ours.refuses(leaf, {CELL: asked}, taken)) == (allowed or asked == 0)
+        assert checked.available(leaf, CELL, taken) == charges.available(tree.index[leaf], tree.cell_index[CELL])
+        allowed = charges.fits(tree.index[leaf], [(tree.cell_index[CELL], requested)])
+        assert (not checked.refuses(leaf, {CELL: requested}, taken)) == (allowed or requested == 0)

@@ -1,4 +1,4 @@
-"""What the judge reads of an object, as it lies in etcd. Amounts are whole numbers: thousandths of a unit."""
+"""The fields of objects that the checker reads, as stored in etcd. Amounts are whole numbers: thousandths of a unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 Json = Mapping[str, Any]
-Seat = tuple[str, int]  # role, index
+Slot = tuple[str, int]  # role, index
 
 GROUP = "muster.dev"
 _SUFFIXES = {
@@ -35,8 +35,8 @@ def seconds(text: str | None) -> float | None:
     return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def asks_for(spec: Json) -> dict[str, int]:
-    """What a pod takes of its node: containers and native sidecars side by side, or its largest init container."""
+def pod_request(spec: Json) -> dict[str, int]:
+    """What a pod uses of its node: containers and native sidecars side by side, or its largest init container."""
     side_by_side: Counter[str] = Counter()
     largest: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
@@ -54,14 +54,14 @@ def asks_for(spec: Json) -> dict[str, int]:
 
 def _container(container: Json) -> dict[str, int]:
     resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: quantity(str(value)) for name, value in asked.items()}
+    requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: quantity(str(value)) for name, value in requests.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a pod says of its job's admission: of which flavor its node is, and which generation of the job was decided
-    about."""
+class AdmissionRecord:
+    """A pod's record of its job's admission: the flavor of its node, and the generation of the job that was decided
+    on."""
 
     flavor: str
     generation: int
@@ -74,31 +74,31 @@ class Pod:
     key: str  # namespace/name
     uid: str
     job: str
-    seat: Seat
+    slot: Slot
     attempt: int
     pin: str
     node: str
     phase: str
     ready: bool
     stopping: bool
-    forced: bool  # it stops without any grace
-    disrupted: bool  # somebody else evicts it, and says so
-    asks: Mapping[str, int]
-    told: Told | None  # None: it says nothing of an admission
+    forced: bool  # deleted without a grace period
+    disrupted: bool  # marked as stopped by another client than the operator
+    requests: Mapping[str, int]
+    record: AdmissionRecord | None
 
     @property
     def live(self) -> bool:
-        """Whether it takes room, or will."""
+        """Whether it uses capacity, or will."""
         return self.phase not in ("Succeeded", "Failed")
 
     @property
-    def up(self) -> bool:
+    def started(self) -> bool:
         """Whether it has started."""
         return self.phase == "Succeeded" or (self.phase == "Running" and self.ready)
 
 
-DISRUPTED = "chaos.muster.dev/disrupted"  # annotation by which whoever deletes a pod owns up to it
-ADMITTED = "muster.dev/admitted"  # annotation by which a pod tells that its job is admitted
+DISRUPTED = "chaos.muster.dev/disrupted"  # annotation on pods that the driver stops
+ADMITTED = "muster.dev/admitted"  # annotation in which a pod records the admission of its job
 
 
 def pod(document: Json) -> Pod:
@@ -112,7 +112,7 @@ def pod(document: Json) -> Pod:
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
         job=job,
-        seat=(labels.get("muster.dev/role", ""), int(labels.get("muster.dev/index", -1))),
+        slot=(labels.get("muster.dev/role", ""), int(labels.get("muster.dev/index", -1))),
         attempt=int(labels.get("muster.dev/attempt", -1)),
         pin=_pin(spec),
         node=spec.get("nodeName") or "",
@@ -121,17 +121,17 @@ def pod(document: Json) -> Pod:
         stopping=meta.get("deletionTimestamp") is not None,
         forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
-        asks=asks_for(spec),
-        told=_told(annotations.get(ADMITTED)),
+        requests=pod_request(spec),
+        record=_admission_record(annotations.get(ADMITTED)),
     )
 
 
-def _told(text: str | None) -> Told | None:
+def _admission_record(text: str | None) -> AdmissionRecord | None:
     try:
         body = json.loads(text or "null")
-        return Told(str(body["flavor"]), int(body["generation"]))
+        return AdmissionRecord(str(body["flavor"]), int(body["generation"]))
     except (ValueError, TypeError, KeyError):
-        return None  # it tells nothing
+        return None
 
 
 def _pin(spec: Json) -> str:
@@ -146,32 +146,33 @@ def _pin(spec: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """Room promised: pods by (role, flavor, node)."""
+class Nomination:
+    """Capacity nominated for a job: pods by (role, flavor, node)."""
 
-    places: Mapping[tuple[str, str, str], int]
+    placement: Mapping[tuple[str, str, str], int]
     victims: frozenset[str]
     expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A TrainingJob. `places` says the node of each seat, `flavors` the kind of node of each role, `fewest` the pods
-    that each role has to have. `by` is the pod that tells of the admission where the status does not, else ""."""
+    """A TrainingJob. `placement` is the node of each slot, `flavors` the flavor of each role, `min_pods` the number of
+    pods that each role needs. `admitted_by` is the pod that records the admission while the status does not, else
+    ""."""
 
     key: str
     uid: str
     generation: int
     deleted_at: float  # 0: it is not being deleted
     queue: str
-    off: bool  # suspended or cancelled by its user
+    stopped_by_user: bool  # suspended or cancelled
     start_timeout_s: float
-    asks: Mapping[str, Mapping[str, int]]  # by role, of one pod
-    fewest: Mapping[str, int]
+    requests: Mapping[str, Mapping[str, int]]  # by role, of one pod
+    min_pods: Mapping[str, int]
     essential: frozenset[str]
     admitted: bool
-    leaving: bool
-    waits_for_room: bool  # what is held for it is not free yet, as far as the operator knew
+    evicted: bool
+    waits_for_preemption: bool  # its nominated capacity was still in use, as far as the operator knew
     suspended: bool
     finished: bool
     ready: bool
@@ -180,23 +181,23 @@ class Job:
     attempt: int
     pods_wanted: int
     pods_ready: int
-    places: Mapping[Seat, str]
+    placement: Mapping[Slot, str]
     flavors: Mapping[str, str]
     not_before: float  # backoff; 0 without
-    hold: Hold | None
+    nomination: Nomination | None
     eviction_for: str
     status: Json = field(repr=False)
-    by: str = ""
+    admitted_by: str = ""
 
     @property
     def deleted(self) -> bool:
-        """Whether it is to go."""
+        """Whether it is being deleted."""
         return self.deleted_at > 0
 
     @property
     def runs(self) -> bool:
-        """Admitted, and neither over nor on its way out."""
-        return self.admitted and not (self.leaving or self.finished)
+        """Admitted, and neither evicted nor finished."""
+        return self.admitted and not (self.evicted or self.finished)
 
 
 def job(document: Json) -> Job:
@@ -205,21 +206,21 @@ def job(document: Json) -> Job:
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     true = {name for name, one in conditions.items() if one["status"] == "True"}
     placement = status.get("placement") or ()
-    hold = status.get("nomination")
+    nomination = status.get("nomination")
     return Job(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
         generation=int(meta.get("generation") or 1),
         deleted_at=seconds(meta.get("deletionTimestamp")) or 0.0,
         queue=spec.get("queue") or "default",
-        off=bool(spec.get("suspend") or spec.get("cancel")),
+        stopped_by_user=bool(spec.get("suspend") or spec.get("cancel")),
         start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
-        asks={role["name"]: asks_for(role["template"]["spec"]) for role in spec["roles"]},
-        fewest={role["name"]: int(role.get("minReplicas") or role.get("replicas") or 1) for role in spec["roles"]},
+        requests={role["name"]: pod_request(role["template"]["spec"]) for role in spec["roles"]},
+        min_pods={role["name"]: int(role.get("minReplicas") or role.get("replicas") or 1) for role in spec["roles"]},
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
-        leaving="Admitted" in true and "Evicted" in true,
-        waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
+        evicted="Admitted" in true and "Evicted" in true,
+        waits_for_preemption=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
         suspended="Suspended" in true,
         finished=bool(true & {"Complete", "Failed", "Cancelled"}),
         ready="PodsReady" in true,
@@ -228,17 +229,17 @@ def job(document: Json) -> Job:
         attempt=int(status.get("attempt") or 0),
         pods_wanted=int(status.get("podsWanted") or 0),
         pods_ready=int(status.get("podsReady") or 0),
-        places={seat: node for seat, _, node in _seats(placement)},
+        placement={slot: node for slot, _, node in _slots(placement)},
         flavors={part["role"]: part.get("flavor") or "" for part in placement},
         not_before=seconds(status.get("requeueAfter")) or 0.0,
-        hold=None if hold is None else _hold(hold),
+        nomination=None if nomination is None else _nomination(nomination),
         eviction_for=(status.get("eviction") or {}).get("for") or "",
         status=status,
     )
 
 
-def _seats(placement: Iterable[Json]) -> Iterable[tuple[Seat, str, str]]:
-    """(seat, flavor, node) of every pod of a placement."""
+def _slots(placement: Iterable[Json]) -> Iterable[tuple[Slot, str, str]]:
+    """(slot, flavor, node) of every pod of a placement."""
     for part in placement:
         for share in part.get("nodes") or ():
             first, _, last = share["indexes"].partition("-")
@@ -246,14 +247,15 @@ def _seats(placement: Iterable[Json]) -> Iterable[tuple[Seat, str, str]]:
                 yield (part["role"], index), part.get("flavor") or "", share["node"]
 
 
-def _hold(hold: Json) -> Hold:
-    places = Counter((role, flavor, node) for (role, _), flavor, node in _seats(hold.get("placement") or ()))
-    return Hold(places, frozenset(hold.get("victims") or ()), seconds(hold["expiresAt"]) or 0.0)
+def _nomination(nomination: Json) -> Nomination:
+    slots = _slots(nomination.get("placement") or ())
+    pods = Counter((role, flavor, node) for (role, _), flavor, node in slots)
+    return Nomination(pods, frozenset(nomination.get("victims") or ()), seconds(nomination["expiresAt"]) or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node and its room."""
+    """A node and its allocatable amounts."""
 
     key: str
     allocatable: Mapping[str, int]
@@ -263,8 +265,8 @@ class Node:
 def node(document: Json) -> Node:
     """Read one."""
     allocatable = (document.get("status") or {}).get("allocatable") or {}
-    room = {name: quantity(str(value)) for name, value in allocatable.items()}
-    return Node(document["metadata"]["name"], room, document["metadata"].get("labels") or {})
+    amounts = {name: quantity(str(value)) for name, value in allocatable.items()}
+    return Node(document["metadata"]["name"], amounts, document["metadata"].get("labels") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,7 @@ def queue(document: Json) -> Queue:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads, and when that was last said."""
+    """The holder of a Lease, and its last renewal."""
 
     key: str
     holder: str
@@ -304,6 +306,6 @@ def lease(document: Json) -> Lease:
 
 
 def compact(document: Json) -> str:
-    """An object for a report, without what nobody reads."""
+    """An object for a report, without managedFields."""
     meta = {name: value for name, value in document.get("metadata", {}).items() if name != "managedFields"}
     return json.dumps({**document, "metadata": meta}, separators=(",", ":"))

@@ -1,0 +1,98 @@
+"""Checks every event in the order in which etcd committed it, and periodically what should have happened by now.
+
+Because objects of all kinds are in one order, most guarantees are checked exactly, after every single write. The
+remaining tolerances, and why:
+
+- Quota: an admission was decided before it was written, so it is correct if it was correct by any quota in force during
+  the last QUOTA_WITHIN_S. Usage is taken as it is at the write, since only the operator adds to it; but capacity that a
+  terminating job still uses is charged once: one cycle may admit some jobs and nominate that capacity for others.
+- An admission that a pod records is checked when that pod is created, as if it was written then. Nothing guards it
+  against an edit or deletion in between, so it may be about the job as it was up to DECISION_AGE_S ago.
+- Capacity of a node: unmanaged pods that were bound less than UNMANAGED_WITHIN_S ago may have been unknown.
+- What users and the cluster do (delete a job, evict a pod, remove a node) is not the operator's responsibility.
+- Deadlines (`deadlines.py`): counted only while an operator holds the Lease and renews it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.cluster.chaos.checker.capacity import CapacityChecks
+from tests.cluster.chaos.checker.deadlines import Deadlines
+from tests.cluster.chaos.checker.evictions import check_eviction, check_stopped_pod
+from tests.cluster.chaos.checker.gang import check_created_pod, check_placement
+from tests.cluster.chaos.checker.leaks import LeakChecks
+from tests.cluster.chaos.checker.model import ClusterModel, Event
+from tests.cluster.chaos.checker.objects import Job, Lease, Pod
+from tests.cluster.chaos.checker.violation import Finding, ObjectVersion, Violation
+
+
+class InvariantChecker:
+    """Calls `report` with every violation, once for each rule and object."""
+
+    def __init__(self, report: Callable[[Violation], None]) -> None:
+        self.model = ClusterModel()
+        self.revision = 0
+        self._report = report
+        self._reported: set[tuple[str, str]] = set()
+        self._capacity = CapacityChecks()
+        self._deadlines = Deadlines()
+        self._leaks = LeakChecks()
+
+    def apply(self, event: Event) -> None:
+        """Check the next event, in the order of revisions."""
+        self.revision = event.revision
+        before, after = self.model.change(event)
+        for finding in self._findings(event, before, after):
+            self._add(finding, event.at)
+
+    def tick(self, now: float) -> None:
+        """Check deadlines; everything that was committed until `now` has been applied."""
+        for finding in self._deadlines.overdue(self.model, now):
+            self._add(finding, now)
+
+    def end(self, now: float) -> None:
+        """Check what is left at the end of the run."""
+        for finding in self._leaks.leaked(self.model):
+            self._add(finding, now)
+
+    def _findings(self, event: Event, before: object, after: object) -> Iterator[Finding]:
+        model, at = self.model, event.at
+        self._leaks.count(event)
+        if event.kind == "Pod":
+            old, new = before if isinstance(before, Pod) else None, after if isinstance(after, Pod) else None
+            self._deadlines.on_pod(old, new, at)
+            yield from check_stopped_pod(model, old, new, at)  # by the job as it was while the old pod recorded it
+            changed = model.apply_record(old, new, at)
+            yield from check_created_pod(model, old, new, at)
+            yield from self._capacity.check_pod(model, old, new, at)
+            if changed is not None and changed[1].admitted_by:
+                self._leaks.count_pod_admission(changed[1])
+                yield from self._check_admission(*changed, at)
+        elif event.kind == "TrainingJob":
+            old_job, job = before if isinstance(before, Job) else None, after if isinstance(after, Job) else None
+            self._deadlines.on_job(old_job, job, at)
+            if job is not None:
+                yield from check_placement(model, old_job, job)
+                yield from check_eviction(model, old_job, job, at)
+                yield from self._check_admission(old_job, job, at)
+        elif event.kind == "Node":
+            self._deadlines.on_node(event.key, at)
+        elif event.kind == "Lease" and isinstance(after, Lease):
+            self._deadlines.on_lease(before if isinstance(before, Lease) else None, after, at)
+
+    def _check_admission(self, old: Job | None, job: Job, at: float) -> Iterator[Finding]:
+        """A job may have been admitted, by its status or its pod."""
+        self.model.remember_flavors(job)
+        yield from self._capacity.check_job(self.model, old, job, at)
+
+    def _add(self, finding: Finding, at: float) -> None:
+        rule, key, message, references = finding
+        if (rule, key) in self._reported:
+            return
+        self._reported.add((rule, key))
+        objects = []
+        for kind, object_key in references:
+            revision, document = self.model.documents.get((kind, object_key), (self.revision, None))
+            objects.append(ObjectVersion(kind, object_key, revision, document))
+        self._report(Violation(rule, key, message, self.revision, at, tuple(objects)))

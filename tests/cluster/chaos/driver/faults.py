@@ -1,0 +1,226 @@
+"""Faults, each a function that injects it and schedules its repair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+from tests.cluster.chaos.checker.objects import DISRUPTED
+from tests.cluster.chaos.driver import cluster_objects
+from tests.cluster.chaos.driver.environment import GROUP, Environment
+from tests.cluster.chaos.driver.operators import LEASE_S
+
+Json = dict[str, Any]
+Fault = Callable[[Environment, Random], None]
+
+
+def plan(env: Environment) -> None:
+    """Schedule all faults of a run, by the seed."""
+    times, at, number = env.size.rng("times"), 2.0, 0
+    names = [fault for fault, weight in FAULTS for _ in range(weight)]
+    while at < env.size.fault_s:
+        rng = env.size.rng("trouble", number)  # not renamed: the faults of a seed follow from it
+        env.at(at, _injected(env, rng.choice(names), rng))
+        at += times.expovariate(1.0 / env.size.fault_interval_s)
+        number += 1
+
+
+def _injected(env: Environment, fault: Fault, rng: Random) -> Callable[[], None]:
+    def inject() -> None:
+        env.counts[fault.__name__] += 1
+        fault(env, rng)
+
+    inject.__qualname__ = fault.__name__
+    return inject
+
+
+# ---- operators
+
+
+def operator_killed(env: Environment, rng: Random) -> None:
+    """SIGKILL; it restarts at once, half of the time with the same identity."""
+    slots = env.operators.slots
+    slot = rng.choice(slots) if slots else 0
+    identity = env.operators.kill(slot)
+    env.operators.start(slot, same=identity if rng.random() < 0.5 else "")
+
+
+def second_operator(env: Environment, rng: Random) -> None:
+    """A second one starts, or one of two is killed."""
+    if len(env.operators.slots) > 1:
+        env.operators.kill(rng.choice(env.operators.slots))
+    else:
+        env.operators.start(1 if 0 in env.operators.slots else 0)
+
+
+def leader_frozen(env: Environment, rng: Random) -> None:
+    """SIGSTOP of the leader while there is another one; SIGCONT when that one leads."""
+    env.operators.start(0)
+    env.operators.start(1)
+    slot = env.leader()
+    if slot is not None:
+        env.operators.freeze(slot)
+        env.at(env.now + LEASE_S + rng.uniform(0.0, 5.0), lambda: env.operators.thaw(slot))
+
+
+def connections_cut(env: Environment, rng: Random) -> None:
+    """Some or all connections of an operator break, with the watches and calls in them."""
+    if env.operators.slots:
+        env.operators.proxy(rng.choice(env.operators.slots)).cut(rng.choice((0.2, 0.5, 1.0)))
+
+
+def connections_slow(env: Environment, rng: Random) -> None:
+    """Requests and answers of an operator are delayed for a while."""
+    if env.operators.slots:
+        slot, delay_s = rng.choice(env.operators.slots), rng.uniform(0.02, 0.3)
+        env.operators.proxy(slot).slow(rng.uniform(1.0, 4.0), delay_s)
+
+
+def api_server_killed(env: Environment, rng: Random) -> None:
+    """SIGKILL; it restarts at once."""
+    env.plane.restart_apiserver()
+
+
+# ---- nodes
+
+
+def _a_node(env: Environment, rng: Random, *, in_use: bool = False) -> str | None:
+    """A node without a fault; `in_use`: mostly one with a pod of a job."""
+    names = [name for name in env.node_names() if name not in env.faulty_nodes]
+    if in_use and rng.random() < 0.8:
+        pods = env.pods(labelSelector="muster.dev/job")
+        used = {pod["spec"].get("nodeName") for pod in pods if pod["status"].get("phase") in ("Pending", "Running")}
+        names = [name for name in names if name in used] or names
+    return rng.choice(names) if names else None
+
+
+def _faulty(env: Environment, name: str, seconds: float, repair: Callable[[], Any]) -> None:
+    env.faulty_nodes.add(name)
+
+    def recover() -> None:
+        env.retry(repair)
+        env.faulty_nodes.discard(name)
+
+    env.at(env.now + seconds, recover)
+
+
+def node_deleted(env: Environment, rng: Random) -> None:
+    """A node is deleted, and created again with its name."""
+    name = _a_node(env, rng, in_use=True)
+    if name is not None:
+        _faulty(env, name, rng.uniform(0.5, 8.0), lambda: env.add_node(name))
+        env.retry(lambda: env.api.delete(f"/api/v1/nodes/{name}"))
+
+
+def node_cordoned(env: Environment, rng: Random) -> None:
+    """No new pod may be scheduled on a node for a while."""
+    name = _a_node(env, rng)
+    if name is not None:
+        path = f"/api/v1/nodes/{name}"
+        _faulty(env, name, rng.uniform(2.0, 10.0), lambda: env.api.patch(path, {"spec": {"unschedulable": None}}))
+        env.retry(lambda: env.api.patch(path, {"spec": {"unschedulable": True}}))
+
+
+def node_tainted(env: Environment, rng: Random) -> None:
+    """A taint that repels pods, evicts them, requests a drain, or declares the node out of service."""
+    name = _a_node(env, rng, in_use=True)
+    if name is None:
+        return
+    key, effect = rng.choice(
+        (
+            ("example.com/maintenance", "NoSchedule"),
+            ("example.com/maintenance", "NoExecute"),
+            ("muster.dev/drain", "NoSchedule"),
+            ("node.kubernetes.io/out-of-service", "NoExecute"),
+        )
+    )
+    path = f"/api/v1/nodes/{name}"
+    _faulty(env, name, rng.uniform(2.0, 8.0), lambda: env.api.patch(path, {"spec": {"taints": None}}))
+    env.retry(lambda: env.api.patch(path, {"spec": {"taints": [{"key": key, "effect": effect}]}}))
+
+
+def node_not_ready(env: Environment, rng: Random) -> None:
+    """A kubelet stops reporting: just now, or for so long that its pods count as lost."""
+    name = _a_node(env, rng, in_use=True)
+    if name is None:
+        return
+    since = datetime.now(UTC) - timedelta(seconds=rng.choice((0, 400)))
+    ready = rng.choice(("Unknown", "Unknown", "False"))
+
+    def repair() -> None:
+        env.plane.set_ready(name, "True")
+        env.plane.resume_kubelet(name)
+
+    _faulty(env, name, rng.uniform(2.0, 8.0), repair)
+    env.retry(lambda: env.plane.stop_kubelet(name))
+    env.retry(lambda: env.plane.set_ready(name, ready, since))
+
+
+# ---- pods and quotas
+
+
+def _a_pod(env: Environment, rng: Random) -> Json | None:
+    pods = [pod for pod in env.pods(labelSelector="muster.dev/job") if "deletionTimestamp" not in pod["metadata"]]
+    live = [pod for pod in pods if pod["status"].get("phase") in ("Pending", "Running")]
+    return rng.choice(sorted(live, key=lambda pod: str(pod["metadata"]["name"]))) if live else None
+
+
+def pod_evicted(env: Environment, rng: Random) -> None:
+    """Another client evicts a pod through the eviction API, as `kubectl drain` does."""
+    pod = _a_pod(env, rng)
+    if pod is not None:
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        _mark_disrupted(env, path)
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta["name"]}}
+        env.retry(lambda: env.api.create(f"{path}/eviction", body))
+
+
+def pod_deleted(env: Environment, rng: Random) -> None:
+    """Another client deletes a pod, with or without its grace period."""
+    pod = _a_pod(env, rng)
+    if pod is not None:
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        options = rng.choice(({}, {"gracePeriodSeconds": 0}))
+        _mark_disrupted(env, path)
+        env.retry(lambda: env.api.delete(path, **options))
+
+
+def _mark_disrupted(env: Environment, path: str) -> None:
+    """Mark the pod: another client than the operator stops it."""
+    env.retry(lambda: env.api.patch(path, {"metadata": {"annotations": {DISRUPTED: "by the driver"}}}))
+
+
+def unmanaged_pods(env: Environment, rng: Random) -> None:
+    """Unmanaged pods use capacity of some nodes."""
+    for _ in range(rng.randint(1, max(2, env.size.nodes // 20))):
+        env.unmanaged += 1
+        env.create_unmanaged_pod(env.unmanaged)
+
+
+def quota_edited(env: Environment, rng: Random) -> None:
+    """A queue gets more or less quota; it is repaired at the end."""
+    name = rng.choice(sorted(cluster_objects.TREE))
+    resources = cluster_objects.edited(env.size, name, rng)
+    env.retry(lambda: env.api.patch(f"{GROUP}/queues/{name}", {"spec": {"resources": resources}}))
+
+
+FAULTS: tuple[tuple[Fault, int], ...] = (
+    (operator_killed, 6),
+    (second_operator, 3),
+    (leader_frozen, 2),
+    (connections_cut, 5),
+    (connections_slow, 3),
+    (api_server_killed, 1),
+    (node_deleted, 3),
+    (node_cordoned, 3),
+    (node_tainted, 3),
+    (node_not_ready, 3),
+    (pod_evicted, 3),
+    (pod_deleted, 4),
+    (unmanaged_pods, 4),
+    (quota_edited, 2),
+)
