@@ -1,7 +1,7 @@
 """EASY backfill: reservations for gangs that cannot start yet, and which gangs may start before them.
 
 `maxRuntimeSeconds` gives the latest release of every running gang. So a blocked gang gets a reservation: the time and
-place at which it will fit. Others may start if they are gone by then, or if they do not use the reserved capacity. A
+nodes at which it will fit. Others may start if they are gone by then, or if they do not use the reserved capacity. A
 gang without a maximum run time is never gone by then.
 """
 
@@ -21,8 +21,8 @@ from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, Ordere
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Time and place for one gang, and the capacity left beside it then. `at` is infinite if gangs without a maximum
-    run time have to leave first, and minus infinity if only terminating gangs do."""
+    """Time and nodes for one gang, and the capacity left beside it then. `at` is infinite if gangs without a maximum
+    run time have to end first, and minus infinity if only terminating gangs do."""
 
     gang_uid: str
     root: int
@@ -106,35 +106,35 @@ class BackfillReservations:
         gang_request, ledger = request.gang_request, self.ledger
         best: tuple[int, int, GangAssignment, FreeCapacity] | None = None
         for index, option in enumerate(gang_request.options):
-            least = request.min_quota[index]
+            amounts = request.min_quota[index]
             taken = any((root, flavor) in self._reserved for flavor in option.flavors)
-            if taken or not ledger.usage_now.fits(request.queue, least):
+            if taken or not ledger.usage_now.fits(request.queue, amounts):
                 continue
-            moment = self._forecast().earliest_fit(request.queue, least)
-            if moment is None:
+            time_point = self._forecast().earliest_fit(request.queue, amounts)
+            if time_point is None:
                 continue
-            most = len(self.releases()) if best is None else best[0] - 1
-            found = self._earliest_fit(option, request, int(self._forecast().released_counts[moment]), most)
+            limit = len(self.releases()) if best is None else best[0] - 1
+            found = self._earliest_fit(option, request, int(self._forecast().released_counts[time_point]), limit)
             if found is not None:
                 best = (found[0], index, *found[1:])
         if best is None:
             return
-        count, index, place, spare = best
-        spare.add(place.node_usage, -1)
+        count, index, nodes, capacity = best
+        capacity.add(nodes.node_usage, -1)
         last = self.releases().key_at(count)
         flavors = frozenset(gang_request.options[index].flavors)
         reservation = Reservation(
-            uid, root, gang_request.options[index], flavors, last[0], place, ReservedCapacity(spare, last)
+            uid, root, gang_request.options[index], flavors, last[0], nodes, ReservedCapacity(capacity, last)
         )
         self.reservations.append(reservation)
         self._reserved.update((root, flavor) for flavor in reservation.flavors)
         ledger.reserved.append(reservation.capacity)
         self.start_times[uid] = reservation.at
-        outlook = self._forecast()
-        outlook.add(request.queue, request.min_quota[index], outlook.index_after(count), None)
+        forecast = self._forecast()
+        forecast.add(request.queue, request.min_quota[index], forecast.index_after(count), None)
 
     def may_reserve(self, request: QueueRequest, code: WaitReason) -> bool:
-        """Whether a refused gang may get a reservation: no gang ahead of it has a claim (in the leaf, if quota is
+        """Whether a rejected gang may get a reservation: no gang ahead of it has a claim (in the leaf, if quota is
         short) or a reservation (in the root) in the flavors of some option."""
         if code == "QuotaExceeded":
             taken, queue = self._claimed, request.queue
@@ -161,16 +161,16 @@ class BackfillReservations:
         for index, option in enumerate(request.gang_request.options):
             if any((request.queue, flavor) in self._claimed for flavor in option.flavors):
                 continue
-            moment = self._forecast().earliest_fit(request.queue, request.min_quota[index])
-            if moment is not None and (best is None or moment < best[0]):
-                best = moment, index
+            time_point = self._forecast().earliest_fit(request.queue, request.min_quota[index])
+            if time_point is not None and (best is None or time_point < best[0]):
+                best = time_point, index
         if best is None:
             return
-        moment, index = best
+        time_point, index = best
         self._claimed.update((request.queue, flavor) for flavor in request.gang_request.options[index].flavors)
-        outlook = self._forecast()
-        outlook.add(request.queue, request.min_quota[index], moment, None)
-        self.start_times[uid] = float(outlook.times[moment])
+        forecast = self._forecast()
+        forecast.add(request.queue, request.min_quota[index], time_point, None)
+        self.start_times[uid] = float(forecast.times[time_point])
 
     def _earliest_fit(
         self, option: FlavorOption, request: QueueRequest, low: int, high: int
@@ -194,8 +194,8 @@ class BackfillReservations:
                 high, enough = middle, after
             else:
                 released, capacity, low = middle, after, middle + 1
-        place = fit(table, option, sizes, enough)
-        return None if place is None else (high, place, enough)
+        nodes = fit(table, option, sizes, enough)
+        return None if nodes is None else (high, nodes, enough)
 
     def _capacity_after(self, count: int) -> FreeCapacity:
         """Capacity after this many releases, without what is reserved."""
@@ -206,9 +206,9 @@ class BackfillReservations:
         return capacity
 
     def _releases_in_order(self) -> OrderedReleases:
-        departures = self.releases()
+        releases = self.releases()
         if self._ordered is None:
-            self._ordered = departures.in_order()
+            self._ordered = releases.in_order()
         return self._ordered
 
     def releases(self) -> ExpectedReleases:
@@ -222,6 +222,5 @@ class BackfillReservations:
         return self._merged
 
     def _forecast(self) -> QuotaForecast:
-        if self.ledger.quota_forecast is None:
-            self.ledger.quota_forecast = QuotaForecast(self.ledger.usage_later, self.releases())
-        return self.ledger.quota_forecast
+        forecast = self.ledger.quota_forecast
+        return self.ledger.start_quota_forecast(self.releases()) if forecast is None else forecast

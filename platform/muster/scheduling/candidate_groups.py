@@ -78,12 +78,12 @@ class NodeCandidateGroups:
 
     def within(self, region: BoolArray) -> Iterator[CandidateGroup]:
         """Groups on nodes of a region, cheapest first; then every victim that is in none of them, alone."""
-        bundled: set[int] = set()
+        grouped: set[int] = set()
         for _, row, members in self._by_cost:
             if region[row]:
-                bundled.update(members)
+                grouped.update(members)
                 yield CandidateGroup(tuple(self._victims[i] for i in members), TargetNode(self._pod, row))
-        yield from single_groups(victim for i, victim in enumerate(self._victims) if i not in bundled)
+        yield from single_groups(victim for i, victim in enumerate(self._victims) if i not in grouped)
 
     def _add_costs(self, row: int, found: Iterable[list[int]]) -> None:
         so_far: _Cost | None = None
@@ -103,17 +103,17 @@ def _victim_lines(victims: Sequence[Victim], columns: list[int]) -> Iterator[_Li
     not."""
     shrunk = {victim.gang.uid: victim.freed.node_usage for victim in victims if victim.remaining}
     for i, victim in enumerate(victims):
-        load = victim.freed.node_usage
+        usage = victim.freed.node_usage
         if not victim.remaining and victim.gang.uid in shrunk:
-            load = _less(load, shrunk[victim.gang.uid])
-        for row, amounts in zip(load.rows.tolist(), load.amounts[:, columns].tolist(), strict=True):
+            usage = _less(usage, shrunk[victim.gang.uid])
+        for row, amounts in zip(usage.rows.tolist(), usage.amounts[:, columns].tolist(), strict=True):
             yield row, i, amounts
 
 
-def _less(load: NodeUsage, before: NodeUsage) -> NodeUsage:
-    amounts = load.amounts.copy()
-    amounts[np.searchsorted(load.rows, before.rows)] -= before.amounts
-    return NodeUsage(load.rows, amounts)
+def _less(usage: NodeUsage, before: NodeUsage) -> NodeUsage:
+    amounts = usage.amounts.copy()
+    amounts[np.searchsorted(usage.rows, before.rows)] -= before.amounts
+    return NodeUsage(usage.rows, amounts)
 
 
 def _minimal_groups(

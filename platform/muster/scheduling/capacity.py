@@ -102,14 +102,14 @@ class CapacityView(Protocol):
         ...
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `less` were taken from them."""
+        """How many fit on these rows of the table if `taken` were taken from them."""
         ...
 
 
 class FreeCapacity:
     """Free amounts of every node; negative where capacity is reserved before it is free.
 
-    With `ideal` set, nodes that are down or excluded count as well.
+    With `ignore_health`, nodes that are down or excluded count as well.
     """
 
     def __init__(self, masks: NodeMasks, free: IntArray, *, ignore_health: bool = False) -> None:
@@ -147,11 +147,11 @@ class FreeCapacity:
         copy._changes = self._changes.copy()
         return copy
 
-    def add(self, load: NodeUsage, sign: int) -> None:
+    def add(self, usage: NodeUsage, sign: int) -> None:
         """Free capacity (+1) or allocate it (-1)."""
-        if len(load.rows):
-            self.free[load.rows] += sign * load.amounts
-            self._changes.append(load.rows)
+        if len(usage.rows):
+            self.free[usage.rows] += sign * usage.amounts
+            self._changes.append(usage.rows)
             self.version += 1
 
     def counts(self, pod: PodClass) -> Counts:
@@ -163,7 +163,7 @@ class FreeCapacity:
         return self._sync(pod).counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `less` were taken from them."""
+        """How many fit on these rows of the table if `taken` were taken from them."""
         span = self.table.flavors[pod.flavor]
         fits = pods_per_node(self.table, pod, self.free[rows] - taken)
         return np.where(self._sync(pod).usable[rows - span.start], fits, 0)
@@ -240,7 +240,7 @@ class IntersectionView:
         return counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `less` were taken from them."""
+        """How many fit on these rows of the table if `taken` were taken from them."""
         fits = self._views[0].node_counts(pod, rows, taken)
         for view in self._views[1:]:
             fits = np.minimum(fits, view.node_counts(pod, rows, taken))
@@ -265,7 +265,7 @@ class ReservedView:
         return sum_by_tier(span, fits)
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `less` were taken from them as well."""
+        """How many fit on these rows of the table if `taken` were taken from them as well."""
         more = taken.copy()
         place = np.searchsorted(self._taken.rows, rows)
         hit = (place < len(self._taken.rows)) & (self._taken.rows[np.minimum(place, len(self._taken.rows) - 1)] == rows)

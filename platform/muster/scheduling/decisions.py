@@ -140,10 +140,10 @@ class Decisions:
         expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
         placement = self.to_placement(request, result.option, result.assignment)
         self._nominations.append(Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
-        by, amounts = latest_release(gang, expires_at), request.min_quota[result.option]
+        release_at, amounts = latest_release(gang, expires_at), request.min_quota[result.option]
         self._allocate(
             ExpectedRelease(
-                gang.uid, by, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts
+                gang.uid, release_at, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts
             )
         )
         names = join_names([victim.gang.name for victim, _ in victims])
@@ -169,10 +169,10 @@ class Decisions:
         """An assignment with node names."""
         nodes, gang_request = self.cache.table.nodes, request.gang_request
         parts = []
-        for role, flavor, spread in zip(
+        for role, flavor, assigned in zip(
             gang_request.roles, gang_request.options[option].flavors, assignment.roles, strict=True
         ):
-            pods = zip(spread.rows.tolist(), spread.counts.tolist(), strict=True)
+            pods = zip(assigned.rows.tolist(), assigned.counts.tolist(), strict=True)
             parts.append(RolePlacement(role.name, flavor, tuple((nodes[row].name, count) for row, count in pods)))
         return tuple(parts)
 
@@ -205,9 +205,9 @@ class Decisions:
         self.ledger.mark_releasing(victim.freed)
         self.backfill.remove_release(gang_usage.release)
         if victim.remaining:
-            load = node_usage_of_placement(self.cache.table, victim.gang, victim.remaining)
+            node_usage = node_usage_of_placement(self.cache.table, victim.gang, victim.remaining)
             amounts = quota_of_placement(self.cache.tree, gang_usage.queue, victim.gang, victim.remaining)
-            self.backfill.add_release(replace(gang_usage.release, node_usage=load, amounts=amounts))
+            self.backfill.add_release(replace(gang_usage.release, node_usage=node_usage, amounts=amounts))
 
     def _drop_nomination(self, uid: str) -> list[str]:
         """Take the nomination of another gang; return its victims that are still running, which the new nomination

@@ -69,21 +69,21 @@ def fit(
 ) -> GangAssignment | None:
     """Nodes for every pod of the gang at these sizes, or None.
 
-    `kept` are pods that are placed already, by role (never more than the sizes): the others join them in the same
+    `fixed` are pods that are placed already, by role (never more than the sizes): the others join them in the same
     domain. Their usage is not part of the result's, and `view` does not count it as free.
     """
-    spreads: dict[int, RoleAssignment] = {}
+    assignments: dict[int, RoleAssignment] = {}
     taken: NodeUsage | None = None
     for group in option.groups:
-        seen = view if taken is None else ReservedView(view, table, taken)
-        placed = _fit_group(table, group, tuple(sizes[role] for role in group.roles), seen, fixed)
+        remaining = view if taken is None else ReservedView(view, table, taken)
+        placed = _fit_group(table, group, tuple(sizes[role] for role in group.roles), remaining, fixed)
         if placed is None:
             return None
-        spreads.update(zip(group.roles, placed[0], strict=True))
+        assignments.update(zip(group.roles, placed[0], strict=True))
         taken = placed[1] if taken is None else taken.joined(placed[1])
     if taken is None:
         return None
-    return GangAssignment(tuple(spreads[role] for role in range(len(spreads))), taken)
+    return GangAssignment(tuple(assignments[role] for role in range(len(assignments))), taken)
 
 
 def fits(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: CapacityView) -> bool:
@@ -101,25 +101,25 @@ def _fit_group(
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
     """Place the roles of one group in one domain, the preferred level if possible."""
     span = table.flavors[group.flavor]
-    placed_before = [fixed.get(role) for role in group.roles]
-    more = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, placed_before, strict=True))
-    anchor = next((int(old.rows[0]) - span.start for old in placed_before if old is not None and len(old.rows)), None)
+    fixed_pods = [fixed.get(role) for role in group.roles]
+    missing = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, fixed_pods, strict=True))
+    anchor = next((int(old.rows[0]) - span.start for old in fixed_pods if old is not None and len(old.rows)), None)
     counts = [view.counts(pod) for pod in group.pods]
     tiers = [tier for tier in (group.preferred, group.required) if tier is not None]
     if group.required is None:
         tiers.append(0)
     for tier in tiers:
         if anchor is None:
-            domains = _candidate_domains(span, tier, counts, more)
+            domains = _candidate_domains(span, tier, counts, missing)
         else:
             domains = iter([int(span.tiers[tier].domain_of_node[anchor])])
         for domain in domains:
-            placed = _fit_domain(table, group, more, view, tier, domain)
+            placed = _fit_domain(table, group, missing, view, tier, domain)
             if placed is not None:
-                spreads = tuple(
-                    new if old is None else old.joined(new) for old, new in zip(placed_before, placed[0], strict=True)
+                assignments = tuple(
+                    new if old is None else old.joined(new) for old, new in zip(fixed_pods, placed[0], strict=True)
                 )
-                return spreads, placed[1]
+                return assignments, placed[1]
     return None
 
 
@@ -127,10 +127,10 @@ def _candidate_domains(span: FlavorNodes, tier: int, counts: list[Counts], sizes
     """Domains of a tier that fit each role, tightest first."""
     free = counts[0][tier]
     if len(counts) == 1:
-        wide = np.where(
+        tightness = np.where(
             span.tiers[tier].is_named & (free >= sizes[0]), free, UNBOUNDED_PODS * len(span.tiers[-1].domains) + 1
         )
-        if len(wide) and free[best := int(np.argmin(wide))] >= sizes[0] and span.tiers[tier].is_named[best]:
+        if len(tightness) and free[best := int(np.argmin(tightness))] >= sizes[0] and span.tiers[tier].is_named[best]:
             yield best
         return
     enough = span.tiers[tier].is_named.copy()
@@ -147,18 +147,18 @@ def _fit_domain(
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
     """Place the roles one after the other in one domain; those with the largest requests first."""
     span = table.flavors[group.flavor]
-    spreads: list[RoleAssignment] = []
+    assignments: list[RoleAssignment] = []
     taken: NodeUsage | None = None
     for pod, size in zip(group.pods, sizes, strict=True):
-        seen = view if taken is None else ReservedView(view, table, taken)
-        counts = seen.counts(pod)
+        remaining = view if taken is None else ReservedView(view, table, taken)
+        counts = remaining.counts(pod)
         if counts[tier][domain] < size:
             return None
-        spread = pack(span, counts, tier, domain, size)
-        spreads.append(spread)
-        load = node_usage_of(table, pod, spread)
-        taken = load if taken is None else taken.joined(load)
-    return None if taken is None else (tuple(spreads), taken)
+        assignment = pack(span, counts, tier, domain, size)
+        assignments.append(assignment)
+        usage = node_usage_of(table, pod, assignment)
+        taken = usage if taken is None else taken.joined(usage)
+    return None if taken is None else (tuple(assignments), taken)
 
 
 def node_usage_of(table: NodeTable, pod: PodClass, assignment: RoleAssignment) -> NodeUsage:

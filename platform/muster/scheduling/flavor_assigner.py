@@ -64,11 +64,11 @@ class QuickReject:
         """The reason of each request, if no gang of its leaf can be preempted."""
         arrays = self.requests
         avail = self.ledger.usage_now.available_table()
-        asks = arrays.amounts > 0
-        over = np.any(asks & (arrays.amounts > avail[arrays.queue]), axis=1)
+        requested = arrays.amounts > 0
+        over_quota = np.any(requested & (arrays.amounts > avail[arrays.queue]), axis=1)
         full = _without_capacity(arrays, self.ledger.free_now)[arrays.option]
         domain = _needs_domain(arrays)[arrays.option]
-        which = np.select([~(over | full) | self._may_reclaim(), over, domain], [0, 1, 2], 3)
+        which = np.select([~(over_quota | full) | self._may_reclaim(), over_quota, domain], [0, 1, 2], 3)
         reasons = (
             None,
             unschedulable_reason("QuotaExceeded"),
@@ -84,15 +84,15 @@ class QuickReject:
         above = self.candidates.queues_above_guarantee(
             frozenset(range(len(tree.cell_index))), usage, self.ledger.version
         )
-        generous = np.array([queue in above for queue in range(len(tree.queues))] + [False])
+        has_reclaimable = np.array([queue in above for queue in range(len(tree.queues))] + [False])
         slack = tree.guaranteed_table - usage.table()
-        queue, answer = arrays.queue, np.zeros(len(arrays.queue), dtype=np.bool_)
+        queue, may_reclaim = arrays.queue, np.zeros(len(arrays.queue), dtype=np.bool_)
         parent = np.array(tree.parent, dtype=np.int64)
         while (inner := parent[queue] >= 0).any():
             within = np.all((arrays.amounts == 0) | (arrays.amounts <= slack[queue]), axis=1)
-            answer |= within & inner & generous[parent[queue]]
+            may_reclaim |= within & inner & has_reclaimable[parent[queue]]
             queue = np.where(inner, parent[queue], queue)
-        return answer
+        return may_reclaim
 
 
 def _without_capacity(requests: RequestArrays, free_now: FreeCapacity) -> BoolArray:

@@ -139,13 +139,13 @@ class GuaranteeEligibility:
         more = False
         for request in self._not_counted.pop(leaf):
             if not any(request.coverable_guarantees):
-                continue  # it must borrow in any case: it uses nobody's guarantee
+                continue  # it must borrow in any case: it uses no guarantee
             more = True
-            for place, taken in enumerate(ahead):
-                for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
-                    if could >> place & 1:
-                        for cell, amount in least:
-                            taken[cell] = taken.get(cell, 0) + amount
+            for position, claimed in enumerate(ahead):
+                for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
+                    if coverable >> position & 1:
+                        for cell, amount in amounts:
+                            claimed[cell] = claimed.get(cell, 0) + amount
                         break
         if more:
             self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
@@ -155,16 +155,16 @@ class GuaranteeEligibility:
         tree, below, width = usage.tree, usage.subtree_usage, usage.cell_count
         ahead = self._amounts_ahead.get(request.queue)
         found = []
-        for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
-            within = 0
-            for place, queue in enumerate(tree.path[request.queue] if could else ()):
-                guaranteed, taken = tree.guaranteed[queue], None if ahead is None else ahead[place]
-                for cell, amount in least:
-                    if taken:
-                        amount += taken.get(cell, 0)
+        for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
+            covered = 0
+            for position, queue in enumerate(tree.path[request.queue] if coverable else ()):
+                guaranteed, claimed = tree.guaranteed[queue], None if ahead is None else ahead[position]
+                for cell, amount in amounts:
+                    if claimed:
+                        amount += claimed.get(cell, 0)
                     if below[queue * width + cell] + amount > guaranteed[cell]:
                         break
                 else:
-                    within |= 1 << place
-            found.append(within)
+                    covered |= 1 << position
+            found.append(covered)
         return tuple(found)

@@ -23,26 +23,26 @@ from muster.scheduling.nodes import FloatArray, IntArray
 from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
 
 MAX_TIME_POINTS = 256
-"""Number of moments considered; with more releases than that, several share one."""
+"""Number of time points considered; with more releases than that, several share one."""
 
 
 class QuotaForecast:
-    """The usage of `muster.quota` with one more dimension: moments, each after some releases."""
+    """The usage of `muster.quota` with one more dimension: time points, each after some releases."""
 
     def __init__(self, usage_later: QuotaUsage, releases: ExpectedReleases) -> None:
         tree = self.tree = usage_later.tree
         count = len(releases)
-        left = np.unique(np.linspace(0, count, min(count + 1, MAX_TIME_POINTS)).astype(np.int64))
+        counts = np.unique(np.linspace(0, count, min(count + 1, MAX_TIME_POINTS)).astype(np.int64))
         order = np.argsort(releases.positions)
         times = np.concatenate([[-math.inf], releases.release_at[order]])
-        self.released_counts: IntArray = left  # number of releases at each moment
-        self.times: FloatArray = times[left]
+        self.released_counts: IntArray = counts  # number of releases up to each time point
+        self.times: FloatArray = times[counts]
         self._releases = releases
-        table_shape = (len(tree.queues), len(tree.cell_index), len(left))
+        table_shape = (len(tree.queues), len(tree.cell_index), len(counts))
         change = np.zeros(table_shape, dtype=np.int64)
-        moment = np.searchsorted(left, releases.positions + 1)
-        place = (releases.charge_queue, releases.charge_cell, moment[releases.charge_gang])
-        np.add.at(change, place, -releases.charge_amount)
+        time_point = np.searchsorted(counts, releases.positions + 1)
+        cells = (releases.charge_queue, releases.charge_cell, time_point[releases.charge_gang])
+        np.add.at(change, cells, -releases.charge_amount)
         below = usage_later.table()
         own = below.copy()
         for q, parent in enumerate(tree.parent):
@@ -51,18 +51,18 @@ class QuotaForecast:
         change[:, :, 0] += own
         self._subtree_usage = np.cumsum(change, axis=2, out=change)
         self._usage = self._subtree_usage.copy()
-        kept = np.array(tree.local_quota, dtype=np.int64).reshape(table_shape[:2])
+        local_quota = np.array(tree.local_quota, dtype=np.int64).reshape(table_shape[:2])
         for children, parents in tree.depths:  # deepest first; children of one parent are adjacent
             edges = np.flatnonzero(np.diff(parents, prepend=-1))
             above = parents[edges]
             self._subtree_usage[above] += np.add.reduceat(self._subtree_usage[children], edges)
             lent = self._usage[children]
-            lent -= kept[children][:, :, None]
+            lent -= local_quota[children][:, :, None]
             self._usage[above] += np.add.reduceat(np.maximum(lent, 0, out=lent), edges)
 
     def index_of_release(self, release: ExpectedRelease) -> int:
-        """Index of the first moment at which a gang is gone. A gang that starts now comes before others that are gone
-        by the same time."""
+        """Index of the first time point at which a gang is gone. A gang that starts now comes before others that are
+        gone by the same time."""
         index = self._releases.index_of(release)
         if index is not None:
             return int(np.searchsorted(self.released_counts, self._releases.positions[index] + 1))
@@ -73,59 +73,58 @@ class QuotaForecast:
         )
 
     def index_after(self, count: int) -> int:
-        """The first moment after this many releases."""
+        """The first time point after this many releases."""
         return int(np.searchsorted(self.released_counts, count))
 
     def add(self, queue: int, amounts: CellAmounts, start: int, stop: int | None, sign: int = 1) -> None:
-        """Charge amounts at the moments `start:stop`."""
+        """Charge amounts at the time points `start:stop`."""
         for cell, amount in amounts:
             amount *= sign
-            grown: int | IntArray = amount
+            added: int | IntArray = amount
             for q in self.tree.path[queue]:
                 self._subtree_usage[q, cell, start:stop] += amount
-                kept = self.tree.local_quota[q][cell]
-                if not kept:  # all of U increases: the usual case, and U is never negative
-                    self._usage[q, cell, start:stop] += grown
+                local_quota = self.tree.local_quota[q][cell]
+                if not local_quota:  # all of U increases: the usual case, and U is never negative
+                    self._usage[q, cell, start:stop] += added
                     continue
                 before = self._usage[q, cell, start:stop].copy()
-                self._usage[q, cell, start:stop] += grown
-                grown = np.maximum(0, self._usage[q, cell, start:stop] - kept) - np.maximum(0, before - kept)
+                self._usage[q, cell, start:stop] += added
+                added = np.maximum(0, self._usage[q, cell, start:stop] - local_quota) - np.maximum(
+                    0, before - local_quota
+                )
 
     def fits(self, release: ExpectedRelease) -> bool:
         """Whether a gang is within quota, beside all claims, until it is gone."""
         stop = self.index_of_release(release)
         return all(
-            bool((self._available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts
+            bool((self.available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts
         )
 
     def available(self, queue: int, cell: int) -> IntArray:
-        """How much more the queue may use, at each moment."""
-        return self._available(queue, cell)
-
-    def earliest_fit(self, queue: int, amounts: CellAmounts) -> int | None:
-        """The first moment from which on a request is within quota; None if there is none."""
-        first = 0
-        for cell, amount in amounts:
-            short = np.flatnonzero(self._available(queue, cell) < amount)
-            if len(short):
-                first = max(first, int(short[-1]) + 1)
-        return first if first < len(self.times) else None
-
-    def _available(self, queue: int, cell: int) -> IntArray:
+        """How much more the queue may use, at each time point."""
         tree: QueueTree = self.tree
         root, *below = reversed(tree.path[queue])
         avail: IntArray = tree.subtree_quota[root][cell] - self._usage[root, cell]
         cap = self._below_limit(root, cell)
         avail = avail if cap is None else np.minimum(avail, cap)
         for q in below:
-            if kept := tree.local_quota[q][cell]:
-                avail = avail + np.maximum(0, kept - self._usage[q, cell])
+            if local_quota := tree.local_quota[q][cell]:
+                avail = avail + np.maximum(0, local_quota - self._usage[q, cell])
             slack = self._below_limit(q, cell)
             if slack is not None:
                 cap = slack if cap is None else np.minimum(cap, slack)
             if cap is not None:
                 avail = np.minimum(avail, cap)
         return avail
+
+    def earliest_fit(self, queue: int, amounts: CellAmounts) -> int | None:
+        """The first time point from which on a request is within quota; None if there is none."""
+        first = 0
+        for cell, amount in amounts:
+            short = np.flatnonzero(self.available(queue, cell) < amount)
+            if len(short):
+                first = max(first, int(short[-1]) + 1)
+        return first if first < len(self.times) else None
 
     def _below_limit(self, queue: int, cell: int) -> IntArray | None:
         limit = self.tree.limit[queue][cell]
@@ -157,6 +156,11 @@ class Ledger:
     version: int = 0
     times_freed: int = 0
     _changes_of_trial: list[tuple[ExpectedRelease, int, bool]] | None = None
+
+    def start_quota_forecast(self, releases: ExpectedReleases) -> QuotaForecast:
+        """Begin to forecast quota usage, from the releases with the changes so far."""
+        self.quota_forecast = QuotaForecast(self.usage_later, releases)
+        return self.quota_forecast
 
     def allocate(self, release: ExpectedRelease) -> None:
         """A gang takes capacity and quota, from now until its release."""

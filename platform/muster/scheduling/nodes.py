@@ -41,9 +41,9 @@ class Tier:
     """All domains of one topology level in one flavor, in row order.
 
     The widest tier is the flavor itself (one domain), the narrowest its nodes; the flavor's topology levels lie
-    between. Domain `d` consists of the domains `first[d]:first[d + 1]` of the next tier and of the flavor's nodes
-    `first_node[d]:first_node[d + 1]`. A domain without a name has the nodes that lack the level's label; it can never
-    be a required domain.
+    between. Domain `d` consists of the domains `first_child[d]:first_child[d + 1]` of the next tier and of the
+    flavor's nodes `first_node[d]:first_node[d + 1]`. A domain without a name has the nodes that lack the level's label;
+    it can never be a required domain.
     """
 
     name: str
@@ -101,15 +101,15 @@ def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], exclude
     for name, flavor in known.items():
         start, stop = starts.get(name, (0, 0))
         by_flavor[name] = FlavorNodes(flavor, start, stop, _tiers(flavor, rows[start:stop]))
-    bare = _amounts([n.allocatable for n in rows], columns)
-    foreign = _amounts([n.unmanaged_usage for n in rows], columns)
+    allocatable = _amounts([n.allocatable for n in rows], columns)
+    unmanaged = _amounts([n.unmanaged_usage for n in rows], columns)
     return NodeTable(
         nodes=tuple(rows),
         row_of={n.name: i for i, n in enumerate(rows)},
         columns=columns,
         flavors=by_flavor,
-        usable=bare - foreign if foreign.any() else bare,
-        allocatable=bare,
+        usable=allocatable - unmanaged if unmanaged.any() else allocatable,
+        allocatable=allocatable,
         schedulable=np.array([n.schedulable and n.name not in excluded_nodes for n in rows], dtype=np.bool_),
     )
 
@@ -167,18 +167,18 @@ class NodeRule:
 
     def accepts(self, nodes: Sequence[NodeInfo]) -> BoolArray:
         """For each node: whether taints, selector and affinity accept it. `excluded_nodes` are not considered."""
-        verdicts: dict[tuple[NodeTaint, ...], bool] = {}
-        answer = np.ones(len(nodes), dtype=np.bool_)
+        tolerates: dict[tuple[NodeTaint, ...], bool] = {}
+        accepted = np.ones(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
-            if node.taints not in verdicts:
-                verdicts[node.taints] = all(_tolerated(taint, self.tolerations) for taint in node.taints)
-            answer[i] = verdicts[node.taints]
+            if node.taints not in tolerates:
+                tolerates[node.taints] = all(_tolerated(taint, self.tolerations) for taint in node.taints)
+            accepted[i] = tolerates[node.taints]
         if self.node_selector or self.affinity:
             for i, node in enumerate(nodes):
-                answer[i] &= all(node.labels.get(key) == value for key, value in self.node_selector) and (
+                accepted[i] &= all(node.labels.get(key) == value for key, value in self.node_selector) and (
                     not self.affinity or any(all(_matches(node, line) for line in term) for term in self.affinity)
                 )
-        return answer
+        return accepted
 
 
 def node_rule(role: Role, flavor: FlavorInfo, excluded_nodes: frozenset[str]) -> NodeRule:

@@ -187,8 +187,8 @@ class FairShareOrder:
             return False
         turn, placed = self._covered(gang, request), (self._guarantees.covered(request)[option],)
         if all(
-            _guarantee_order(placed, place) <= _guarantee_order(turn, place)
-            for place in range(len(self._tree.path[request.queue]))
+            _guarantee_order(placed, position) <= _guarantee_order(turn, position)
+            for position in range(len(self._tree.path[request.queue]))
         ):
             return False
         self._postponed_option[gang.uid] = option
@@ -233,25 +233,25 @@ class FairShareOrder:
 
     def _covered(self, gang: Gang, request: QueueRequest) -> CoveredGuarantees:
         """The guarantees that a gang is within: in each option, or in the one it was postponed for."""
-        within = self._guarantees.covered(request)
+        covered = self._guarantees.covered(request)
         if gang.uid not in self._postponed_option:
-            return within
-        return (within[self._postponed_option[gang.uid]],)
+            return covered
+        return (covered[self._postponed_option[gang.uid]],)
 
     def _key(self, queue: int, head: PendingGang) -> tuple[int, float, str]:
-        place = len(self._tree.path[head.request.queue]) - len(self._tree.path[queue])
-        rank = _guarantee_order(self._covered(head.gang, head.request), place)
+        position = len(self._tree.path[head.request.queue]) - len(self._tree.path[queue])
+        rank = _guarantee_order(self._covered(head.gang, head.request), position)
         return rank, self._shares.by_queue[queue], self._tree.queues[queue].name
 
 
-def _guarantee_order(covered: CoveredGuarantees, place: int) -> int:
+def _guarantee_order(covered: CoveredGuarantees, position: int) -> int:
     """The best rank of some options: 0 within the leaf's guarantee, 1 within that of the queue at this position of the
     path."""
     rank = 2
     for option in covered:
         if option & 1:
             return 0
-        if option >> place & 1:
+        if option >> position & 1:
             rank = 1
     return rank
 

@@ -74,9 +74,13 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
     if previous and same_nodes and same_queues and not _mostly_stale(snapshot, previous):
         return _apply_changes(snapshot, previous)
     masks = NodeMasks(table)
-    ideal = FreeCapacity(masks, table.usable, ignore_health=True)
-    bare = ideal if table.allocatable is table.usable else FreeCapacity(masks, table.allocatable, ignore_health=True)
-    wording = RequestMessages(table, tree, bare, QuotaUsage(tree))
+    empty_cluster = FreeCapacity(masks, table.usable, ignore_health=True)
+    allocatable = (
+        empty_cluster
+        if table.allocatable is table.usable
+        else FreeCapacity(masks, table.allocatable, ignore_health=True)
+    )
+    messages = RequestMessages(table, tree, allocatable, QuotaUsage(tree))
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
     fresh = PlannerCache(
         snapshot=replace(snapshot, running=(), pending=(), nominations=()),
@@ -89,8 +93,8 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
         leaves={},
         free_now=FreeCapacity(masks, table.usable.copy()),
         free_later=FreeCapacity(masks, table.usable.copy()),
-        messages=wording,
-        feasibility=Feasibility(wording, ideal),
+        messages=messages,
+        feasibility=Feasibility(messages, empty_cluster),
         usage_now=QuotaUsage(tree),
         usage_later=QuotaUsage(tree),
         releases=ExpectedReleases.of((), len(table.columns)),

@@ -56,16 +56,16 @@ class PreemptionResult:
     @property
     def cost(self) -> tuple[int, float, int]:
         """Lower is better: highest priority of a victim, lost work, number of victims."""
-        disturbed = max(victim.gang.priority for victim, _ in self.victims)
-        return disturbed, sum(victim.lost_work_s for victim, _ in self.victims), len(self.victims)
+        highest_priority = max(victim.gang.priority for victim, _ in self.victims)
+        return highest_priority, sum(victim.lost_work_s for victim, _ in self.victims), len(self.victims)
 
 
 @dataclass(slots=True, eq=False)
 class PreemptionSearch:
     """The search for one gang in one of its options.
 
-    `until`: the gang's latest release. `refused`: whether a candidate was no longer allowed after others had been
-    added.
+    `release_at` is the gang's latest release; `reservations` are those of others that it must respect;
+    `guarantee_reached` is set when a candidate was no longer allowed after others had been added.
     """
 
     ledger: Ledger
@@ -87,27 +87,27 @@ class PreemptionSearch:
         ledger: the caller's trial undoes it."""
         chosen: ChosenVictims = {}
         self._exhausted.clear()
-        place = self._fit()
-        for bundle in groups:
-            if place is not None:
+        assignment = self._fit()
+        for group in groups:
+            if assignment is not None:
                 break
-            if self._try_group(bundle, region, chosen):
-                place = self._fit()
-        if place is None:
+            if self._try_group(group, region, chosen):
+                assignment = self._fit()
+        if assignment is None:
             return None
         for uid, (victim, reason) in reversed(list(chosen.items())):
             self._unmark_releasing(victim)
-            without = self._fit()
-            if without is not None:
-                place = without
+            without_victim = self._fit()
+            if without_victim is not None:
+                assignment = without_victim
                 del chosen[uid]
                 continue
-            least = self._smallest_shrink(victim, region)
-            if least is not None:
-                victim, place = least
+            smallest = self._smallest_shrink(victim, region)
+            if smallest is not None:
+                victim, assignment = smallest
                 chosen[uid] = victim, reason
             self._mark_releasing(victim)
-        return PreemptionResult(self.option, place, tuple(chosen.values())) if chosen else None
+        return PreemptionResult(self.option, assignment, tuple(chosen.values())) if chosen else None
 
     def _try_group(self, group: CandidateGroup, region: BoolArray, chosen: ChosenVictims) -> bool:
         """Add all of a group or none; return whether any was added. A group that frees no capacity, beside reservations
@@ -184,9 +184,9 @@ class PreemptionSearch:
         if victim is None:
             return None
         self._mark_releasing(victim)
-        place = self._fit()
+        assignment = self._fit()
         self._unmark_releasing(victim)
-        return None if place is None else (victim, place)
+        return None if assignment is None else (victim, assignment)
 
     def _fit(self) -> GangAssignment | None:
         """Where the gang would be placed without the victims so far, beside reservations of others."""
@@ -195,12 +195,14 @@ class PreemptionSearch:
         if not self.ledger.usage_later.fits(request.queue, amounts):
             return None
         view = self.backfill.free_capacity(self.reservations, later=True)
-        place = fit(self.ledger.free_later.table, option, request.gang_request.min_sizes, view)
-        if place is None:
+        assignment = fit(self.ledger.free_later.table, option, request.gang_request.min_sizes, view)
+        if assignment is None:
             return None
         uid, now = self.gang.uid, self.candidates.cache.snapshot.now
-        taken = ExpectedRelease(uid, self.release_at, now, tiebreak_of(uid), place.node_usage, request.queue, amounts)
-        return place if self.backfill.fits_quota(taken) else None
+        taken = ExpectedRelease(
+            uid, self.release_at, now, tiebreak_of(uid), assignment.node_usage, request.queue, amounts
+        )
+        return assignment if self.backfill.fits_quota(taken) else None
 
     def _mark_releasing(self, victim: Victim) -> None:
         if victim.gang_usage is None:
@@ -252,18 +254,18 @@ class Preemptor:
             if not regions:
                 continue
             start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
-            until = latest_release(gang, start_by)
-            bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(until))
+            release_at = latest_release(gang, start_by)
+            bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(release_at))
             search = PreemptionSearch(
-                self.ledger, self.backfill, self.candidates, request, option, rights, gang, until, bound
+                self.ledger, self.backfill, self.candidates, request, option, rights, gang, release_at, bound
             )
             victims = list(self.candidates.in_order(rights, queues))
             best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))
             if best is None and search.guarantee_reached:
-                bundles = NodeCandidateGroups(
+                node_groups = NodeCandidateGroups(
                     victims, self.ledger.free_later, hardest_pod(self.cache.table, request.gang_request.options[option])
                 )
-                best = self._cheapest(search, ((region, bundles.within(region)) for region in regions))
+                best = self._cheapest(search, ((region, node_groups.within(region)) for region in regions))
             if best is not None:
                 return best
         return None
@@ -284,33 +286,33 @@ class Preemptor:
         self, request: QueueRequest, option: int, queues: tuple[int, ...], lower_priority: CandidateSet | None
     ) -> list[BoolArray]:
         """Regions of rows whose victims may help: required domains, most promising first, else all rows of the gang's
-        flavors. None where it would not fit even without more gangs than it may preempt."""
+        flavors. None where it would not fit even without any gang that it may preempt."""
         amounts, capacity = self._capacity_without(queues)
         preempted = {} if lower_priority is None else lower_priority.amounts()
         for cell, amount in request.min_quota[option]:
             avail = self.ledger.usage_later.available(request.queue, cell)
             if avail + amounts.get(cell, 0) + preempted.get(cell, 0) < amount:
                 return []
-        way, sizes = request.gang_request.options[option], request.gang_request.min_sizes
-        load = None if lower_priority is None else lower_priority.node_usage()
+        flavor_option, sizes = request.gang_request.options[option], request.gang_request.min_sizes
+        node_usage = None if lower_priority is None else lower_priority.node_usage()
         domains: IntArray | None = None
-        for group in way.groups:
+        for group in flavor_option.groups:
             span, tier = self.cache.table.flavors[group.flavor], group.required or 0
             enough = span.tiers[tier].is_named.copy()
             lacking = np.zeros(len(enough), dtype=np.int64)
             for pod, role in zip(group.pods, group.roles, strict=True):
                 counts = capacity.counts(pod)[tier]
-                if load is not None:
-                    counts = counts + max_gain(self.cache.table, pod, load, tier)
+                if node_usage is not None:
+                    counts = counts + max_gain(self.cache.table, pod, node_usage, tier)
                 enough &= counts >= sizes[role]
                 lacking += np.maximum(0, sizes[role] - self.ledger.free_later.counts(pod)[tier])
             domains = np.flatnonzero(enough)
             if not len(domains):
                 return []
             domains = domains[np.argsort(lacking[domains], kind="stable")]
-        group = way.groups[0]
-        if len(way.groups) > 1 or group.required is None or domains is None:
-            return [self._rows_of_flavors(way.flavors)]
+        group = flavor_option.groups[0]
+        if len(flavor_option.groups) > 1 or group.required is None or domains is None:
+            return [self._rows_of_flavors(flavor_option.flavors)]
         span, tier = self.cache.table.flavors[group.flavor], group.required
         edges = span.start + span.tiers[tier].first_node
         return [self._rows_between(int(edges[d]), int(edges[d + 1])) for d in domains[:MAX_DOMAINS_TRIED]]

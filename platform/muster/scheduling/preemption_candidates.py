@@ -117,9 +117,10 @@ class CandidateSet:
 
     def node_usage(self) -> NodeUsage:
         """What they take. Rows may repeat."""
-        loads = [_release_of(member).node_usage for member in self.members]
+        usages = [_release_of(member).node_usage for member in self.members]
         return NodeUsage(
-            np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads])
+            np.concatenate([node_usage.rows for node_usage in usages]),
+            np.concatenate([node_usage.amounts for node_usage in usages]),
         )
 
 
@@ -209,11 +210,11 @@ class PreemptionCandidates:
         """The candidates of a queue: running, nominated or admitted in this plan."""
         found = self._members.get(queue)
         if found is None:
-            crowd = self.cache.releases
-            uids = crowd.uids[(crowd.queue == queue) & crowd.preemptible].tolist()
-            holders = self._nominated_by_queue().get(queue, ())
+            releases = self.cache.releases
+            uids = releases.uids[(releases.queue == queue) & releases.preemptible].tolist()
+            nominated = self._nominated_by_queue().get(queue, ())
             started = self._admitted.get(queue, ())
-            found = self._members[queue] = [*(self.cache.running[uid] for uid in uids), *holders, *started]
+            found = self._members[queue] = [*(self.cache.running[uid] for uid in uids), *nominated, *started]
         return found
 
     def _nominated_by_queue(self) -> Mapping[int, Sequence[ActiveNomination]]:
@@ -234,13 +235,13 @@ class PreemptionCandidates:
 
     def _find_lowest_priorities(self) -> dict[int, int]:
         """The lowest priority in each queue that has candidates."""
-        crowd = self.cache.releases
+        releases = self.cache.releases
         lowest = np.full(
             len(self.cache.tree.queues) + 1, NO_PRIORITY, dtype=np.int64
         )  # the last entry is for gangs without a queue
-        np.minimum.at(lowest, crowd.queue[crowd.preemptible], crowd.priority[crowd.preemptible])
-        for queue, holders in self._nominated_by_queue().items():
-            lowest[queue] = min(int(lowest[queue]), *(active.gang.priority for active in holders))
+        np.minimum.at(lowest, releases.queue[releases.preemptible], releases.priority[releases.preemptible])
+        for queue, nominated in self._nominated_by_queue().items():
+            lowest[queue] = min(int(lowest[queue]), *(active.gang.priority for active in nominated))
         for queue, victims in self._admitted.items():
             lowest[queue] = min(int(lowest[queue]), *(victim.gang.priority for victim in victims))
         return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < NO_PRIORITY}
@@ -297,9 +298,9 @@ class PreemptionCandidates:
         charge = dict(gang_usage.amounts)
         for cell, amount in quota_of_placement(self.cache.tree, gang_usage.queue, gang, remaining):
             charge[cell] -= amount
-        load = NodeUsage(gang_usage.node_usage.rows[freed], amounts[freed])
+        node_usage = NodeUsage(gang_usage.node_usage.rows[freed], amounts[freed])
         assert gang_usage.release is not None
-        part = replace(gang_usage.release, node_usage=load, amounts=tuple(charge.items()))
+        part = replace(gang_usage.release, node_usage=node_usage, amounts=tuple(charge.items()))
         return _running_victim(gang_usage, part, remaining, self.cache.snapshot.now)
 
 

@@ -79,27 +79,27 @@ class GangUsage:
 def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangUsage:
     """What a running gang takes and charges."""
     gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
-    load, amounts = (
+    node_usage, amounts = (
         node_usage_of_placement(table, gang, running.placement),
         quota_of_placement(tree, queue, gang, running.placement),
     )
     later, back = None, running.retained_until
     if running.state == "admitted" or running.retained_placement:
-        running_by_uid = running.state == "admitted"
-        bound = running.release_deadline if back is None else latest_release(gang, back)
+        is_admitted = running.state == "admitted"
+        deadline = running.release_deadline if back is None else latest_release(gang, back)
         later = ExpectedRelease(
             uid=gang.uid,
-            release_at=math.inf if bound is None else bound,
+            release_at=math.inf if deadline is None else deadline,
             since=running.admitted_at if back is None else back,
             tiebreak=tiebreak_of(gang.uid),
-            node_usage=load if running_by_uid else node_usage_of_placement(table, gang, running.retained_placement),
+            node_usage=node_usage if is_admitted else node_usage_of_placement(table, gang, running.retained_placement),
             queue=queue,
-            amounts=amounts if running_by_uid else quota_of_placement(tree, queue, gang, running.retained_placement),
+            amounts=amounts if is_admitted else quota_of_placement(tree, queue, gang, running.retained_placement),
             priority=gang.priority,
-            preemptible=running_by_uid or back is not None,  # retained capacity can be preempted, like a nomination
+            preemptible=is_admitted or back is not None,  # retained capacity can be preempted, like a nomination
         )
     elastic = any(role.min_replicas < role.replicas for role in gang.roles)
-    return GangUsage(running, queue, load, amounts, later, elastic)
+    return GangUsage(running, queue, node_usage, amounts, later, elastic)
 
 
 def quota_of_placement(tree: QueueTree, queue: int, gang: Gang, placement: Placement) -> CellAmounts:
@@ -127,9 +127,9 @@ def node_usage_of_placement(table: NodeTable, gang: Gang, placement: Placement) 
                 pods[row, part.role] = pods.get((row, part.role), 0) + count
     rows = np.array(sorted({row for row, _ in pods}), dtype=np.int64)
     amounts = np.zeros((len(rows), len(table.columns)), dtype=np.int64)
-    place = {int(row): i for i, row in enumerate(rows)}
+    index = {int(row): i for i, row in enumerate(rows)}
     for (row, role), count in pods.items():
-        amounts[place[row]] += count * request_of[role]
+        amounts[index[row]] += count * request_of[role]
     return NodeUsage(rows, amounts)
 
 
@@ -209,9 +209,9 @@ class ExpectedReleases:
     def index_of(self, release: ExpectedRelease) -> int | None:
         """The index of a release that is among these unchanged; None if it is not."""
         if self._index_by_tiebreak is None:  # hot path: called for every victim that is tried
-            self._index_by_tiebreak = {tie: i for i, tie in enumerate(self.tiebreak.tolist())}
-        place = self._index_by_tiebreak.get(release.tiebreak)
-        return place if place is not None and self.release_at[place] == release.release_at else None
+            self._index_by_tiebreak = {tiebreak: i for i, tiebreak in enumerate(self.tiebreak.tolist())}
+        index = self._index_by_tiebreak.get(release.tiebreak)
+        return index if index is not None and self.release_at[index] == release.release_at else None
 
     def without(self, tiebreaks: Collection[int]) -> ExpectedReleases:
         """All but those with these tiebreaks."""
@@ -295,10 +295,10 @@ class OrderedReleases:
         entries = slice(int(self.stops[start]), int(self.stops[stop]))
         touched = self.row[entries]
         found = unique_rows(touched, rows)
-        place = np.zeros(rows, dtype=np.int64)
-        place[found] = np.arange(len(found))
+        index = np.zeros(rows, dtype=np.int64)
+        index[found] = np.arange(len(found))
         freed = np.zeros((len(found), self.amounts.shape[1]), dtype=np.int64)
         for column, amounts in enumerate(self.amounts[entries].T):
             # Sums of one node's amounts stay far below 2**53, so adding them up as floats is exact.
-            freed[:, column] = np.bincount(place[touched], weights=amounts, minlength=len(found))
+            freed[:, column] = np.bincount(index[touched], weights=amounts, minlength=len(found))
         return NodeUsage(found, freed)

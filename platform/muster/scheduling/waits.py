@@ -179,8 +179,11 @@ def estimate_starts(
     backfill: BackfillReservations,
     unschedulable: Mapping[str, UnschedulableReason],
 ) -> dict[str, float]:
-    """Estimated starts by uid. `refusals` are in the order in which they were made: the queue order, except that gangs
-    with the request of an earlier refused gang are refused a little sooner, which moves estimates and nothing else."""
+    """Estimated start times by uid.
+
+    `unschedulable` is in the order of the decisions: the queue order, except that gangs with the request of an earlier
+    rejected gang are rejected a little sooner, which moves estimates and nothing else.
+    """
     now = cache.snapshot.now
     waiting = [
         (uid, cache.pending[uid].request, why)
@@ -190,24 +193,24 @@ def estimate_starts(
     if not waiting:
         return {}
     releases = backfill.releases()
-    by_room = _times_by_capacity(cache, ledger, releases, [(request, why.option) for _, request, why in waiting])
+    by_capacity = _times_by_capacity(cache, ledger, releases, [(request, why.option) for _, request, why in waiting])
     quota = _QuotaTimes(
         ledger.quota_forecast, [] if ledger.quota_forecast is None else ledger.quota_forecast.times.tolist()
     )
     found: dict[str, float] = {}
-    soon: float | None = None
-    for (uid, request, why), at in zip(waiting, by_room, strict=True):
-        promised = backfill.start_times.get(uid)
-        if promised is None:
+    released_at: float | None = None
+    for (uid, request, why), at in zip(waiting, by_capacity, strict=True):
+        reserved_at = backfill.start_times.get(uid)
+        if reserved_at is None:
             if why.reason == "QuotaExceeded":
                 at = max(at, quota.time_of(request, why.option))
             if at > now and not math.isinf(at):
                 found[uid] = at
-        elif promised == -math.inf:
-            soon = _releasing_done_at(cache, now) if soon is None else soon
-            found[uid] = soon
-        elif not math.isinf(promised):
-            found[uid] = max(promised, now)
+        elif reserved_at == -math.inf:
+            released_at = _releasing_done_at(cache, now) if released_at is None else released_at
+            found[uid] = released_at
+        elif not math.isinf(reserved_at):
+            found[uid] = max(reserved_at, now)
     return found
 
 
@@ -227,18 +230,21 @@ def _times_by_capacity(
     order = np.argsort(releases.positions)
     times = np.concatenate([[-math.inf], releases.release_at[order], [math.inf]])
     columns = len(cache.table.columns)
-    ways: dict[FlavorOption, tuple[int, QueueRequest, int]] = {}
-    which = [
-        ways.setdefault(request.gang_request.options[option], (len(ways), request, option))[0]
+    numbers: dict[FlavorOption, tuple[int, QueueRequest, int]] = {}
+    number_of = [
+        numbers.setdefault(request.gang_request.options[option], (len(numbers), request, option))[0]
         for request, option in waiting
     ]
     for name, span in cache.table.flavors.items():
         needed = np.array(
-            [cache.request_cache.min_usage(request.gang_request, option, name) for _, request, option in ways.values()]
+            [
+                cache.request_cache.min_usage(request.gang_request, option, name)
+                for _, request, option in numbers.values()
+            ]
         )
         if not needed.any():
             continue
-        need = needed[which]
+        need = needed[number_of]
         usable = np.zeros(len(cache.table.nodes), dtype=np.bool_)
         usable[span.start : span.stop] = cache.table.schedulable[span.start : span.stop]
         freed = releases.usage_by_gang(usable)
