@@ -1,8 +1,8 @@
 """Groups of victims that together free capacity for one more pod.
 
-Taken one by one, cheapest first, victims may be spread over so many nodes that no node becomes free before the borrower
-is back within its guarantee and can no longer be preempted. So they are grouped by node: the group that frees one more
-pod at the least cost comes first.
+Evicted one by one, cheapest first, victims may be spread over so many nodes that no node becomes free before the
+borrower is back within its guarantee and can no longer be preempted. So they are grouped by node: the group that frees
+one more pod at the least cost comes first.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class NodeCandidateGroups:
 
 
 def _cost(members: Sequence[Victim]) -> _Cost:
-    leave, highest = any(not v.remaining for v in members), max(v.gang.priority for v in members)
-    return leave, highest, sum(v.lost_work_s for v in members), len(members)
+    evicts, highest = any(not v.remaining for v in members), max(v.gang.priority for v in members)
+    return evicts, highest, sum(v.lost_work_s for v in members), len(members)
 
 
 def _victim_lines(victims: Sequence[Victim], columns: list[int]) -> Iterator[_Line]:
@@ -128,12 +128,12 @@ def _minimal_groups(
         total = _plus(total, victim_row[1])
         while _pods_that_fit(total, request) > pods:
             members, left, rest = list(waiting), list(total), []
-            for one in reversed(waiting):  # drop the most expensive first
-                without = _minus(left, one[1])
+            for line in reversed(waiting):  # drop the most expensive first
+                without = _minus(left, line[1])
                 if _pods_that_fit(without, request) > pods:
                     left = without
-                    members.remove(one)
-                    rest.append(one)
+                    members.remove(line)
+                    rest.append(line)
             waiting, pods = rest[::-1], _pods_that_fit(left, request)
             yield [i for i, _ in members]
 

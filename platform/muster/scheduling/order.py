@@ -185,9 +185,9 @@ class FairShareOrder:
         """Whether the last gang, which had its turn for its best option, has a lower rank in this one at some level."""
         if len(request.gang_request.options) == 1 or option <= self._postponed_option.get(gang.uid, -1):
             return False
-        turn, placed = self._covered(gang, request), (self._guarantees.covered(request)[option],)
+        best, placed = self._covered(gang, request), (self._guarantees.covered(request)[option],)
         if all(
-            _guarantee_order(placed, position) <= _guarantee_order(turn, position)
+            _guarantee_order(placed, position) <= _guarantee_order(best, position)
             for position in range(len(self._tree.path[request.queue]))
         ):
             return False

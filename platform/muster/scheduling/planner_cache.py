@@ -2,6 +2,12 @@
 
 It holds no decision. Each value is a function of the objects it was derived from: it is carried over while those
 objects are identical, and updated where few changed. So a plan with a cache equals the plan without one.
+
+The planner caches in three ways, and nothing is ever cleared by hand:
+- Here: what holds from plan to plan. Requests, feasibility and the messages about requests follow from nodes and queues
+  and are replaced together with them; `FreeCapacity` brings its counts of pods up to date by its list of changes.
+- `VersionedCache`: what holds until capacity or quota change within a plan.
+- Attributes of objects that live for one plan (candidates, reservations, messages of waits): what holds for that plan.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, GangUs
 T = TypeVar("T")
 
 STALE_REQUESTS_ALLOWED = 256
-"""The cache is rebuilt once it remembers this many requests beyond twice the number of gangs, since every plan
+"""The cache is rebuilt once it contains this many requests beyond twice the number of gangs, since every plan
 processes all of them."""
 
 
@@ -194,20 +200,20 @@ def _update_pending(
     if snapshot.pending is previous.snapshot.pending:
         return previous.pending, previous.infeasible, previous.leaves
     removed, added = _added_and_removed(previous.snapshot.pending, snapshot.pending)
-    requests, known = previous.pending.copy(), previous.infeasible.copy()
-    removed_entries = [requests.pop(gang.uid) for gang in removed]
+    pending, reasons = previous.pending.copy(), previous.infeasible.copy()
+    removed_entries = [pending.pop(gang.uid) for gang in removed]
     for gang in removed:
-        known.pop(gang.uid, None)
-    new = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in added]
-    for waiting in new:
-        requests[waiting.gang.uid] = waiting
+        reasons.pop(gang.uid, None)
+    added_entries = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in added]
+    for waiting in added_entries:
+        pending[waiting.gang.uid] = waiting
         why = previous.feasibility.reason(waiting.request) or priority_too_high(
             previous.tree, waiting.gang, waiting.request
         )
         if why is not None:
-            known[waiting.gang.uid] = why
-    infeasible = {gang.uid: known[gang.uid] for gang in snapshot.pending if gang.uid in known}
-    return requests, infeasible, update_leaves(previous.leaves, removed_entries, new)
+            reasons[waiting.gang.uid] = why
+    infeasible = {gang.uid: reasons[gang.uid] for gang in snapshot.pending if gang.uid in reasons}
+    return pending, infeasible, update_leaves(previous.leaves, removed_entries, added_entries)
 
 
 def _add_usage(
