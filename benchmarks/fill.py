@@ -57,36 +57,36 @@ def gangs_of(count: int, prefix: str = "g") -> tuple[Gang, ...]:
 
 
 def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple[Plans, Snapshot, PlannerCache | None]:
-    """Plan after plan, each with the next batch waiting beside whoever waits still."""
-    memo: PlannerCache | None = None
+    """Plan after plan, each with the next batch waiting beside those that wait still."""
+    cache: PlannerCache | None = None
     times: list[float] = []
     placed, wall = 0, 0.0
     for number, batch in enumerate(batches, 1):
         world = replace(world, now=float(number), pending=(*world.pending, *batch), running=_ready(world))
         began, process = time.perf_counter(), time.process_time()
-        made = plan(world, memo)
+        made = plan(world, cache)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
-        memo = made.cache
+        cache = made.cache
         world = _started(world, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
-    return _plans(case, placed, times, wall), world, memo
+    return _plans(case, placed, times, wall), world, cache
 
 
 def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50) -> Plans:
     """The cluster is full and a quarter as many gangs wait; before every plan some end."""
-    _, world, memo = _timed("", empty(nodes), [gangs])
+    _, world, cache = _timed("", empty(nodes), [gangs])
     world = replace(world, pending=gangs_of(len(gangs) // 4 + plans * size, "w"))
-    memo = plan(world, memo).cache
+    cache = plan(world, cache).cache
     times: list[float] = []
     placed, wall = 0, 0.0
     for number in range(plans):
         world = replace(world, now=world.now + 1, running=_ready(world)[size:])
         began, process = time.perf_counter(), time.process_time()
-        made = plan(world, memo)
+        made = plan(world, cache)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
-        memo = made.cache
+        cache = made.cache
         world = _started(world, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
         assert placed == (number + 1) * size, "what came free was not used"

@@ -4,12 +4,12 @@
     python benchmarks/planner.py --sweep
     python benchmarks/planner.py --case crowd     # nine of ten nodes taken by gangs of one pod
     python benchmarks/planner.py --case fill      # thousands of gangs of one GPU fill a cluster: see fill.py
-    python benchmarks/planner.py --case reclaim   # a guarantee is taken back, node by node: see reclaim.py
+    python benchmarks/planner.py --case reclaim   # a guarantee is reclaimed, node by node: see reclaim.py
 
 The world is a busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
 8 to 1,024 GPUs in it that were placed by the planner itself and a part of which has ended since; and the same mix
-waiting, several times more than there is room for, so that a plan places some, makes room for some, reserves for some
-and refuses the others. `process_*` figures count the time of this process only, for busy machines.
+waiting, several times more than fits, so that a plan admits some, preempts for some, reserves for some, and the others
+wait. `process_*` figures count the time of this process only, for busy machines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def nodes_of(count: int) -> tuple[NodeInfo, ...]:
 
 def queues_of(count: int, gpus: int) -> tuple[QueueInfo, ...]:
     """A company, its departments of 20 teams, and teams with equal guarantees, a quarter more than the cluster has,
-    as is usual where not everybody works at once; two of three may borrow as much again. So quota and room refuse."""
+    as is usual where not all teams work at once; two of three may borrow as much again. So gangs wait for quota or for
+    capacity."""
     departments = max(1, count // 20)
     share = max(8, gpus * 5 // 4 // count)
     company = QueueInfo("company", quotas=(Quota("h200", GPU),))
@@ -101,11 +102,11 @@ def gangs_of(
     gangs = []
     for i in range(count):
         pods = min(draw.choice(SIZES), largest) // GPUS_A_NODE
-        wish = draw.random()
+        kind = draw.random()
         topology = None
-        if wish < 0.5:
+        if kind < 0.5:
             topology = Topology("rack") if pods <= NODES_A_RACK else Topology("block", "rack")
-        elif wish < 0.7:
+        elif kind < 0.7:
             topology = Topology(preferred="rack")
         least = max(1, pods // 2) if draw.random() < 0.15 else pods
         gangs.append(
@@ -160,38 +161,41 @@ def crowded_world(size: Size, seed: int) -> Snapshot:
 
 
 def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
-    """The world right after the decisions were carried out; whoever has to leave is still there."""
+    """The world right after the decisions were carried out; victims are still terminating."""
     gang_of = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
-    holds = {hold.gang_uid: hold for hold in snapshot.nominations}
+    nominations = {nomination.gang_uid: nomination for nomination in snapshot.nominations}
     for decision in made.decisions:
         match decision:
             case Admit(uid, placement):
-                holds.pop(uid, None)
+                nominations.pop(uid, None)
                 running[uid] = RunningGang(
                     gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now
                 )
             case Nominate(uid, placement, victims, expires_at):
-                holds[uid] = Nomination(uid, placement, victims, expires_at)
-            case Evict(uid, beneficiary) if uid in running:
-                running[uid] = replace(running[uid], state="evicting", preemptor=beneficiary)
+                nominations[uid] = Nomination(uid, placement, victims, expires_at)
+            case Evict(uid, preemptor) if uid in running:
+                running[uid] = replace(running[uid], state="evicting", preemptor=preemptor)
             case Evict(uid):
-                holds.pop(uid, None)
-            case Resize(uid, placement, beneficiary):
+                nominations.pop(uid, None)
+            case Resize(uid, placement, preemptor):
                 running[uid] = replace(
-                    running[uid], retained_placement=placement, state="evicting", preemptor=beneficiary
+                    running[uid], retained_placement=placement, state="evicting", preemptor=preemptor
                 )
             case Wait():
                 pass
     return replace(
-        snapshot, pending=tuple(gang_of.values()), running=tuple(running.values()), nominations=tuple(holds.values())
+        snapshot,
+        pending=tuple(gang_of.values()),
+        running=tuple(running.values()),
+        nominations=tuple(nominations.values()),
     )
 
 
-def timed(snapshot: Snapshot, memo: PlannerCache | None = None) -> tuple[float, float, PlanResult]:
-    """Seconds on the clock, seconds of this process, and what came of it."""
+def timed(snapshot: Snapshot, cache: PlannerCache | None = None) -> tuple[float, float, PlanResult]:
+    """Seconds on the clock, seconds of this process, and the result."""
     wall, process = time.perf_counter(), time.process_time()
-    result = plan(snapshot, memo)
+    result = plan(snapshot, cache)
     return time.perf_counter() - wall, time.process_time() - process, result
 
 
@@ -213,13 +217,13 @@ def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed
     figures["peak_rss_mib"] = peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
     figures["running"] = len(world.running)
     figures["placed"] = sum(isinstance(d, Admit) for d in first.decisions)
-    figures["held"] = sum(isinstance(d, Nominate) for d in first.decisions)
+    figures["nominated"] = sum(isinstance(d, Nominate) for d in first.decisions)
     figures["waiting"] = sum(isinstance(d, Wait) for d in first.decisions)
     return figures
 
 
 def until_quiet(world: Snapshot, made: PlanResult) -> tuple[Snapshot, PlanResult]:
-    """The world once plans have nothing more to do for now (whoever has to leave is still leaving), and its plan."""
+    """The world once plans have nothing more to do for now (victims are still terminating), and its plan."""
     while not all(isinstance(decision, Wait) for decision in made.decisions):
         world = replace(applied(world, made), now=world.now + 1)
         made = plan(world, made.cache)
@@ -249,16 +253,16 @@ def releases_of(settled: Snapshot, rounds: int, draw: random.Random) -> list[Sna
     return worlds
 
 
-def check_memo(size: Size, seed: int) -> None:
-    """What is timed is right: a plan with a memo equals the plan without."""
+def check_cache(size: Size, seed: int) -> None:
+    """What is timed is right: a plan with a cache equals the plan without."""
     world = busy_world(size, seed)
     settled, before = until_quiet(world, plan(world))
-    memo: PlannerCache = before.cache
+    cache: PlannerCache = before.cache
     for snapshot in (*arrivals_of(settled, size, 2, random.Random(0)), *releases_of(settled, 2, random.Random(0))):
-        quick = plan(snapshot, memo)
+        quick = plan(snapshot, cache)
         if quick.decisions != plan(snapshot).decisions:
-            raise SystemExit("a plan with a memo differs from the plan without")
-        memo = quick.cache
+            raise SystemExit("a plan with a cache differs from the plan without")
+        cache = quick.cache
 
 
 def main() -> None:
@@ -274,20 +278,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.case == "fill":
-        told = [asdict(way) for way in fill(args.nodes or 500)]
-        print(json.dumps(told, indent=2) if args.json else "\n".join(map(_fill_line, told)))
+        cases = [asdict(case) for case in fill(args.nodes or 500)]
+        print(json.dumps(cases, indent=2) if args.json else "\n".join(map(_fill_line, cases)))
         return
     if args.case == "reclaim":
         counts = (args.nodes,) if args.nodes else (500, 10_000)
-        ways = [way for count in counts for way in reclaim(count)]
-        lines = [f"{way.case:<30} {way.victims:>6} leave: {way.plan_s:.2f} s" for way in ways]
-        print(json.dumps([asdict(way) for way in ways], indent=2) if args.json else "\n".join(lines))
+        results = [result for count in counts for result in reclaim(count)]
+        lines = [f"{result.case:<30} {result.victims:>6} victims: {result.plan_s:.2f} s" for result in results]
+        print(json.dumps([asdict(result) for result in results], indent=2) if args.json else "\n".join(lines))
         return
     make = crowded_world if args.case == "crowd" else busy_world
     sizes = [Size(args.nodes or 10_000, args.gangs, args.queues)]
     if args.sweep:
         sizes = [Size(n, max(20, n // 5), max(4, n // 50)) for n in (100, 300, 1_000, 3_000, 10_000)]
-    check_memo(Size(200, 100, 20), args.seed)
+    check_cache(Size(200, 100, 20), args.seed)
     rows = []
     for size in sizes:
         figures = measure(make, size, max(5, args.rounds), args.seed)
@@ -306,10 +310,10 @@ def main() -> None:
         print(json.dumps(rows if args.sweep else rows[0], indent=2))
 
 
-def _fill_line(way: dict[str, str | int | float]) -> str:
+def _fill_line(row: dict[str, str | int | float]) -> str:
     return (
-        f"{way['case']:<22} {way['plans']:>3} plans placed {way['placed']:>5}: {way['total_s']:.2f} s of this process, "
-        f"{way['mean_ms']:.1f} ms a plan, at most {way['max_ms']:.1f} ms ({way['wall_s']:.2f} s on the clock)"
+        f"{row['case']:<22} {row['plans']:>3} plans admit {row['placed']:>5}: {row['total_s']:.2f} s of CPU time, "
+        f"{row['mean_ms']:.1f} ms a plan, at most {row['max_ms']:.1f} ms ({row['wall_s']:.2f} s on the clock)"
     )
 
 

@@ -34,7 +34,7 @@ WHOLE = Resources.of({GPU: GPUS_A_NODE, "cpu": 8_000, "memory": 1 << 35, "pods":
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """One plan, with the memo of the plan before the gang came; the seconds are of this process."""
+    """One plan, with the cache of the plan before the gang came; the seconds are of this process."""
 
     case: str
     nodes: int
@@ -70,11 +70,11 @@ def _borrower(turn: int, node: int) -> RunningGang:
 
 
 def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
-    memo = plan(world).cache
+    cache = plan(world).cache
     owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
     world = replace(world, now=world.now + 1, pending=(owner,))
     began = time.process_time()
-    made = plan(world, memo)
+    made = plan(world, cache)
     took = time.process_time() - began
     victims = sum(isinstance(decision, Evict) for decision in made.decisions)
     ineffective = not any(isinstance(decision, Nominate) for decision in made.decisions)

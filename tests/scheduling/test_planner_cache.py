@@ -14,6 +14,7 @@ from tests.scheduling.worlds import gang, gpus, rack, refused, role, run, world
 from muster.model import Gang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, plan
 from muster.scheduling.planner_cache import STALE_REQUESTS_ALLOWED
+from muster.scheduling.versioned_cache import VersionedCache
 
 
 def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:
@@ -39,17 +40,17 @@ def test_pending_gangs_may_leave_be_edited_and_change_positions(snapshot: Snapsh
     draw.shuffle(waiting)
     later = replace(snapshot, pending=tuple(waiting))
     for policy in (MUSTER, BACKFILL, PRIORITY, FIFO):
-        memo = plan(snapshot, None, policy).cache
-        assert plan(later, memo, policy).decisions == plan(later, None, policy).decisions
-        assert plan(snapshot, memo, policy).decisions == plan(snapshot, None, policy).decisions
+        cache = plan(snapshot, None, policy).cache
+        assert plan(later, cache, policy).decisions == plan(later, None, policy).decisions
+        assert plan(snapshot, cache, policy).decisions == plan(snapshot, None, policy).decisions
 
 
 def test_a_gang_that_comes_with_a_higher_priority_moves_the_others_back() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
     first = world(rack("r1", 1), two_teams(), [gang("x", queue="a"), gang("y", queue="a", at=1.0)], [busy])
-    memo = plan(first).cache
+    cache = plan(first).cache
     urgent = gang("z", queue="a", at=2.0, priority=5)
-    waits = refused(plan(replace(first, pending=(*first.pending, urgent)), memo))
+    waits = refused(plan(replace(first, pending=(*first.pending, urgent)), cache))
     assert {uid: wait.position for uid, wait in waits.items()} == {"z": 1, "x": 2, "y": 3}
 
 
@@ -63,12 +64,20 @@ def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_
 def test_a_cache_drops_removed_gangs_so_that_plans_do_not_slow_down() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
     there = world(rack("r1", 1), two_teams(), [], [busy])
-    memo, remembered = None, []
-    for round_ in range(100):
-        alone = [role("trainer", 1, request=gpus(8, memory=1 + 8 * round_ + i)) for i in range(8)]  # each its own size
-        waiting = tuple(gang(f"g{round_}-{i}", queue="a", roles=[one]) for i, one in enumerate(alone))
-        result = plan(replace(there, pending=waiting), memo)
+    cache, cached = None, []
+    for step in range(100):
+        alone = [role("trainer", 1, request=gpus(8, memory=1 + 8 * step + i)) for i in range(8)]  # each its own size
+        waiting = tuple(gang(f"g{step}-{i}", queue="a", roles=[one]) for i, one in enumerate(alone))
+        result = plan(replace(there, pending=waiting), cache)
         assert len(refused(result)) == 8
-        memo = result.cache
-        remembered.append(len(memo.request_cache))
-    assert max(remembered) <= STALE_REQUESTS_ALLOWED + 2 * 9 + 8
+        cache = result.cache
+        cached.append(len(cache.request_cache))
+    assert max(cached) <= STALE_REQUESTS_ALLOWED + 2 * 9 + 8
+
+
+def test_a_versioned_cache_returns_only_values_of_the_version_asked_for() -> None:
+    cache = VersionedCache[str, int]()
+    cache.at(1)["x"] = 10
+    assert cache.at(1) == {"x": 10}
+    assert cache.at((1, 2)) == {}
+    assert cache.at(1) == {}
