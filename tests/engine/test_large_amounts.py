@@ -15,7 +15,7 @@ from muster.cluster import ObservedState, PodView
 from muster.engine import CycleResult, Engine
 from muster.model import MAX_AMOUNT, Resources
 from muster.spec.pod_request import pod_request
-from muster.state.jobs import to_roles
+from muster.workload.trainingjob import to_roles
 
 GPU = "nvidia.com/gpu"
 AMOUNTS = ("4E", "4611686018427387904", "1Pi", "1Gi", "0")

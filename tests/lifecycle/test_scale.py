@@ -10,8 +10,8 @@ from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, 
 
 from muster import spec
 from muster.lifecycle import pod_slots, transitions
-from muster.state.jobs import to_roles
 from muster.validation import with_replicas
+from muster.workload.trainingjob import to_roles
 
 
 def scaled(one: spec.TrainingJob, number: int | None) -> spec.TrainingJob:

@@ -19,7 +19,7 @@ from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster.kube.objects import RawTrainingJob
-from muster.state.jobs import to_roles
+from muster.workload.trainingjob import to_roles
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.templates import TemplateCache
 from muster_operator.dry_run import compare_pod

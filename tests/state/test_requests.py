@@ -7,7 +7,7 @@ import pytest
 from muster.model import MatchExpression, NodeToleration, Resources
 from muster.spec import PodSpec
 from muster.spec.pod_request import pod_request
-from muster.state.requests import node_affinity, tolerations
+from muster.workload.requests import node_affinity, tolerations
 
 
 def container(requests: dict[str, str] | None = None, limits: dict[str, str] | None = None, **fields: Any) -> Any:

@@ -24,7 +24,8 @@ from muster.scheduling import MUSTER, PlannerCache, Policy, plan
 from muster.state import BuildResult, ClusterState, build_snapshot
 from muster.state.cluster_state import has_nomination_or_eviction
 from muster.state.fair_share import TICK_S, charge_of
-from muster.state.jobs import NEVER, priority_of
+from muster.state.jobs import NEVER
+from muster.workload.trainingjob import priority_of
 
 STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most this often
 

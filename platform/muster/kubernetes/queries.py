@@ -22,11 +22,11 @@ from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode
 from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
 from muster.state import snapshot_of
-from muster.state.jobs import to_gang, to_roles
 from muster.state.nodes import to_flavor, to_node
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.validation import check_dependencies_valid, check_size, check_submit
 from muster.validation.submit import name_hint
+from muster.workload.trainingjob import to_gang
 
 _MAX_SUGGESTED_NAMES = 200
 MAX_PREFLIGHT_NODES = 500
@@ -111,7 +111,7 @@ def preflight_job(
     all_flavors = [*valid_flavors.values(), *map(_flavor_without_spec, flavor_errors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
     check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
-    gang = to_gang(job, time.time(), {}, to_roles(job.spec))
+    gang = to_gang(job, time.time(), {})
     views = _list_nodes_if_few(kube_client)
     nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], nodes)

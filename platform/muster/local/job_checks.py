@@ -16,9 +16,9 @@ from muster.errors import InvalidSpec, Refused, together
 from muster.local.annotations import check_annotations
 from muster.local.environment import interpreter_environment
 from muster.local.programs import check_processes, check_program
-from muster.state.jobs import to_gang, to_roles
 from muster.state.nodes import to_flavor, to_node
 from muster.validation import check_size, check_submit
+from muster.workload.trainingjob import to_gang
 from muster.yaml_input import AnyObject
 from muster.yaml_input.field_errors import field_path
 from muster.yaml_input.pod_fields import unknown_in_template
@@ -72,7 +72,7 @@ def check_fits(
 ) -> None:
     """Raises `Refused` for a job whose queue or flavors do not exist, or that is too large for quota or nodes."""
     check_submit(job, queues, flavors, namespace_labels(job.metadata.namespace or "default"))
-    gang = to_gang(job, now, {}, to_roles(job.spec))
+    gang = to_gang(job, now, {})
     planner_nodes = [to_node(view, flavors) for view in nodes]
     planner_flavors = [to_flavor(flavor) for flavor in flavors]
     refused: list[Refused] = []

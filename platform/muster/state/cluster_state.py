@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 from muster import model, spec
 from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
-from muster.spec import TrainingJob, TrainingJobSpec, TrainingJobStatus
+from muster.spec import TrainingJob, TrainingJobStatus
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
 from muster.state.nodes import NodeProjection
 from muster.state.queues import QueueProjection
 
-RolesBySpec: TypeAlias = dict[int, tuple[TrainingJobSpec, tuple[Role, ...]]]
-"""By identity of the spec."""
+RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
+"""Roles by the identity of `Workload.roles_key`, with the key."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class ClusterState:
         self.node_projection = NodeProjection()
         self.queue_projection = QueueProjection()
         self.context: JobContext | None = None
-        self.roles_by_spec: RolesBySpec = {}
+        self.roles_by_key: RolesByKey = {}
         self.last_snapshot: Snapshot | None = None
         self.checked_snapshot: Snapshot | None = None  # on which the placements of unbound jobs were checked last
         self._node_views: tuple[NodeView, ...] | None = None

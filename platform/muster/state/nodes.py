@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from muster import model, spec
 from muster.cluster import NodeView
 from muster.state.identity import reuse_equal, reuse_tuple, same_objects
-from muster.state.requests import tolerations
+from muster.workload.requests import tolerations
 
 
 @dataclass(slots=True)

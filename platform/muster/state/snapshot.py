@@ -14,15 +14,17 @@ from typing import TypeVar
 from muster.cluster import ObservedState, PodView
 from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import DecayedUsage, Role, Snapshot, Wait
-from muster.spec import TrainingJob, TrainingJobSpec
-from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesBySpec
+from muster.spec import TrainingJob
+from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.identity import reuse_equal, reuse_tuple
-from muster.state.jobs import JobContext, JobProjection, project_job, to_gang, to_roles
+from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.queues import AllowedNamespaces
 from muster.validation import QueueReadiness
+from muster.workload import Workload
+from muster.workload.trainingjob import TrainingJobWorkload
 
 T = TypeVar("T")
-_MAX_SPECS = 20_000
+_MAX_ROLES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _project_jobs(
     for uid in uids:
         entry = state.jobs[uid]
         job = updated_jobs.get(uid, entry.job)
-        _project_job(state, entry, job, observed.pods.get(uid, no_pods), observed.now, context)
+        _project_job(state, entry, TrainingJobWorkload(job), observed.pods.get(uid, no_pods), observed.now, context)
         projection, rejection = entry.projection, observed.pod_rejections.get(uid)
         if projection.pending is not None and rejection is not None:
             projection = replace(projection, pending=None, rejected=Wait(uid, "PodRejected", rejection))
@@ -138,18 +140,18 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
 def _project_job(
     state: ClusterState,
     entry: JobEntry,
-    job: TrainingJob,
+    workload: Workload,
     pods: tuple[PodView, ...],
     now: float,
     context: JobContext,
 ) -> None:
     """Set gang and projection of the entry; parts equal to the old ones stay the same objects."""
-    roles = _roles(job.spec, state.roles_by_spec)
+    roles = _roles(workload, state.roles_by_key)
     if entry.gang is not None:
         roles = roles if roles is entry.gang.roles else reuse_equal(entry.gang.roles, roles)
-    entry.gang = gang = reuse_equal(entry.gang, to_gang(job, now, context.priority_classes, roles))
+    entry.gang = gang = reuse_equal(entry.gang, workload.gang(now, context.priority_classes, roles))
     old = entry.projection
-    fresh = project_job(job, pods, now, context, gang)
+    fresh = project_job(workload, pods, now, context, gang)
     entry.projection = JobProjection(
         pending=fresh.pending,
         running=reuse_equal(old.running, fresh.running),
@@ -159,12 +161,13 @@ def _project_job(
     )
 
 
-def _roles(job_spec: TrainingJobSpec, known: RolesBySpec) -> tuple[Role, ...]:
-    """The roles of a spec, computed once for all jobs that share it."""
-    written, roles = known.get(id(job_spec), (None, ()))
-    if written is not job_spec:  # the entry holds the spec, so that its id is not reused
-        roles = to_roles(job_spec)
-        if len(known) >= _MAX_SPECS:
+def _roles(workload: Workload, known: RolesByKey) -> tuple[Role, ...]:
+    """The roles of a workload, computed once for all that share their key."""
+    wanted = workload.roles_key
+    key, roles = known.get(id(wanted), (None, ()))
+    if key is not wanted:  # the entry holds the key, so that its id is not reused
+        roles = workload.roles()
+        if len(known) >= _MAX_ROLES:
             known.clear()  # dropping entries only costs computing them again
-        known[id(job_spec)] = (job_spec, roles)
+        known[id(wanted)] = (wanted, roles)
     return roles
