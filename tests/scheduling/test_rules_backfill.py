@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.scheduling.builders import in_order, wait_of
-from tests.scheduling.worlds import gang, nodes_of, on, queue, rack, refused, run, started, world
+from tests.scheduling.worlds import HOUR, evicted, gang, nodes_of, on, queue, rack, refused, run, started, world
 
 from muster.model import Admit, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, plan
@@ -150,3 +150,19 @@ def test_fifo_starts_no_gang_behind_a_waiting_one() -> None:
     wait = refused(result)["small"]
     assert (in_order(result), wait.reason) == ([], "BlockedByQueueHead")
     assert in_order(plan(behind_wide(1.0), policy=BACKFILL)) == ["small"]
+
+
+def test_capacity_that_a_preemption_frees_beside_a_reservation_is_used_in_the_same_plan() -> None:
+    queues = [queue("co", guaranteed=64), *(queue(name, "co", 0) for name in ("a", "b", "c", "d"))]
+    low = run(gang("low", "c", pods=3, size=4), {"r1-0": 1, "r1-1": 2})
+    ending = run(gang("ending", "x", runtime=HOUR), ["r1-2"])
+    waiting = [
+        gang("large", "a", pods=3, size=4),  # reserved: the free half of r1-0, and r1-2
+        gang("first", "b", size=4),
+        gang("high", "c", priority=5),  # evicts `low` and takes r1-1
+        gang("second", "d", size=4),
+    ]
+    result = plan(world(rack("r1", 3), queues, waiting, [low, ending]))
+    assert evicted(result) == {"low": "high"}
+    assert refused(result)["first"].reason == "BlockedByReservation"
+    assert nodes_of(started(result)["second"]) == {"r1-0": 1}
