@@ -1,7 +1,7 @@
 """The planner's input and output as frozen values: no Kubernetes object, no clock, no file.
 
-Who builds a `Snapshot` keeps the identity of everything that did not change since the last one, so that the planner
-finds differences by comparing references.
+Code that builds a `Snapshot` keeps the identity of everything that did not change since the last one, so that the
+planner finds differences by comparing references.
 
 Units: `cpu` in millicores, `memory` and `ephemeral-storage` in bytes, every other resource in whole units
 (`nvidia.com/gpu`, `pods`). Times are seconds on the clock of `Snapshot.now`.
@@ -53,7 +53,7 @@ class Resources:
         return self.plus(other.times(-1))
 
     def capped(self, limit: int = MAX_AMOUNT) -> Resources:
-        """No amount above `most`; the same value when none is."""
+        """No amount above `limit`; the same value when none is."""
         for _, amount in self.items:
             if amount > limit:
                 return Resources.of({name: min(amount, limit) for name, amount in self.items})

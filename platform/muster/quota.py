@@ -180,7 +180,7 @@ class QuotaUsage:
         self.cell_count = len(tree.cell_index)
         self.subtree_usage = [0] * (self.cell_count * len(tree.queues))
         self.usage = [0] * (self.cell_count * len(tree.queues))
-        self._available_cache: dict[tuple[int, int], int] = {}  # since the last charge
+        self._available_cache: dict[tuple[int, int], int] = {}  # by queue and cell; `add` clears it
 
     def fork(self) -> QuotaUsage:
         """A copy to write on."""
@@ -200,19 +200,19 @@ class QuotaUsage:
 
     def add(self, queue: int, amounts: CellAmounts, sign: int = 1) -> None:
         """Charge amounts to a queue and all queues above it; -1 releases them."""
-        kept, width = self.tree.local_quota, self.cell_count
+        local_quota, width = self.tree.local_quota, self.cell_count
         self._available_cache.clear()
         for cell, amount in amounts:
             amount *= sign
-            grown = amount  # what has to be added to U, at this queue
+            added = amount  # what has to be added to U, at this queue
             for q in self.tree.path[queue]:
                 at = q * width + cell
                 self.subtree_usage[at] += amount
-                if grown:
+                if added:
                     before = self.usage[at]
-                    after = self.usage[at] = before + grown
-                    keeps = kept[q][cell]
-                    grown = (after - keeps if after > keeps else 0) - (before - keeps if before > keeps else 0)
+                    after = self.usage[at] = before + added
+                    local = local_quota[q][cell]
+                    added = (after - local if after > local else 0) - (before - local if before > local else 0)
 
     def available(self, queue: int, cell: int) -> int:
         """How much more of a cell the queue may use, borrowing included; negative if it is over-admitted."""
@@ -233,11 +233,11 @@ class QuotaUsage:
     def available_table(self) -> IntArray:
         """`available` of every queue and cell at once: [queues, cells]."""
         tree, below, used = self.tree, self.table(), self.table(own_usage=True)
-        total, kept, limit = (
+        total, local_quota, limit = (
             np.array(table, dtype=np.int64).reshape(below.shape)
             for table in (tree.subtree_quota, tree.local_quota, tree.limit)
         )
-        spare: IntArray = np.maximum(0, kept - used)
+        spare: IntArray = np.maximum(0, local_quota - used)
         cap: IntArray = limit - below
         avail: IntArray = np.minimum(total - used, cap)
         for children, parents in reversed(tree.depths):

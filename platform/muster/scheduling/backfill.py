@@ -76,11 +76,11 @@ class BackfillReservations:
         """The reservations that share a flavor with an option."""
         if not binding:
             return ()
-        bound = self._relevant.get((option, binding))
-        if bound is None:
-            bound = tuple(i for i in binding if not self.reservations[i].flavors.isdisjoint(option.flavors))
-            self._relevant[option, binding] = bound
-        return bound
+        indexes = self._relevant.get((option, binding))
+        if indexes is None:
+            indexes = tuple(i for i in binding if not self.reservations[i].flavors.isdisjoint(option.flavors))
+            self._relevant[option, binding] = indexes
+        return indexes
 
     def free_capacity(self, indexes: ReservationIndexes, *, later: bool = False) -> CapacityView:
         """Capacity that a gang may use which must respect these reservations: now, or once terminating gangs are

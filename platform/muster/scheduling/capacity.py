@@ -46,9 +46,9 @@ class NodeUsage:
 
     def joined(self, other: NodeUsage) -> NodeUsage:
         """The sum of two usages."""
-        rows, place = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
+        rows, position = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
         amounts = np.zeros((len(rows), self.amounts.shape[1]), dtype=np.int64)
-        np.add.at(amounts, place, np.concatenate([self.amounts, other.amounts]))
+        np.add.at(amounts, position, np.concatenate([self.amounts, other.amounts]))
         return NodeUsage(rows, amounts)
 
 
@@ -266,11 +266,13 @@ class ReservedView:
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `taken` were taken from them as well."""
-        more = taken.copy()
-        place = np.searchsorted(self._taken.rows, rows)
-        hit = (place < len(self._taken.rows)) & (self._taken.rows[np.minimum(place, len(self._taken.rows) - 1)] == rows)
-        more[hit] += self._taken.amounts[place[hit]]
-        return self._view.node_counts(pod, rows, more)
+        total = taken.copy()
+        position = np.searchsorted(self._taken.rows, rows)
+        hit = (position < len(self._taken.rows)) & (
+            self._taken.rows[np.minimum(position, len(self._taken.rows) - 1)] == rows
+        )
+        total[hit] += self._taken.amounts[position[hit]]
+        return self._view.node_counts(pod, rows, total)
 
 
 def sum_by_tier(span: FlavorNodes, fits: IntArray) -> Counts:

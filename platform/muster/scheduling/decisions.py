@@ -189,13 +189,13 @@ class Decisions:
         root, flavors = self.cache.tree.root(request.queue), request.gang_request.options[option].flavors
         behind = any(r.root == root and not r.flavors.isdisjoint(flavors) for r in self.backfill.reservations)
         now = self.cache.snapshot.now
-        taken = ExpectedRelease(
+        release = ExpectedRelease(
             gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts
         )
-        self._allocate(taken)
+        self._allocate(release)
         if gang.uid not in self._nominated:  # nominated gangs always come first
-            self.candidates.add_admitted(gang, taken)
-        self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, taken, behind)
+            self.candidates.add_admitted(gang, release)
+        self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, release, behind)
 
     def _preempt(self, victim: Victim) -> None:
         """Mark what a running gang releases: all of it, or what shrinking frees."""

@@ -90,9 +90,9 @@ class RequestMessages:
 
     def larger_than_quota(self, request: QueueRequest, option: int) -> str:
         """Names the most that the queue can ever use."""
-        empty, least = self.no_usage, request.min_quota[option]
+        empty, amounts = self.no_usage, request.min_quota[option]
         cell = self.main_cell(
-            request.gang_request, [c for c, amount in least if amount > empty.available(request.queue, c)]
+            request.gang_request, [c for c, amount in amounts if amount > empty.available(request.queue, c)]
         )
         resource = self.tree.cell_names[cell][1]
         most = format_amount(resource, max(0, empty.available(request.queue, cell)))

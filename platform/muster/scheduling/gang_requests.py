@@ -61,8 +61,8 @@ class GangRequest:
         cls, roles: tuple[Role, ...], options: tuple[FlavorOption, ...], rejection: tuple[WaitReason, str] | None = None
     ) -> GangRequest:
         """The request of these roles."""
-        steps = sum(role.replicas - role.min_replicas for role in roles)
-        return cls(roles, options, rejection, steps, tuple(role.min_replicas for role in roles))
+        extra_pods = sum(role.replicas - role.min_replicas for role in roles)
+        return cls(roles, options, rejection, extra_pods, tuple(role.min_replicas for role in roles))
 
     def sizes(self, extra_pods: int) -> RoleSizes:
         """Pods of each role with this many extra pods."""
@@ -142,17 +142,17 @@ class RequestArrays:
         """These arrays followed by others."""
         options = dict(self.options)
         sizes = list(self.sizes)
-        for option, least in zip(other.options, other.sizes, strict=True):
+        for option, minimum in zip(other.options, other.sizes, strict=True):
             if option not in options:
                 options[option] = len(options)
-                sizes.append(least)
-        place = np.array([options[option] for option in other.options], dtype=np.int64)
+                sizes.append(minimum)
+        numbers = np.array([options[option] for option in other.options], dtype=np.int64)
         return RequestArrays(
             index={**self.index, **{request: i + len(self.index) for request, i in other.index.items()}},
             queue=np.concatenate([self.queue, other.queue]),
             amounts=np.concatenate([self.amounts, other.amounts]),
             options=options,
-            option=np.concatenate([self.option, place[other.option]]),
+            option=np.concatenate([self.option, numbers[other.option]]),
             sizes=tuple(sizes),
         )
 
@@ -242,14 +242,14 @@ class RequestCache:
             for o in gang_request.options
         )
         request = QueueRequest(gang_request, queue, rejection, per_pod)
-        least = tuple(request.quota_at(o, gang_request.min_sizes) for o in range(len(gang_request.options)))
-        could = tuple(
+        minimum = tuple(request.quota_at(o, gang_request.min_sizes) for o in range(len(gang_request.options)))
+        coverable = tuple(
             sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
             if any(n for _, n in amounts)
             else 0  # no queue of the path guarantees anything that it requests
-            for amounts in least
+            for amounts in minimum
         )
-        return QueueRequest(gang_request, queue, rejection, per_pod, least, could)
+        return QueueRequest(gang_request, queue, rejection, per_pod, minimum, coverable)
 
     def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
         """All combinations of flavors for the groups of roles; the flavors of the first group vary slowest."""
@@ -309,7 +309,7 @@ def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
 
 
 def largest_feasible(limit: int, attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
-    """The largest number of extra pods up to `steps` for which an attempt succeeds, and its result. An attempt that
+    """The largest number of extra pods up to `limit` for which an attempt succeeds, and its result. An attempt that
     succeeds must succeed for all smaller numbers."""
     found = attempt(limit)
     if found is not None:

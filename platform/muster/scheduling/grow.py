@@ -57,10 +57,10 @@ class ContendedFlavors:
         for request in {
             self.cache.pending[uid].request for uid, why in self.unschedulable.items() if why.reason in codes
         }:
-            for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
+            for option, amounts in zip(request.gang_request.options, request.min_quota, strict=True):
                 self._flavors_by_queue.update((request.queue, flavor) for flavor in option.flavors)
                 path = self.cache.tree.path[request.queue]
-                if any(self.ledger.usage_later.within_guarantee(q, least) for q in path[:-1]):
+                if any(self.ledger.usage_later.within_guarantee(q, amounts) for q in path[:-1]):
                     flavors.update(option.flavors)
             if len(flavors) == len(self.cache.table.flavors):
                 break
@@ -74,8 +74,8 @@ def find_growths(
     contended: ContendedFlavors,
     preempting: Collection[str],
 ) -> Iterator[Growth]:
-    """Growths one by one; the caller allocates each before it asks for the next. `safe` are uids that are being evicted
-    or shrunk."""
+    """Growths one by one; the caller allocates each before it asks for the next. `preempting` are uids that are being
+    evicted or shrunk."""
     candidates = [
         gang_usage
         for uid, gang_usage in cache.running.items()
@@ -114,19 +114,19 @@ def _find_growth(
         return None
     later = gang_usage.release
     assert later is not None
-    bound = backfill.relevant(gang_request.options[option], backfill.binding(later.release_at))
+    reservations = backfill.relevant(gang_request.options[option], backfill.binding(later.release_at))
 
     def grown(more: int) -> Growth | None:
         sizes = gang_request.sizes(extra_pods + more)
         amounts = _difference(request.quota_at(option, sizes), gang_usage.amounts)
         if not ledger.usage_now.fits(gang_usage.queue, amounts):
             return None
-        view = backfill.free_capacity(bound)
-        place = fit(cache.table, gang_request.options[option], sizes, view, present)
-        if place is None:
+        view = backfill.free_capacity(reservations)
+        assignment = fit(cache.table, gang_request.options[option], sizes, view, present)
+        if assignment is None:
             return None
-        taken = replace(later, node_usage=place.node_usage, amounts=amounts)
-        return Growth(gang_usage, request, option, place, taken) if backfill.fits_quota(taken) else None
+        release = replace(later, node_usage=assignment.node_usage, amounts=amounts)
+        return Growth(gang_usage, request, option, assignment, release) if backfill.fits_quota(release) else None
 
     found = largest_feasible(gang_request.max_extra_pods - extra_pods, grown)
     return None if found is None or found[0] == 0 else found[1]

@@ -168,12 +168,12 @@ class PreemptionSearch:
         """The fewest pods that a gang, which is restored now, has to shed. None: the victim stays as it is."""
         if victim.gang_usage is None:
             return None
-        most = self.candidates.shrink(victim.gang_usage, region, None)
-        found = self._fits_with(most) if not victim.remaining else None
-        if most is None or (found is None and not victim.remaining):
+        largest = self.candidates.shrink(victim.gang_usage, region, None)
+        found = self._fits_with(largest) if not victim.remaining else None
+        if largest is None or (found is None and not victim.remaining):
             return None
         running = victim.gang_usage.running.placement
-        for shed in range(1, sum(p.replicas for p in running) - sum(p.replicas for p in most.remaining)):
+        for shed in range(1, sum(p.replicas for p in running) - sum(p.replicas for p in largest.remaining)):
             less = self._fits_with(self.candidates.shrink(victim.gang_usage, region, shed))
             if less is not None:
                 return less
@@ -199,10 +199,10 @@ class PreemptionSearch:
         if assignment is None:
             return None
         uid, now = self.gang.uid, self.candidates.cache.snapshot.now
-        taken = ExpectedRelease(
+        release = ExpectedRelease(
             uid, self.release_at, now, tiebreak_of(uid), assignment.node_usage, request.queue, amounts
         )
-        return assignment if self.backfill.fits_quota(taken) else None
+        return assignment if self.backfill.fits_quota(release) else None
 
     def _mark_releasing(self, victim: Victim) -> None:
         if victim.gang_usage is None:
@@ -255,9 +255,11 @@ class Preemptor:
                 continue
             start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
             release_at = latest_release(gang, start_by)
-            bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(release_at))
+            reservations = self.backfill.relevant(
+                request.gang_request.options[option], self.backfill.binding(release_at)
+            )
             search = PreemptionSearch(
-                self.ledger, self.backfill, self.candidates, request, option, rights, gang, release_at, bound
+                self.ledger, self.backfill, self.candidates, request, option, rights, gang, release_at, reservations
             )
             victims = list(self.candidates.in_order(rights, queues))
             best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))

@@ -69,7 +69,7 @@ class PreemptionRights:
     ) -> PreemptionRights:
         """The rights of a gang that is within some guarantees of its path (see `GuaranteeEligibility`)."""
         path = usage_later.tree.path[request.queue]
-        guaranteed = frozenset(q for place, q in enumerate(path[:-1]) if covered >> place & 1)
+        guaranteed = frozenset(q for position, q in enumerate(path[:-1]) if covered >> position & 1)
         cells = frozenset(cell for cell, _ in request.min_quota[option])
         return cls(gang, request.queue, usage_later.tree, usage_later, cells, guaranteed)
 
@@ -349,12 +349,12 @@ def lost_work_s(gang_usage: GangUsage, now: float) -> float:
 def shed_pods(gang: Gang, placement: Placement, first: Collection[str], count: int | None) -> Placement:
     """A placement without `count` of the pods above the minimum (None: all of them); empty if there are none. The last
     role shrinks first; of its pods those on the nodes in `first`, and of these the last."""
-    least = {role.name: role.min_replicas for role in gang.roles}
-    left = sum(max(0, part.replicas - least[part.role]) for part in placement) if count is None else count
+    minimum = {role.name: role.min_replicas for role in gang.roles}
+    left = sum(max(0, part.replicas - minimum[part.role]) for part in placement) if count is None else count
     parts: list[RolePlacement] = []
     shed = 0
     for part in reversed(placement):
-        give = min(left, max(0, part.replicas - least[part.role]))
+        give = min(left, max(0, part.replicas - minimum[part.role]))
         left -= give
         shed += give
         nodes = list(part.nodes)

@@ -44,17 +44,17 @@ class WaitMessages:
 
         If none does: for a resource of `flavor`, or for the main resource.
         """
-        least = request.min_quota[option]
-        if len(least) == 1:  # fast path: nearly every pending gang
-            cell = least[0][0]
+        amounts = request.min_quota[option]
+        if len(amounts) == 1:  # fast path: nearly every pending gang
+            cell = amounts[0][0]
             left = self._left_cache.get((request.queue, cell)) or self.quota_left(request.queue, cell)
             return f"{self.requests.needs_of(request, option, cell)}; {left}"
-        if not least:
+        if not amounts:
             return self.requests.needs(request.gang_request, option)
         names = self.requests.tree.cell_names
-        short = [c for c, amount in least if amount > self.usage_now.available(request.queue, c)]
-        of_flavor = [c for c, _ in least if names[c][0] == flavor]
-        cell = self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in least])
+        short = [c for c, amount in amounts if amount > self.usage_now.available(request.queue, c)]
+        of_flavor = [c for c, _ in amounts if names[c][0] == flavor]
+        cell = self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in amounts])
         return f"{self.requests.needs_of(request, option, cell)}; {self.quota_left(request.queue, cell)}"
 
     def quota_left(self, queue: int, cell: int) -> str:
@@ -267,7 +267,7 @@ class _QuotaTimes:
     times: list[float]  # of the forecast
     _available_from: dict[tuple[int, int], list[int]] = field(
         default_factory=dict
-    )  # (queue, cell): from each moment on
+    )  # by (queue, cell): what is available from each time point on
     _amounts_ahead: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def time_of(self, request: QueueRequest, option: int) -> float:
