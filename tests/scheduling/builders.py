@@ -1,11 +1,11 @@
-"""More builders for the planner: shares used, trees of two teams, and a world that lives from plan to plan."""
+"""More builders for the planner: shares used, trees of two teams, and a cluster over many plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, refused
+from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, waits_by_uid
 
 from muster.model import Admit, DecayedUsage, Evict, Gang, QueueInfo, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, PlanResult, Policy, plan
@@ -28,7 +28,7 @@ def message_of(snapshot: Snapshot, uid: str) -> str:
 
 def wait_of(snapshot: Snapshot, uid: str) -> Wait:
     """Why a gang waits."""
-    return refused(plan(snapshot))[uid]
+    return waits_by_uid(plan(snapshot))[uid]
 
 
 def in_order(result: PlanResult) -> list[str]:
@@ -38,7 +38,7 @@ def in_order(result: PlanResult) -> list[str]:
 
 @dataclass(slots=True)
 class Life:
-    """A cluster that lives from plan to plan as the engine makes it: pure, with its own clock.
+    """A cluster over many plans, as the engine makes them: pure, with its own clock.
 
     A gang runs for `runtime[uid]` seconds once it is admitted, from the start again after an eviction; an evicted one
     is gone `stop_s` later. `arrivals` are gangs that come at their `submitted_at`.
@@ -54,14 +54,14 @@ class Life:
     evictions: list[tuple[float, str]] = field(default_factory=list)
     plans: list[tuple[float, PlanResult]] = field(default_factory=list)
     _stops: dict[str, float] = field(default_factory=dict)
-    _memo: PlannerCache | None = None
+    _cache: PlannerCache | None = None
 
     def live(self, most_plans: int = 400) -> None:
         """Go on until nothing is left to happen. Raises AssertionError when that takes more plans than that."""
         self._expect(self.snapshot.running)
         while True:
             self._plan()
-            assert len(self.plans) < most_plans, "things never come to rest"
+            assert len(self.plans) < most_plans, "the plans never settle"
             events = [at for at in self._stops.values() if at > self.snapshot.now]
             events += [max(at, self.snapshot.now + 1) for at in self._ends()]  # one may be over when it comes back
             events += [gang.submitted_at for gang in self.arrivals]
@@ -78,8 +78,8 @@ class Life:
             self.started.setdefault(r.gang.uid, r.admitted_at)
 
     def _plan(self) -> None:
-        result = plan(self.snapshot, self._memo, self.policy)
-        self._memo, now = result.cache, self.snapshot.now
+        result = plan(self.snapshot, self._cache, self.policy)
+        self._cache, now = result.cache, self.snapshot.now
         self.plans.append((now, result))
         for decision in result.decisions:
             match decision:
@@ -95,7 +95,7 @@ class Life:
         self.snapshot = carried_out(self.snapshot, result.decisions)
 
     def _advance(self, now: float) -> None:
-        """What has happened by then: gangs end, have left, go on at another size, arrive; holds expire."""
+        """What has happened by then: gangs end, have left, go on at another size, arrive; nominations expire."""
         running, waiting = [], list(self.snapshot.pending)
         for r in self.snapshot.running:
             uid = r.gang.uid

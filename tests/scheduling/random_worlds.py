@@ -1,8 +1,8 @@
 """Random worlds for property tests, mixed enough to meet every rule.
 
-A world is lived in: gangs that run were placed by the planner, some have left since, some are told to leave, and holds
-stand. So whatever a property says of one plan, it says of plans in the middle of things. Worlds come from a seed, so
-that most of them are busy; hypothesis shrinks the size.
+A world is in use: gangs that run were placed by the planner, some have ended since, some are being evicted, and there
+are nominations. So whatever a property says of one plan, it says of plans in the middle of things. Worlds come from a
+seed, so that most of them are busy; hypothesis shrinks the size.
 """
 
 from __future__ import annotations

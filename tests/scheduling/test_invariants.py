@@ -37,8 +37,8 @@ def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
     for running in after.running:
         for node, resource, amount in taken(running.gang, running.placement):
             total[node, resource] += amount
-    room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
-    assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
+    capacity = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
+    assert {key: amount for key, amount in total.items() if amount > capacity.get(key, 0)} == {}
 
 
 @given(worlds)
@@ -65,8 +65,8 @@ def test_nominated_capacity_is_free_once_victims_have_terminated(snapshot: Snaps
         if hold.expires_at > after.now:
             for node, resource, amount in taken(gangs[hold.gang_uid], hold.placement):
                 total[node, resource] += amount
-    room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
-    assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
+    capacity = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
+    assert {key: amount for key, amount in total.items() if amount > capacity.get(key, 0)} == {}
 
 
 @given(worlds)
@@ -95,8 +95,8 @@ def test_a_required_domain_nominations_the_whole_gang(snapshot: Snapshot) -> Non
 def test_exactly_the_waiting_gangs_get_a_wait(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     admitted = {d.gang_uid for d in decisions if isinstance(d, Admit)}
-    told = [d.gang_uid for d in decisions if isinstance(d, Wait)]
-    assert sorted(told) == sorted({g.uid for g in snapshot.pending} - admitted)
+    waiting = [d.gang_uid for d in decisions if isinstance(d, Wait)]
+    assert sorted(waiting) == sorted({g.uid for g in snapshot.pending} - admitted)
     assert all(d.message for d in decisions if isinstance(d, Wait))
 
 
@@ -113,22 +113,22 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
 @given(worlds)
 def test_no_gang_is_evicted_unless_its_preemptor_is_nominated(snapshot: Snapshot) -> None:
     result = plan(snapshot)
-    for_whom = {d.preemptor for d in result.decisions if isinstance(d, Evict)}
-    for_whom |= {d.preemptor for d in result.decisions if isinstance(d, Resize) and d.preemptor}
-    holds = {d.gang_uid: d for d in result.decisions if isinstance(d, Nominate)}
-    assert for_whom <= set(holds)
+    preemptors = {d.preemptor for d in result.decisions if isinstance(d, Evict)}
+    preemptors |= {d.preemptor for d in result.decisions if isinstance(d, Resize) and d.preemptor}
+    nominations = {d.gang_uid: d for d in result.decisions if isinstance(d, Nominate)}
+    assert preemptors <= set(nominations)
     after = left(carried_out(snapshot, result.decisions))
     admitted = {d.gang_uid for d in plan(after).decisions if isinstance(d, Admit)}
-    still_leaving = {r.gang.uid for r in after.running if r.state != "admitted"}
-    for uid, hold in holds.items():
-        if not still_leaving & set(hold.victims) and hold.expires_at > after.now:
-            assert uid in admitted, "room was freed for it, and it does not start"
+    terminating = {r.gang.uid for r in after.running if r.state != "admitted"}
+    for uid, nomination in nominations.items():
+        if not terminating & set(nomination.victims) and nomination.expires_at > after.now:
+            assert uid in admitted, "capacity was freed for it, and it does not start"
 
 
 @given(worlds, st.lists(st.integers(0, 8), min_size=1, max_size=4))
 def test_larger_than_cluster_does_not_depend_on_unmanaged_pods(snapshot: Snapshot, gpus: list[int]) -> None:
     def too_large(taken: list[int]) -> set[str]:
-        """What gangs are told if nobody of ours is there, and pods of others take so many GPUs of each node in turn."""
+        """Gangs that are too large while no gang runs and unmanaged pods take so many GPUs of each node in turn."""
         others = [
             Resources.of({GPU: min(n, node.allocatable.get(GPU))}) for node, n in zip(nodes, cycle(taken), strict=False)
         ]
@@ -161,32 +161,32 @@ def test_the_same_snapshot_gives_the_same_plan(snapshot: Snapshot) -> None:
 
 @given(histories)
 def test_a_plan_with_the_cache_of_any_earlier_plan_equals_the_plan_without(history: tuple[Snapshot, ...]) -> None:
-    memo = None
-    memos = []
+    cache = None
+    caches = []
     for snapshot in history:
-        result = plan(snapshot, memo)
+        result = plan(snapshot, cache)
         assert result.decisions == plan(snapshot).decisions
-        memo = result.cache
-        memos.append(memo)
-    for old in memos:
+        cache = result.cache
+        caches.append(cache)
+    for old in caches:
         assert plan(history[-1], old).decisions == plan(history[-1]).decisions
 
 
 @given(worlds)
 def test_a_plan_does_not_change_the_previous_cache(snapshot: Snapshot) -> None:
     first = plan(snapshot)
-    memo = first.cache
+    cache = first.cache
     before = (
-        memo.free_now.free.tolist(),
-        memo.free_later.free.tolist(),
-        memo.usage_now.usage[:],
-        memo.usage_later.usage[:],
+        cache.free_now.free.tolist(),
+        cache.free_later.free.tolist(),
+        cache.usage_now.usage[:],
+        cache.usage_later.usage[:],
     )
-    plan(left(carried_out(snapshot, first.decisions)), memo)
+    plan(left(carried_out(snapshot, first.decisions)), cache)
     assert (
-        memo.free_now.free.tolist(),
-        memo.free_later.free.tolist(),
-        memo.usage_now.usage,
-        memo.usage_later.usage,
+        cache.free_now.free.tolist(),
+        cache.free_later.free.tolist(),
+        cache.usage_now.usage,
+        cache.usage_later.usage,
     ) == before
-    assert plan(snapshot, memo).decisions == first.decisions
+    assert plan(snapshot, cache).decisions == first.decisions

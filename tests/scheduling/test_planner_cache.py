@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import two_teams, wait_of
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import gang, gpus, rack, refused, role, run, world
+from tests.scheduling.worlds import gang, gpus, rack, role, run, waits_by_uid, world
 
 from muster.model import Gang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, plan
@@ -50,7 +50,7 @@ def test_a_gang_that_comes_with_a_higher_priority_moves_the_others_back() -> Non
     first = world(rack("r1", 1), two_teams(), [gang("x", queue="a"), gang("y", queue="a", at=1.0)], [busy])
     cache = plan(first).cache
     urgent = gang("z", queue="a", at=2.0, priority=5)
-    waits = refused(plan(replace(first, pending=(*first.pending, urgent)), cache))
+    waits = waits_by_uid(plan(replace(first, pending=(*first.pending, urgent)), cache))
     assert {uid: wait.position for uid, wait in waits.items()} == {"z": 1, "x": 2, "y": 3}
 
 
@@ -58,7 +58,7 @@ def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_
     large = world(rack("r1", 1), two_teams(), [gang("x", queue="a", pods=9)])
     assert wait_of(large, "x").reason == "LargerThanCluster"
     small = replace(large, pending=(gang("x", queue="a"),))
-    assert not refused(plan(small, plan(large).cache))
+    assert not waits_by_uid(plan(small, plan(large).cache))
 
 
 def test_a_cache_drops_removed_gangs_so_that_plans_do_not_slow_down() -> None:
@@ -69,7 +69,7 @@ def test_a_cache_drops_removed_gangs_so_that_plans_do_not_slow_down() -> None:
         alone = [role("trainer", 1, request=gpus(8, memory=1 + 8 * step + i)) for i in range(8)]  # each its own size
         waiting = tuple(gang(f"g{step}-{i}", queue="a", roles=[one]) for i, one in enumerate(alone))
         result = plan(replace(there, pending=waiting), cache)
-        assert len(refused(result)) == 8
+        assert len(waits_by_uid(result)) == 8
         cache = result.cache
         cached.append(len(cache.request_cache))
     assert max(cached) <= STALE_REQUESTS_ALLOWED + 2 * 9 + 8

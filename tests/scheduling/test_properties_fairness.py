@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import Life
 from tests.scheduling.random_worlds import cluster, gangs, queue_tree
-from tests.scheduling.worlds import A100, GPU, H200, gang, queue, rack, refused, run, started, world
+from tests.scheduling.worlds import A100, GPU, H200, gang, queue, rack, run, started, waits_by_uid, world
 
 from muster.model import Admit, Gang, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, plan
@@ -83,7 +83,7 @@ def _stay(gang: Gang) -> float:
 @given(st.data())
 def test_a_gang_with_a_reservation_is_never_delayed_by_backfilled_gangs(data: st.DataObject) -> None:
     snapshot, runtime = blocked(data)
-    promised = refused(plan(snapshot))["wide"].estimated_start
+    promised = waits_by_uid(plan(snapshot))["wide"].estimated_start
     alone = Life(replace(snapshot, pending=snapshot.pending[:1]), runtime)
     among = Life(snapshot, runtime)
     strict = Life(snapshot, runtime, policy=BACKFILL)
@@ -98,4 +98,4 @@ def test_a_gang_with_a_reservation_is_never_delayed_by_backfilled_gangs(data: st
 def test_the_reservation_does_not_depend_on_gangs_behind(data: st.DataObject) -> None:
     snapshot, _ = blocked(data)
     without = replace(snapshot, pending=snapshot.pending[:1])
-    assert refused(plan(snapshot))["wide"].estimated_start == refused(plan(without))["wide"].estimated_start
+    assert waits_by_uid(plan(snapshot))["wide"].estimated_start == waits_by_uid(plan(without))["wide"].estimated_start

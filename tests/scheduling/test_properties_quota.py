@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import two_teams
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import carried_out, evicted, gang, held, left, nodes_of, rack, run, world
+from tests.scheduling.worlds import carried_out, evicted, gang, left, nodes_of, nominated, rack, run, world
 
 from muster.model import Admit, Evict, Placement, Quota, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import plan
@@ -56,8 +56,8 @@ class Tree:
 
     def avail(self, q: str) -> int:
         above = self.parent[q]
-        room = self.t(q) - self.u(q) if above is None else max(0, self.kept(q) - self.u(q)) + self.avail(above)
-        return min(self.slack(q), room)
+        avail = self.t(q) - self.u(q) if above is None else max(0, self.kept(q) - self.u(q)) + self.avail(above)
+        return min(self.slack(q), avail)
 
     def slack(self, q: str) -> int:
         limit, above = self.says_of(q).limit, self.parent[q]
@@ -91,7 +91,7 @@ def cells_of(snapshot: Snapshot) -> set[Cell]:
 
 @given(worlds)
 def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_before(snapshot: Snapshot) -> None:
-    # Right after those have started and grown who may at once, and once everybody has left who was told to.
+    # Right after gangs have started and grown, and once all victims are gone.
     decisions = plan(snapshot).decisions
     running = {r.gang.uid for r in snapshot.running}
     at_once = [
@@ -99,7 +99,7 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
         for d in decisions
         if isinstance(d, Admit)
         or (isinstance(d, Resize) and d.reason == "Grown")
-        or (isinstance(d, Evict) and d.gang_uid not in running)  # gives up a hold
+        or (isinstance(d, Evict) and d.gang_uid not in running)  # loses its nomination
     ]
     before = charged(snapshot)
     for after in (carried_out(snapshot, at_once), left(carried_out(snapshot, decisions))):
@@ -116,14 +116,14 @@ def test_quota_exceeded_is_reported_only_when_it_is_true(snapshot: Snapshot) -> 
     after = carried_out(snapshot, decisions)
     used, by_uid = charged(after), {g.uid: g for g in snapshot.pending}
     for wait in (d for d in decisions if isinstance(d, Wait) and d.reason == "QuotaExceeded"):
-        asked = by_uid[wait.gang_uid]
+        waiting = by_uid[wait.gang_uid]
         flavor = next(flavor for flavor in ("h200", "a100") if f" of {flavor};" in wait.message)
         needs = Counter[Cell]()
-        for role in asked.roles:
+        for role in waiting.roles:
             for resource, amount in role.request:
                 needs[flavor, resource] += amount * role.min_replicas
         named = [cell for cell in needs if cell in cells_of(snapshot)]
-        assert any(needs[c] > Tree(snapshot, c, used[c]).avail(asked.queue) for c in named), wait.message
+        assert any(needs[c] > Tree(snapshot, c, used[c]).avail(waiting.queue) for c in named), wait.message
 
 
 @st.composite
@@ -152,5 +152,7 @@ def test_whole_nodes_within_a_guarantee_are_taken_back_however_thinly_they_were_
     places = {r.gang.uid: r.placement[0].nodes[0][0] for r in snapshot.running}
     left = Counter(places[uid] for uid in evicted(result))
     assert len(left) == wanted
-    assert left == Counter(node for node in places.values() if node in left), "nobody stays there, nobody else leaves"
-    assert set(nodes_of(held(result)["owner"].placement)) == set(left)
+    assert left == Counter(node for node in places.values() if node in left), (
+        "all gangs of these nodes are evicted, and no others"
+    )
+    assert set(nodes_of(nominated(result)["owner"].placement)) == set(left)

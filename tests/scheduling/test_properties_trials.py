@@ -9,14 +9,14 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import evicted, gang, queue, rack, refused, run, world
+from tests.scheduling.worlds import evicted, gang, queue, rack, run, waits_by_uid, world
 
 from muster.model import RunningGang, Snapshot
 from muster.scheduling import MUSTER, PlanResult, plan
 from muster.scheduling.decisions import Decisions
 
-PEACEFUL = replace(MUSTER, preempts=False)
-"""The same rules, but nobody even tries to make others leave."""
+WITHOUT_PREEMPTION = replace(MUSTER, preempts=False)
+"""The same rules, but no gang tries to preempt."""
 
 
 def without_success(snapshot: Snapshot) -> PlanResult | None:
@@ -55,24 +55,24 @@ def tight(seed: int) -> Snapshot:
 def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials(snapshot: Snapshot) -> None:
     result = without_success(snapshot)
     if result is not None:
-        assert result.decisions == plan(snapshot, policy=PEACEFUL).decisions
+        assert result.decisions == plan(snapshot, policy=WITHOUT_PREEMPTION).decisions
 
 
 @given(worlds)
 def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials_in_any_world(snapshot: Snapshot) -> None:
     result = without_success(snapshot)
     if result is not None:
-        assert result.decisions == plan(snapshot, policy=PEACEFUL).decisions
+        assert result.decisions == plan(snapshot, policy=WITHOUT_PREEMPTION).decisions
 
 
 def test_after_a_trial_that_failed_the_next_gang_reclaims_as_without_the_one_that_tried() -> None:
-    # a is 4 above its guarantee: one of its gangs may be asked, then it is back at it. `large` asks that one and would
-    # need a second; so it waits, and `small` takes back just that one.
+    # a is 4 above its guarantee: one of its gangs may be evicted, then it is back at it. `large` tries that one and
+    # would need a second; so it waits, and `small` reclaims just that one.
     nodes = rack("r1", 3)
     running = [run(gang(f"v{i}", "a", size=4), [f"r1-{i // 2}"], since=float(i)) for i in range(5)]
     running.append(run(gang("other", "gone", size=4), ["r1-2"]))
     queues = [queue("co"), queue("a", "co", 16), queue("b", "co", 8), queue("c", "co", 4)]
     large, small = gang("large", "b", pods=2, size=4), gang("small", "c", size=4, runtime=60.0)
     alone, both = world(nodes, queues, [small], running), world(nodes, queues, [large, small], running)
-    assert refused(plan(both))["large"].reason == "InsufficientResources"
+    assert waits_by_uid(plan(both))["large"].reason == "InsufficientResources"
     assert evicted(plan(both)) == evicted(plan(alone)) == {"v4": "small"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.scheduling.builders import in_order, wait_of
-from tests.scheduling.worlds import HOUR, evicted, gang, nodes_of, on, queue, rack, refused, run, started, world
+from tests.scheduling.worlds import HOUR, evicted, gang, nodes_of, on, queue, rack, run, started, waits_by_uid, world
 
 from muster.model import Admit, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, plan
@@ -32,11 +32,11 @@ def test_a_gang_that_is_gone_by_then_starts_behind_it() -> None:
 
 
 def test_grace_and_cleaning_up_count_towards_being_gone() -> None:
-    assert refused(plan(behind_wide(1001.0)))["small"].reason == "BlockedByReservation"
+    assert waits_by_uid(plan(behind_wide(1001.0)))["small"].reason == "BlockedByReservation"
 
 
 def test_a_gang_without_max_runtime_never_backfills_into_reserved_capacity() -> None:
-    assert refused(plan(behind_wide(None)))["small"].reason == "BlockedByReservation"
+    assert waits_by_uid(plan(behind_wide(None)))["small"].reason == "BlockedByReservation"
 
 
 def test_a_gang_without_max_runtime_starts_beside_reserved_capacity() -> None:
@@ -47,7 +47,7 @@ def test_a_gang_without_max_runtime_starts_beside_reserved_capacity() -> None:
 def test_without_max_runtimes_there_is_no_estimate_but_unbounded_gangs_do_not_take_the_reservation() -> None:
     endless = run(gang("endless"), ["r1-0"])
     snapshot = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2)], [endless])
-    waits = refused(plan(snapshot))
+    waits = waits_by_uid(plan(snapshot))
     assert (waits["wide"].estimated_start, waits["small"].reason) == (None, "BlockedByReservation")
     assert waits["small"].estimated_start is None
     bounded = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=9e9)], [endless])
@@ -74,7 +74,7 @@ def test_each_root_and_each_flavor_has_its_own_reservation() -> None:
     down = rack("y", 1, flavor="a100", schedulable=False)
     assert in_order(plan(world(nodes + down, queues, waiting, [LONG]))) == ["small-z"]
     held_up = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
-    waits = refused(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
+    waits = waits_by_uid(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
     assert {uid: wait.reason for uid, wait in waits.items()} == {
         "wide": "InsufficientResources",
         "wide-z": "InsufficientResources",
@@ -95,7 +95,7 @@ def test_a_gang_over_its_quota_gets_no_reservation() -> None:
     busy = run(gang("busy", "a"), ["r1-0"])
     queues = [queue("co"), queue("a", "co", 16, 16), queue("b", "co", 8)]
     result = plan(world(rack("r1", 3), queues, [greedy, gang("small", "b", at=2)], [busy]))
-    assert (in_order(result), refused(result)["greedy"].reason) == (["small"], "QuotaExceeded")
+    assert (in_order(result), waits_by_uid(result)["greedy"].reason) == (["small"], "QuotaExceeded")
 
 
 def test_a_gang_over_its_quota_is_not_overtaken_for_ever_by_smaller_ones_of_its_leaf() -> None:
@@ -127,7 +127,7 @@ def test_terminating_gangs_count_with_their_grace_period() -> None:
 
 def test_the_second_in_line_is_estimated_behind_the_first() -> None:
     running = [LONG, run(gang("longer", runtime=4000.0), ["r1-1"], since=0.0)]
-    waits = refused(plan(world(TWO_NODES, QUEUE, [gang("one", at=1), gang("two", at=2)], running)))
+    waits = waits_by_uid(plan(world(TWO_NODES, QUEUE, [gang("one", at=1), gang("two", at=2)], running)))
     assert [waits[uid].estimated_start for uid in ("one", "two")] == [2060.0, 4060.0]
 
 
@@ -135,19 +135,19 @@ def test_capacity_of_nodes_that_are_down_does_not_count_for_estimates() -> None:
     line = [gang("one", at=1), gang("two", at=2)]
     running = [LONG, run(gang("longer", runtime=4000.0), ["r1-1"], since=0.0)]
     idle = world([*TWO_NODES, *rack("r2", 3, schedulable=False)], QUEUE, line, running)
-    assert refused(plan(idle))["two"].estimated_start == 4060.0
+    assert waits_by_uid(plan(idle))["two"].estimated_start == 4060.0
     leaves_a_dead_node = run(gang("dead", runtime=3000.0), ["r2-0"], since=0.0)
     soon_free = world([*TWO_NODES, *rack("r2", 1, schedulable=False)], QUEUE, line, [*running, leaves_a_dead_node])
-    assert refused(plan(soon_free))["two"].estimated_start == 4060.0
+    assert waits_by_uid(plan(soon_free))["two"].estimated_start == 4060.0
     blamed = world(
         [*TWO_NODES, *rack("r2", 3)], QUEUE, line, running, excluded_nodes=frozenset({"r2-0", "r2-1", "r2-2"})
     )
-    assert refused(plan(blamed))["two"].estimated_start == 4060.0
+    assert waits_by_uid(plan(blamed))["two"].estimated_start == 4060.0
 
 
 def test_fifo_starts_no_gang_behind_a_waiting_one() -> None:
     result = plan(behind_wide(1.0), policy=FIFO)
-    wait = refused(result)["small"]
+    wait = waits_by_uid(result)["small"]
     assert (in_order(result), wait.reason) == ([], "BlockedByQueueHead")
     assert in_order(plan(behind_wide(1.0), policy=BACKFILL)) == ["small"]
 
@@ -164,5 +164,5 @@ def test_capacity_that_a_preemption_frees_beside_a_reservation_is_used_in_the_sa
     ]
     result = plan(world(rack("r1", 3), queues, waiting, [low, ending]))
     assert evicted(result) == {"low": "high"}
-    assert refused(result)["first"].reason == "BlockedByReservation"
+    assert waits_by_uid(result)["first"].reason == "BlockedByReservation"
     assert nodes_of(started(result)["second"]) == {"r1-0": 1}

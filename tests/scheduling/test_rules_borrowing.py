@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.scheduling.builders import two_teams, wait_of
-from tests.scheduling.worlds import GPU, evicted, gang, gpus, held, on, queue, rack, refused, role, run, started, world
+from tests.scheduling.worlds import (
+    GPU,
+    evicted,
+    gang,
+    gpus,
+    nominated,
+    on,
+    queue,
+    rack,
+    role,
+    run,
+    started,
+    waits_by_uid,
+    world,
+)
 
 from muster.model import Evict, Nomination, QueueInfo, Quota
 from muster.scheduling import plan
@@ -40,7 +54,7 @@ def test_no_gang_within_a_guarantee_is_evicted() -> None:
 
 
 def test_reclaim_stops_as_soon_as_the_other_queue_is_back_at_its_guarantee() -> None:
-    # a is 4 above its guarantee, so one of its gangs may be asked; with it gone the next is a's own.
+    # a is 4 above its guarantee, so one of its gangs may be evicted; with it gone the next is a's own.
     running = [run(gang(f"v{i}", "a", size=4), [f"r1-{i // 2}"], since=i) for i in range(4)]
     queues = [queue("co"), queue("a", "co", 12), queue("b", "co", 8)]
     snapshot = world(TWO_NODES, queues, [gang("owner", "b", size=4)], running)
@@ -86,7 +100,7 @@ def test_lowering_a_quota_evicts_no_gang_but_makes_the_excess_reclaimable() -> N
 def test_two_queues_do_not_both_borrow_the_same_idle_guarantee() -> None:
     queues = [queue("co"), queue("a", "co", 0), queue("b", "co", 0), queue("idle", "co", 8)]
     result = plan(world(TWO_NODES, queues, [gang("one", "a"), gang("two", "b", at=1)]))
-    assert (list(started(result)), refused(result)["two"].reason) == (["one"], "QuotaExceeded")
+    assert (list(started(result)), waits_by_uid(result)["two"].reason) == (["one"], "QuotaExceeded")
 
 
 def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
@@ -95,7 +109,7 @@ def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
     waiting = [gang("one", "a"), gang("two", "a", at=1), gang("owner", "b", at=2)]
     result = plan(world(TWO_NODES, queues, waiting))
     assert set(started(result)) == {"one", "owner"}
-    assert refused(result)["two"].reason == "QuotaExceeded"
+    assert waits_by_uid(result)["two"].reason == "QuotaExceeded"
 
 
 def test_a_limit_nominations_even_if_everything_else_is_idle() -> None:
@@ -120,15 +134,15 @@ def test_a_nomination_is_charged_so_that_others_do_not_borrow_its_quota() -> Non
     hold = Nomination("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
     third = rack("r2", 1)
     snapshot = world(TWO_NODES + third, two_teams(), [holder, gang("two", "a", pods=2)], [leaving], nominations=(hold,))
-    assert refused(plan(snapshot))["two"].reason == "QuotaExceeded"
+    assert waits_by_uid(plan(snapshot))["two"].reason == "QuotaExceeded"
     assert list(started(plan(replace(snapshot, running=(), nominations=(), pending=snapshot.pending[1:])))) == ["two"]
 
 
 def test_capacity_reclaimed_from_borrowers_is_not_lent_again_while_its_owner_waits() -> None:
     running = [run(gang("own", "a"), ["r1-0"]), run(gang("borrowed", "a"), ["r1-1"], since=5)]
     result = plan(world(TWO_NODES, two_teams(), [gang("owner", "b", at=9), gang("again", "a", at=0)], running))
-    assert set(held(result)) == {"owner"}
-    assert "again" in refused(result)
+    assert set(nominated(result)) == {"owner"}
+    assert "again" in waits_by_uid(result)
 
 
 def test_flavors_are_counted_apart() -> None:
@@ -137,4 +151,4 @@ def test_flavors_are_counted_apart() -> None:
     snapshot = world(nodes, [both], [gang("g", flavors=("h200",)), gang("h", flavors=("h200", "a100"), at=1)])
     result = plan(snapshot)
     assert started(result)["h"][0].flavor == "a100"
-    assert refused(result)["g"].reason == "LargerThanQuota"
+    assert waits_by_uid(result)["g"].reason == "LargerThanQuota"

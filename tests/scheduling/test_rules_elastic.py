@@ -8,16 +8,16 @@ from tests.scheduling.worlds import (
     carried_out,
     evicted,
     gang,
-    held,
     left,
     nodes_of,
+    nominated,
     queue,
     rack,
-    refused,
     resized,
     role,
     run,
     started,
+    waits_by_uid,
     world,
 )
 
@@ -27,9 +27,9 @@ from muster.scheduling import plan
 QUEUE = [queue("q", guaranteed=1000)]
 
 
-def pods(nodes: list[NodeInfo], asked: Gang, *running: RunningGang) -> int:
+def pods(nodes: list[NodeInfo], waiting: Gang, *running: RunningGang) -> int:
     """At how many pods a gang starts; 0 when it does not."""
-    return sum(nodes_of(started(plan(world(nodes, QUEUE, [asked], running))).get(asked.uid, ())).values())
+    return sum(nodes_of(started(plan(world(nodes, QUEUE, [waiting], running))).get(waiting.uid, ())).values())
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 0), (2, 2), (3, 3), (4, 4), (5, 4)])
@@ -40,14 +40,14 @@ def test_a_gang_starts_at_the_largest_size_that_fits_now(nodes: int, size: int) 
 
 def test_a_gang_starts_at_the_largest_size_that_one_required_domain_nominations() -> None:
     nodes = rack("r1", 2) + rack("r2", 3) + rack("r3", 2)
-    asked = gang("g", pods=5, least=2, required="rack")
-    assert set(nodes_of(started(plan(world(nodes, QUEUE, [asked])))["g"])) == {"r2-0", "r2-1", "r2-2"}
+    waiting = gang("g", pods=5, least=2, required="rack")
+    assert set(nodes_of(started(plan(world(nodes, QUEUE, [waiting])))["g"])) == {"r2-0", "r2-1", "r2-2"}
 
 
 def test_the_tightest_domain_is_taken_when_several_nomination_the_same_size() -> None:
     nodes = rack("r1", 4) + rack("r2", 3) + rack("r3", 4)
-    asked = gang("g", pods=3, least=2, required="rack")
-    assert {name[:2] for name in nodes_of(started(plan(world(nodes, QUEUE, [asked])))["g"])} == {"r2"}
+    waiting = gang("g", pods=3, least=2, required="rack")
+    assert {name[:2] for name in nodes_of(started(plan(world(nodes, QUEUE, [waiting])))["g"])} == {"r2"}
 
 
 def test_several_elastic_roles_take_extras_in_list_order() -> None:
@@ -59,7 +59,7 @@ def test_several_elastic_roles_take_extras_in_list_order() -> None:
 
 
 def test_extra_pods_never_keep_out_a_gang_later_in_the_order() -> None:
-    # Beyond its guarantee it takes only what nobody else who waits could use.
+    # Beyond its guarantee it takes only what no other waiting gang could use.
     queues = two_teams(8, 8)
     waiting = [gang("elastic", "a", pods=2, least=1, at=0), gang("fixed", "b", at=5)]
     assert {uid: len(nodes_of(p)) for uid, p in started(plan(world(rack("r1", 2), queues, waiting))).items()} == {
@@ -131,7 +131,7 @@ def test_gangs_shrink_before_any_is_evicted_whatever_the_priority_and_lost_work(
     shrunk = resized(result)["elastic"]
     assert (shrunk.reason, shrunk.preemptor) == ("Preempted", "urgent")
     assert nodes_of(shrunk.placement) == {"r1-0": 1}
-    assert nodes_of(held(result)["urgent"].placement) == {"r1-1": 1}
+    assert nodes_of(nominated(result)["urgent"].placement) == {"r1-1": 1}
 
 
 def test_a_gang_of_equal_priority_in_the_leaf_does_not_shrink_either() -> None:
@@ -179,7 +179,7 @@ def test_what_was_shed_is_used_once_it_is_free_and_the_gang_does_not_grow_back_i
     wide = run(gang("elastic", pods=2, least=1), ["r1-0", "r1-1"])
     before = world(rack("r1", 2), QUEUE, [gang("urgent", priority=5)], [wide])
     during = carried_out(before, plan(before).decisions)
-    assert refused(plan(during))["urgent"].reason == "WaitingForPreemption"
+    assert waits_by_uid(plan(during))["urgent"].reason == "WaitingForPreemption"
     after = left(during, 700.0)
     after = after if after.nominations and after.nominations[0].expires_at > after.now else left(during, 60.0)
     result = plan(after)

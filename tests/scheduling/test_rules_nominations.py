@@ -9,15 +9,15 @@ from tests.scheduling.worlds import (
     carried_out,
     evicted,
     gang,
-    held,
     left,
     nodes_of,
+    nominated,
     on,
     queue,
     rack,
-    refused,
     run,
     started,
+    waits_by_uid,
     world,
 )
 
@@ -56,7 +56,7 @@ def test_nominated_capacity_is_reserved_while_its_gang_waits_for_victims() -> No
     )
     result = plan(snapshot)
     assert (started(result), evicted(result)) == ({}, {})
-    assert refused(result)["holder"].message == "1 node nominated; waiting for ns/old to terminate"
+    assert waits_by_uid(result)["holder"].message == "1 node nominated; waiting for ns/old to terminate"
     assert in_order(plan(left(snapshot))) == ["holder"]
 
 
@@ -76,7 +76,7 @@ def test_a_nomination_of_a_gang_that_is_gone_or_runs_is_over() -> None:
 def test_capacity_is_retained_for_a_gang_in_backoff() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     assert (
-        refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
+        waits_by_uid(plan(world(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
         == "InsufficientResources"
     )
 
@@ -127,8 +127,8 @@ def test_a_gang_that_takes_a_nomination_waits_for_its_victims_and_evicts_no_othe
         nominations=(hold("r1-0", victims=("old",)),),
     )
     result = plan(snapshot)
-    assert held(result)["rival"].victims == ("old",)
-    assert refused(result)["holder"].message == "its nominated capacity went to a gang ahead of it"
+    assert nominated(result)["rival"].victims == ("old",)
+    assert waits_by_uid(result)["holder"].message == "its nominated capacity went to a gang ahead of it"
     assert list(started(plan(left(carried_out(snapshot, result.decisions))))) == ["rival"]
 
 
@@ -176,7 +176,7 @@ def test_a_queue_whose_only_nomination_was_used_in_this_plan_has_no_candidates()
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, nominations=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
-    assert refused(result)["entitled"].reason == "InsufficientResources"
+    assert waits_by_uid(result)["entitled"].reason == "InsufficientResources"
     urgent = gang("urgent", queue="b", priority=5, at=2)
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, nominations=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
@@ -187,7 +187,7 @@ def test_the_nomination_of_a_gang_that_backs_off_can_be_taken_over_too() -> None
     waiting = [gang("urgent", priority=5), gang("other")]
     result = plan(world(rack("r1", 1), QUEUE, waiting, nominations=(kept,)))
     assert evicted(result) == {"holder": "urgent"}
-    assert refused(result).keys() == {"urgent", "other"}
+    assert waits_by_uid(result).keys() == {"urgent", "other"}
 
 
 def test_an_infeasible_gang_keeps_its_reason_although_its_nomination_is_taken() -> None:
@@ -200,7 +200,7 @@ def test_an_infeasible_gang_keeps_its_reason_although_its_nomination_is_taken() 
     for code, holder in reasons.items():
         result = plan(world(rack("r1", 1), tree, [holder, gang("owner", queue="a")], nominations=(hold("r1-0"),)))
         assert evicted(result) == {"holder": "owner"}
-        assert refused(result)["holder"].reason == code
+        assert waits_by_uid(result)["holder"].reason == code
 
 
 def test_a_nomination_beyond_quota_is_charged_until_it_expires() -> None:
@@ -210,7 +210,7 @@ def test_a_nomination_beyond_quota_is_charged_until_it_expires() -> None:
     place = started(plan(world(nodes, [queue("co", guaranteed=24), *teams], [holder])))["holder"]
     hold = Nomination("holder", place, (), expires_at=2000.0)
     snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [holder, small], [other], nominations=(hold,))
-    assert refused(plan(snapshot)).keys() == {"holder", "small"}
+    assert waits_by_uid(plan(snapshot)).keys() == {"holder", "small"}
     assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
 
 
@@ -223,8 +223,8 @@ def test_a_nomination_that_is_replaced_by_another_one_is_charged_no_more() -> No
     cordoned = [replace(node, schedulable=node.name not in nodes_of(place)) for node in nodes]
     result = plan(world(cordoned, queues, [holder, later], [victim, other], nominations=(hold,)))
     assert evicted(result) == {"victim": "holder"}
-    assert held(result).keys() == {"holder"}
-    assert refused(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
+    assert nominated(result).keys() == {"holder"}
+    assert waits_by_uid(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
 
 
 def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> None:
@@ -236,7 +236,7 @@ def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> 
     snapshot = world(rack("r1", 2), tree, [borrower, entitled], [leaving], nominations=holds)
     result = plan(snapshot)
     assert evicted(result) == {"borrower": "entitled"}
-    assert held(result).keys() == {"entitled"}
+    assert nominated(result).keys() == {"entitled"}
     assert in_order(plan(left(carried_out(snapshot, result.decisions)))) == ["entitled", "old"]
 
 
@@ -255,4 +255,4 @@ def test_a_gang_whose_nomination_ended_preempts_although_an_equal_gang_before_it
     low = run(gang("low", runtime=10_000.0), ["r1-0"])  # `second` is gone before the reservation of `first`
     result = plan(world(rack("r1", 2), QUEUE, [first, second], [low], nominations=holds))
     assert evicted(result) == {"low": "second"}
-    assert set(nodes_of(held(result)["second"].placement)) == {"r1-0", "r1-1"}
+    assert set(nodes_of(nominated(result)["second"].placement)) == {"r1-0", "r1-1"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.scheduling.builders import gpu_hours, in_order, two_teams, wait_of
-from tests.scheduling.worlds import HOUR, evicted, gang, queue, rack, refused, run, started, world
+from tests.scheduling.worlds import HOUR, evicted, gang, queue, rack, run, started, waits_by_uid, world
 
 from muster.model import DecayedUsage, Nomination, Quota
 from muster.scheduling import plan
@@ -156,7 +156,7 @@ def test_a_gang_that_can_never_start_blocks_no_gang() -> None:
 def test_positions_count_in_the_order_of_the_leaf() -> None:
     waiting = [gang("c", at=3), gang("b", at=2), gang("a", at=9, priority=1)]
     busy = run(gang("busy", priority=9), ["r1-0"])
-    waits = refused(plan(world(ONE_NODE, [queue("q", guaranteed=8)], waiting, [busy])))
+    waits = waits_by_uid(plan(world(ONE_NODE, [queue("q", guaranteed=8)], waiting, [busy])))
     assert {uid: wait.position for uid, wait in waits.items()} == {"a": 1, "b": 2, "c": 3}
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import wait_of
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import GPU, evicted, gang, held, on, queue, rack, run, started, world
+from tests.scheduling.worlds import GPU, evicted, gang, nominated, on, queue, rack, run, started, world
 
 from muster.model import (
     Admit,
@@ -58,7 +58,7 @@ def test_a_gang_is_entitled_through_the_flavor_in_which_it_would_be_placed() -> 
     result = plan(dev_and_prod(wide, late))
     assert set(started(result)) == {"p"}
     assert evicted(result) == {"p1": "w"}, "dev takes its a100 back; r1 stays within the guarantee of dev"
-    assert held(result)["w"].placement[0].flavor == "a100"
+    assert nominated(result)["w"].placement[0].flavor == "a100"
 
 
 def test_a_gang_that_would_borrow_in_its_first_flavor_goes_by_its_share_among_borrowers() -> None:

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 from tests.scheduling.builders import two_teams, wait_of
-from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, role, run, started, world
+from tests.scheduling.worlds import (
+    evicted,
+    gang,
+    nodes_of,
+    nominated,
+    queue,
+    rack,
+    role,
+    run,
+    started,
+    waits_by_uid,
+    world,
+)
 
 from muster.model import Evict, Gang, NodeInfo, Resize, RunningGang, Snapshot
 from muster.scheduling import plan
@@ -92,7 +104,11 @@ def test_at_last_the_uid_decides() -> None:
 def test_no_gang_is_evicted_for_a_gang_that_would_not_start() -> None:
     running = [run(gang("low"), ["r1-0"]), run(gang("high", priority=9), ["r1-1"])]
     result = plan(full(running, urgent(pods=2)))
-    assert (evicted(result), held(result), refused(result)["urgent"].reason) == ({}, {}, "InsufficientResources")
+    assert (evicted(result), nominated(result), waits_by_uid(result)["urgent"].reason) == (
+        {},
+        {},
+        "InsufficientResources",
+    )
 
 
 def test_no_gang_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
@@ -133,7 +149,7 @@ def test_the_required_domain_whose_victims_lose_least_is_emptied() -> None:
 
 def test_freed_capacity_is_nominated_until_grace_period_and_start_timeout_have_passed() -> None:
     running = [run(gang("low", grace_s=120.0), ["r1-0"]), run(gang("low2", grace_s=40.0), ["r1-1"])]
-    room = held(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
+    room = nominated(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
     assert (nodes_of(room.placement), sorted(room.victims)) == ({"r1-0": 1, "r1-1": 1}, ["low", "low2"])
     assert room.expires_at == NOW + 120.0 + 300.0
 
@@ -143,7 +159,7 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
     waiting = [gang(f"u{i}", priority=5, at=i) for i in range(3)]
     result = plan(full(running, *waiting))
     assert sorted(evicted(result).values()) == ["u0", "u1"]
-    assert refused(result)["u2"].reason == "InsufficientResources"
+    assert waits_by_uid(result)["u2"].reason == "InsufficientResources"
 
 
 def test_a_terminating_gang_is_not_preempted_again() -> None:
@@ -201,7 +217,7 @@ def test_a_guarantee_is_taken_back_node_by_node_where_borrowers_are_spread_thin(
     snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
     assert list(left.values()) == [8, 8]
-    hold = held(plan(snapshot))["owner"]
+    hold = nominated(plan(snapshot))["owner"]
     assert sorted(nodes_of(hold.placement)) == sorted(left)
 
 

@@ -11,16 +11,16 @@ from tests.scheduling.worlds import (
     carried_out,
     evicted,
     gang,
-    held,
     left,
     nodes_of,
+    nominated,
     queue,
     rack,
-    refused,
     resized,
     returning,
     run,
     started,
+    waits_by_uid,
     world,
 )
 
@@ -39,7 +39,11 @@ def test_no_gang_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> N
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
     result = plan(snapshot)
-    assert (evicted(result), held(result), refused(result)["wide"].reason) == ({}, {}, "InsufficientResources")
+    assert (evicted(result), nominated(result), waits_by_uid(result)["wide"].reason) == (
+        {},
+        {},
+        "InsufficientResources",
+    )
 
 
 def test_a_gang_that_may_preempt_does_not_wait_for_retained_capacity() -> None:
@@ -55,7 +59,7 @@ def test_no_reservation_is_on_retained_capacity() -> None:
     long = run(gang("long", runtime=2000.0, priority=9), ["r1-2"], since=0.0)
     small = gang("small", at=2, runtime=900.0)
     result = plan(world(rack("r1", 3), QUEUE, [gang("wide", pods=2, at=1), small], [lost_a_node(), long]))
-    assert refused(result)["wide"].estimated_start == 2060.0
+    assert waits_by_uid(result)["wide"].estimated_start == 2060.0
     assert nodes_of(started(result)["small"]) == {"r1-1": 1}
 
 
@@ -75,7 +79,10 @@ def test_a_higher_priority_takes_retained_capacity_rather_than_that_of_a_running
     snapshot = world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [lost_a_node(priority=0), low])
     result = plan(snapshot)
     assert evicted(result) == {"back": "high"}
-    assert (held(result)["high"].victims, nodes_of(held(result)["high"].placement)) == (("back",), {"r1-0": 1})
+    assert (nominated(result)["high"].victims, nodes_of(nominated(result)["high"].placement)) == (
+        ("back",),
+        {"r1-0": 1},
+    )
     after = left(carried_out(snapshot, result.decisions))
     assert (in_order(plan(after)), evicted(plan(after))) == (["high"], {})
 
@@ -108,8 +115,8 @@ def test_a_cache_follows_a_gang_that_terminates_and_restarts() -> None:
     runs = world(rack("r1", 2), QUEUE, [gang("wide", pods=2)], [run(gang("back", at=9), ["r1-0"])])
     stops = replace(runs, running=(_on_one_node(),))
     gone: Snapshot = left(stops)
-    memo = None
+    cache = None
     for snapshot in (runs, stops, gone):
-        result = plan(snapshot, memo)
+        result = plan(snapshot, cache)
         assert result.decisions == plan(snapshot).decisions
-        memo = result.cache
+        cache = result.cache

@@ -12,10 +12,10 @@ from tests.scheduling.worlds import (
     on,
     queue,
     rack,
-    refused,
     role,
     run,
     started,
+    waits_by_uid,
     world,
 )
 
@@ -156,7 +156,7 @@ def test_a_roles_own_flavors_win_over_the_gangs() -> None:
 
 
 def test_a_role_never_lies_in_two_flavors() -> None:
-    assert refused(plan(world(NODES, BOTH, [gang("g", pods=3)])))["g"].reason == "LargerThanCluster"
+    assert waits_by_uid(plan(world(NODES, BOTH, [gang("g", pods=3)])))["g"].reason == "LargerThanCluster"
 
 
 def test_a_node_of_no_flavor_or_of_an_unknown_one_is_never_used() -> None:
@@ -248,7 +248,11 @@ def test_a_cordoned_node_accepts_no_pod_and_keeps_its_pods() -> None:
     nodes = rack("r1", 1, schedulable=False)
     half = run(gang("there", size=4), ["r1-0"])
     result = plan(world(nodes, PLENTY, [gang("g", size=4)], [half]))
-    assert (started(result), refused(result)["g"].reason, len(result.decisions)) == ({}, "InsufficientResources", 1)
+    assert (started(result), waits_by_uid(result)["g"].reason, len(result.decisions)) == (
+        {},
+        "InsufficientResources",
+        1,
+    )
 
 
 def test_what_pods_of_others_use_is_not_free() -> None:

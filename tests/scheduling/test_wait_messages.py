@@ -13,9 +13,9 @@ from tests.scheduling.worlds import (
     on,
     queue,
     rack,
-    refused,
     role,
     run,
+    waits_by_uid,
     world,
 )
 
@@ -246,15 +246,15 @@ def _listed(before: Snapshot) -> str:
 
 def test_waiting_for_preemption_of_pods_that_are_not_victims() -> None:
     stopping = run(gang("x"), ["r1-0"], state="terminating")
-    held = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
-    assert message_of(world(ONE, QUEUE, [gang("g")], [stopping], nominations=(held,)), "g") == (
+    nomination = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
+    assert message_of(world(ONE, QUEUE, [gang("g")], [stopping], nominations=(nomination,)), "g") == (
         "1 node nominated; waiting for pods still on them to terminate"
     )
 
 
 def test_blocked_by_queue_head_names_the_head() -> None:
     result = plan(world(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
-    assert refused(result)["g"] == Wait(
+    assert waits_by_uid(result)["g"] == Wait(
         "g", "BlockedByQueueHead", "waits behind ns/b, which is ahead in the queue order and cannot start", 2, None
     )
 

@@ -150,7 +150,7 @@ def nodes_of(placement: Placement) -> dict[str, int]:
     return total
 
 
-def refused(plan: PlanResult) -> dict[str, Wait]:
+def waits_by_uid(plan: PlanResult) -> dict[str, Wait]:
     """Waits by uid."""
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Wait)}
 
@@ -165,7 +165,7 @@ def resized(plan: PlanResult) -> dict[str, Resize]:
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Resize)}
 
 
-def held(plan: PlanResult) -> dict[str, Nominate]:
+def nominated(plan: PlanResult) -> dict[str, Nominate]:
     """Nominations by uid."""
     return {d.gang_uid: d for d in plan.decisions if isinstance(d, Nominate)}
 
