@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import secrets
 import signal
 import sys
 import time
@@ -18,12 +16,11 @@ import uvloop
 from muster import gc_tuning
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
-from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient
+from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.endpoint import ApiServerEndpoint, load_endpoint
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
-from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
@@ -48,11 +45,9 @@ from muster_operator.supervisor import supervise
 from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.write_queue import INVALID_REQUEST_CODES, WriteQueue, is_server_wide
+from muster_operator.write_queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
-_KEY_RETRY_S = 0.5
-_KEY_TIMEOUTS_S = (3.0, 60.0)  # the second where the error may be transient, or where giving up would stop running pods
 _LEASE_RATE_LIMITS = ApiRateLimits(in_flight=2, per_s=20.0, burst=20)
 
 
@@ -82,9 +77,6 @@ class Operator:
         )
         self._informers = InformerSet(api, cache)
         self._job_metrics = JobMetrics(metrics, cache.jobs.visible, time.time)
-        key_name = f"{settings.lease_name}-admission-key"
-        self._admission_key = SharedKey(api, namespace, key_name, "the key of signed admissions")
-        self._signer: AdmissionSigner | None = None
         key_name = f"{settings.lease_name}-collector-key"
         token_key = SharedKey(api, namespace, key_name, "the key of collector tokens")
         self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
@@ -188,8 +180,6 @@ class Operator:
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
                     self._uncertain_writes.clear()
-                    self._signer = None
-                    self._admission_key.clear()
                     if self._tokens is not None:
                         self._tokens.clear()
                     self._informers.start()  # the cache may lack the last writes of the previous holder
@@ -198,43 +188,11 @@ class Operator:
                 continue  # another operator led while we listed
             self._fence.enter(listed_for)
             self._events.clear()
-            if await self._begin_term():
-                await self._leader.run_term(self._signer)
-                self._job_metrics.reset()
+            await self._leader.run_term()
+            self._job_metrics.reset()
             if self._election is not None:
                 self._election.refresh()  # otherwise the loop would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
-
-    async def _begin_term(self) -> bool:
-        """Load the admission key, which verifies the pods that record their job's admission; whether we still lead.
-
-        Where the key cannot be read or is invalid, statuses are written before pods and no pod's record counts. Where
-        that would stop running pods the wait is longer, since an API server that has just started may refuse any
-        request.
-        """
-        began = time.monotonic()
-        while self._fence():
-            try:
-                await self._admission_key.load()
-            except ClusterError as error:
-                if time.monotonic() - began >= self._key_timeout_s(error):
-                    _LOG.warning("admissions are written before pods", extra={"why": str(error)})
-                    self._cache.begin_term(None)
-                    return True
-                _LOG.warning("not leading yet", extra={"why": str(error)})
-                await asyncio.sleep(_KEY_RETRY_S)
-            else:
-                assert self._admission_key.loaded is not None
-                if self._signer is None:
-                    self._signer = AdmissionSigner(self._admission_key.loaded, secrets.token_urlsafe(6))
-                self._cache.begin_term(self._signer)
-                return True
-        return False
-
-    def _key_timeout_s(self, error: ClusterError) -> float:
-        if not isinstance(error, ApiError) or is_server_wide(error):
-            return math.inf
-        return _KEY_TIMEOUTS_S[0 if error.code in INVALID_REQUEST_CODES and not self._cache.has_lagging_jobs() else 1]
 
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.labels(component).inc()

@@ -1,14 +1,9 @@
-"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors.
-
-A gang of one pod is admitted by creating its pod, which records the admission; its status is written later
-(docs/decisions/0010).
-"""
+"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,7 +20,6 @@ from muster.cluster import (
 )
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
-from muster_operator.cache.admission_signing import AdmissionSigner, admission_record, may_admit_by_pod
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
@@ -36,21 +30,6 @@ from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue, WriteResult, is_server_wide, object_key
-
-_MAX_ATTEMPTS = 4  # to admit a gang by its pod, before its status is written first
-_AdmitResult = Literal["admitted", "not now", "changed", "status first"]
-"""`not now`: decided again after a pause. `changed`: decided again at once, because the job changed. `status first`:
-the status has to be written before the pod."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinglePodAdmission:
-    """An admission of a single-pod gang, and the record for its pod."""
-
-    known: CachedJob
-    status: WriteStatus
-    create: CreatePod
-    annotation: str
 
 
 @dataclass(slots=True)
@@ -65,17 +44,9 @@ class JobWriter:
     events: JobEvents
     traces: TraceStatusTracker
     metrics: JobMetrics
-    _status_first: set[str] = field(default_factory=set)  # jobs whose status is written first at the next try
 
-    async def write(self, item: ObjectWrites, result: WriteResult, signer: AdmissionSigner | None) -> bool:
-        """All writes of one object; False if its status was rejected because the object changed.
-
-        `signer` signs pods' admission records; None: every status is written before its pods.
-        """
-        if signer is not None and (admission := self._single_pod_admission(item, signer)) is not None:
-            made = await self._admit_by_pod(admission, item, result)
-            if made != "status first":
-                return made != "changed"
+    async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
+        """All writes of one object; False if its status was rejected because the object changed."""
         pods: list[CreatePod | DeletePod] = []
         for write in item.writes:
             if isinstance(write, WriteStatus):
@@ -89,8 +60,6 @@ class JobWriter:
                 await self._write_queue_status(write)
             elif isinstance(write, WriteFlavorStatus):
                 await self._write_flavor_status(write)
-        if any(isinstance(one, CreatePod) for one in pods) and not await self._write_lagging_status(item.job_uid):
-            return False
         if pods:
             await self.pods.apply(item.job_uid, pods, result.deferred)
         for write in item.writes:
@@ -100,74 +69,7 @@ class JobWriter:
             self.queue.reset(key)
         return True
 
-    # ---- admission by the pod
-
-    def _single_pod_admission(self, item: ObjectWrites, signer: AdmissionSigner) -> SinglePodAdmission | None:
-        """The admission in these writes; None if they are anything else."""
-        rest = [one for one in item.writes if not isinstance(one, RecordEvent)]
-        if len(rest) != 2 or not isinstance(status := rest[0], WriteStatus) or not isinstance(rest[1], CreatePod):
-            return None
-        known = self.cache.jobs.get(item.job_uid)
-        if known is None or known.lagging_status is not None:
-            return None
-        if self.traces.with_traces(known, status.status) is not status.status:
-            return None
-        record = admission_record(known.job, status.status)
-        return None if record is None else SinglePodAdmission(known, status, rest[1], signer.sign(record))
-
-    async def _admit_by_pod(
-        self, admission: SinglePodAdmission, item: ObjectWrites, result: WriteResult
-    ) -> _AdmitResult:
-        """Create the pod. Raises ClusterError for errors that affect all objects.
-
-        If another pod has its name, its record is not accepted, or it is rejected repeatedly, the status is written
-        first at the next try: then the attempt fails eventually, and the next one has other names.
-        """
-        known, uid = admission.known, admission.known.uid
-        if known.job.metadata.resource_version != admission.status.resource_version:
-            return "changed"
-        if not self.queue.may_retry(uid):
-            result.not_admitted.add(uid)
-            return "not now"
-        if uid in self._status_first or self.queue.failures(uid) >= _MAX_ATTEMPTS:
-            self._status_first.discard(uid)
-            return "status first"
-        if not await self._create_admitted(admission, result):
-            result.not_admitted.add(uid)
-            return "not now"
-        self._on_status_written(known, admission.status.status)
-        for write in item.writes:
-            if isinstance(write, RecordEvent):
-                self.events.record(write)
-        self.queue.reset(uid)
-        return "admitted"
-
-    async def _create_admitted(self, admission: SinglePodAdmission, result: WriteResult) -> bool:
-        """Create the pod, and check that the cache shows the admission."""
-        known, name = admission.known, admission.create.name
-        made = await self.pods.admit(known, admission.create, admission.annotation, result.deferred)
-        if made == "refused":
-            return False
-        why = f"pod {name} exists and does not belong to the job"
-        if not isinstance(made, str):
-            now = self.cache.jobs.get(known.uid)
-            if now is not None and (now.lagging_status is not None or not may_admit_by_pod(now.job.status)):
-                return True
-            await self.pods.roll_back(known, made)
-            why = f"pod {name} was deleted: the job cannot be read, or the pod's admission annotation was removed"
-        self.pods.reject_admission(known, name, why, result.deferred)
-        if self.cache.jobs.get(known.uid) is not None:
-            self._status_first.add(known.uid)
-        return False
-
     # ---- statuses
-
-    async def _write_lagging_status(self, uid: str) -> bool:
-        """Write the status of a job whose admission only its pod records, before its next status; False if rejected."""
-        known = self.cache.jobs.get(uid)
-        if known is None or known.lagging_status is None:
-            return True
-        return await self.write_status(WriteStatus(uid, known.job.status, known.job.metadata.resource_version or ""))
 
     async def write_status(self, write: WriteStatus) -> bool:
         """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does."""
@@ -175,7 +77,7 @@ class JobWriter:
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
         status = self.traces.with_traces(known, write.status)
-        patch = status_patch(known.written_status, status, write.resource_version)
+        patch = status_patch(known.job.status, status, write.resource_version)
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")
         try:
@@ -191,7 +93,7 @@ class JobWriter:
         return True
 
     def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus) -> None:
-        self.events.on_status_written(known.uid, known.written_status, status)
+        self.events.on_status_written(known.uid, known.job.status, status)
         self.metrics.on_status_written(known.job, status)
 
     async def _write_queue_status(self, write: WriteQueueStatus) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from muster.kube.objects import ADMITTED_ANNOTATION as ADMITTED
 from muster.spec import JOB_LABEL as JOB
 from muster.spec import ROLE_LABEL as ROLE
 
-__all__ = ["ADMITTED", "ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
+__all__ = ["ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
 
 INDEX = "muster.dev/index"
 ATTEMPT = "muster.dev/attempt"

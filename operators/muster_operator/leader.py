@@ -18,7 +18,6 @@ from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
-from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cycle_log import CycleDurations, log_cycle
 from muster_operator.finalizers import reconcile_finalizers
 from muster_operator.invalid_objects import InvalidObjectReporter
@@ -40,13 +39,9 @@ _MIN_WRITE_FACTOR = (
 
 @dataclass(slots=True)
 class LeaderTerm:
-    """One period of leadership, with an engine of its own that knows nothing of earlier ones.
-
-    `signer` signs pods' admission records; None: every status is written before its pods.
-    """
+    """One period of leadership, with an engine of its own that knows nothing of earlier ones."""
 
     engine: Engine
-    signer: AdmissionSigner | None = None
     last_cycle: CycleResult | None = None
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
@@ -76,9 +71,9 @@ class Leader:
         self._timeouts = timeouts
         self._cycle_number = 0
 
-    async def run_term(self, signer: AdmissionSigner | None) -> None:
+    async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
-        term = self.term = LeaderTerm(Engine(timeouts=self._timeouts, clock=time.monotonic), signer)
+        term = self.term = LeaderTerm(Engine(timeouts=self._timeouts, clock=time.monotonic))
         self._queue.begin_term()
         self._writer.events.begin_term()
         try:
@@ -126,8 +121,8 @@ class Leader:
         decided = time.monotonic()
         try:
             patience_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
-            result = await self._queue.write_cycle(cycle.phases, cycle.deferred, patience_s, self._write_object)
-            term.engine.recheck((result.unwritten - result.deferred) | result.not_admitted)
+            result = await self._queue.write_cycle(cycle.phases, cycle.deferred, patience_s, self._writer.write)
+            term.engine.recheck(result.unwritten - result.deferred)
             await self._write_deferred(term, result)
         except BaseException:
             self._queue.clear_deferred()
@@ -143,7 +138,7 @@ class Leader:
         self._writer.events.record_pending_reasons()
         if due := self._writer.traces.due_writes():
             phase = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
-            later = await self._queue.write([phase], _START_WITHIN_S, self._write_object)
+            later = await self._queue.write([phase], _START_WITHIN_S, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle
         return result
 
@@ -167,15 +162,12 @@ class Leader:
         observe_s = observed_at - began
         return cycle, CycleDurations(observe_s, decide_s - observe_s - cycle.plan_s, cycle.plan_s)
 
-    async def _write_object(self, item: ObjectWrites, result: WriteResult) -> bool:
-        return await self._writer.write(item, result, None if self.term is None else self.term.signer)
-
     async def _write_deferred(self, term: LeaderTerm, result: WriteResult) -> None:
         """Write deferred statuses in batches; after a change, one batch per second of the minimum interval."""
         batches = 0
         while result.api_error is None and (batch := self._queue.next_deferred()):
             batches += 1
-            later = await self._queue.write([batch], _START_WITHIN_S, self._write_object)
+            later = await self._queue.write([batch], _START_WITHIN_S, self._writer.write)
             term.engine.recheck(later.unwritten - later.deferred)
             result.merge(later)
             if later.unwritten or (self._wakeup.is_set() and batches >= term.min_interval_s):

@@ -9,14 +9,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import msgspec
 
 from muster.cluster import CreatePod, DeletePod, RecordEvent
 from muster.errors import InvalidSpec
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
-from muster.kube.objects import V1PodMeta
 from muster.kube.resources import PODS, SERVICES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import created_pod
@@ -24,7 +22,6 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
-from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_groups import PodGroups
@@ -34,8 +31,6 @@ from muster_operator.write_queue import INVALID_REQUEST_CODES, WriteQueue, is_se
 _LOG = logging.getLogger("muster.operator")
 _MAX_SERVICES = 50_000
 _MAX_MANIFESTS = 128  # manifests in memory at once, more than requests in flight
-CreateResult: TypeAlias = V1PodMeta | Literal["taken", "refused"]
-"""The created pod's metadata; or that another pod has its name, or that it was rejected."""
 
 
 @dataclass(slots=True)
@@ -86,15 +81,13 @@ class PodControl:
             else self._delete(known, write, deferred)
         )
 
-    async def _ensure_prerequisites(
-        self, known: CachedJob, created: CreatePod, deferred: set[str], *, grouped: bool = True
-    ) -> bool:
+    async def _ensure_prerequisites(self, known: CachedJob, created: CreatePod, deferred: set[str]) -> bool:
         """Create what a gang's first pod needs; False where that is rejected."""
         try:
             await self._ensure_service(known)
             if self.tokens is not None:
                 await self.tokens.ensure(known)
-            if self.pod_groups is not None and grouped:
+            if self.pod_groups is not None:
                 await self.pod_groups.ensure(known)
         except ApiError as error:
             if is_server_wide(error):
@@ -118,52 +111,28 @@ class PodControl:
             self._services.clear()  # costs only repeated requests
         self._services[known.uid] = attempt
 
-    async def admit(self, known: CachedJob, write: CreatePod, annotation: str, deferred: set[str]) -> CreateResult:
-        """Create the only pod of a gang, whose annotation records that the gang is admitted. Raises as `apply` does."""
-        is_retry = known.job.status.attempt > 0  # an earlier attempt may have had a PodGroup, which is to be deleted
-        if not await self._ensure_prerequisites(known, write, deferred, grouped=is_retry):
-            return "refused"
-        return await self._create(known, write, deferred, annotation)
-
-    async def roll_back(self, known: CachedJob, pod: V1PodMeta) -> None:
-        """Delete a pod that was just created. Raises ClusterError for errors that affect all objects."""
-        options = {"preconditions": {"uid": pod.uid}}
-        try:
-            await self.api.delete(PODS.path(known.namespace, pod.name), msgspec.json.encode(options))
-        except ApiError as error:
-            if is_server_wide(error):
-                raise
-
-    def reject_admission(self, known: CachedJob, pod: str, message: str, deferred: set[str]) -> None:
-        """The created pod cannot be used: treat it as a rejection, which may be fixed."""
-        self.queue.record_failure(known.uid, ApiError(422, "", message), deferred)
-        self._record_warning_once(known, "PodRejected", message, pod)
-
-    async def _create(
-        self, known: CachedJob, write: CreatePod, deferred: set[str], annotation: str = ""
-    ) -> CreateResult:
+    async def _create(self, known: CachedJob, write: CreatePod, deferred: set[str]) -> None:
         if write.role not in known.templates:
-            return "refused"
+            return
         path = PODS.path(known.namespace, write.name)
         try:
             answer = await self.uncertain_writes.perform(
                 path,
-                lambda: self._post(known, write, annotation),
+                lambda: self._post(known, write),
                 lambda: self.cache.jobs.get(known.uid) is not None,  # the job may be deleted meanwhile
             )
         except ApiError as error:
             if error.reason == "AlreadyExists":
-                return "taken"
+                return
             if is_server_wide(error):
                 raise
             self._on_create_refused(known, write, error, deferred)
-            return "refused"
+            return
         meta = written_metadata(answer)
         request = known.templates[write.role].request
         self.cache.pods.on_created(created_pod(meta, known.uid, write.node, request))
-        return meta
 
-    async def _post(self, known: CachedJob, write: CreatePod, annotation: str) -> bytes:
+    async def _post(self, known: CachedJob, write: CreatePod) -> bytes:
         """Create the pod. Its manifest is built only when its request is next: those of a large gang together may be
         large."""
         async with self._manifest_slots:
@@ -174,8 +143,6 @@ class PodControl:
                 manifest = pod_manifest(known.job, document, write, tolerations, self.pod_config)
             except InvalidSpec as error:
                 raise ApiError(422, "", str(error)) from error
-            if annotation:
-                manifest["metadata"]["annotations"][ADMITTED] = annotation
             if self.pod_groups is not None:
                 self.pod_groups.set_group(manifest, known.uid, write.attempt)
             return await self.api.post(PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY)

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 from muster.backoff import Backoff
-from muster.cluster import ObjectWrites, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
+from muster.cluster import ObjectWrites, WriteFlavorStatus, WritePhase, WriteQueueStatus
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.objects import V1PodMeta
@@ -39,7 +39,6 @@ _MIN_INVALID_PAUSE_S = 5.0  # for rejections that a user has to fix
 _MAX_ENTRIES = 50_000
 _CONCURRENT_OBJECTS = 64
 _DEFERRED_BATCH = 64  # deferred statuses between two checks for changes
-_BULK_DEFERRAL_S = 60.0
 _EXCLUSIVE_S = 60.0
 _STALL_S = 2.0
 _DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
@@ -57,7 +56,6 @@ class WriteResult:
     rejected because the object changed meanwhile."""
 
     unwritten: set[str] = field(default_factory=set)
-    not_admitted: set[str] = field(default_factory=set)  # jobs not admitted because their pod was not created
     deferred: set[str] = field(default_factory=set)  # jobs with a rejected write; `WriteQueue.pause_s` has the pause
     conflicts: int = 0
     refused: int = 0  # statuses rejected for another reason than a conflict
@@ -71,7 +69,6 @@ class WriteResult:
     def merge(self, other: WriteResult) -> None:
         """Add the result of later writes."""
         self.unwritten |= other.unwritten
-        self.not_admitted |= other.not_admitted
         self.deferred |= other.deferred
         self.conflicts += other.conflicts
         self.refused += other.refused
@@ -154,7 +151,6 @@ class WriteQueue:
             lambda: cache.jobs.decided_count + cache.pods.bound_count,
             clock,
         )
-        self._cache = cache
         self._active_calls = 0
         self._is_incomplete = False  # the last cycle left something unwritten
         self._deferred: dict[str, ObjectWrites] = {}  # by job, oldest first
@@ -234,39 +230,19 @@ class WriteQueue:
 
     def has_deferred(self) -> bool:
         """Whether statuses wait."""
-        return bool(self._deferred or self._cache.jobs.lagging())
+        return bool(self._deferred)
 
     def clear_deferred(self) -> None:
         """Drop the queued statuses: everything is decided again."""
         self._deferred.clear()
 
     def next_deferred(self) -> WritePhase:
-        """Remove and return the deferred statuses to write now, oldest first. Half of them are lagging statuses, if
-        there are both."""
-        lagging = self._lagging_statuses()
-        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(lagging) + len(self._deferred)))
-        phase = lagging[: max(count - len(self._deferred), (count + 1) // 2)]
-        taken = tuple(islice(self._deferred.values(), count - len(phase)))
+        """Remove and return the deferred statuses to write now, oldest first."""
+        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(self._deferred)))
+        taken = tuple(islice(self._deferred.values(), count))
         for item in taken:
             del self._deferred[item.job_uid]
-        return (*phase, *taken)
-
-    def _lagging_statuses(self) -> WritePhase:
-        """Statuses of jobs whose admission only their pods record, except those with a deferred status.
-
-        In a burst most pods become ready soon, and one status then covers both. So there it is written after a minute.
-        """
-        lagging = self._cache.jobs.lagging()
-        due = float("inf") if len(lagging) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
-        jobs = (
-            one
-            for one in lagging
-            if (one.job.status.admitted_at or 0.0) <= due and one.uid not in self._deferred and self.may_retry(one.uid)
-        )
-        return tuple(
-            ObjectWrites(one.uid, (WriteStatus(one.uid, one.job.status, one.job.metadata.resource_version),))
-            for one in islice(jobs, _DEFERRED_BATCH)
-        )
+        return taken
 
     def must_defer_events(self) -> bool:
         """Whether Events have to wait for other writes."""

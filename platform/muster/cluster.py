@@ -11,9 +11,7 @@ five rules:
 1. A phase begins once the one before it is complete. Within a phase objects may be written in any order and
    concurrently; if not all at once, in the given order, since the first are the most urgent.
 2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped concurrently, and
-   events are recorded at any time; a `RemoveJob` comes last. If the only pod of a gang carries everything that the
-   status says, a cluster may create the pod instead and write the status later: if the pod is not created, the job
-   was not admitted (rule 4).
+   events are recorded at any time; a `RemoveJob` comes last.
 3. A refused status of a job (Conflict; a job that was removed counts as refused) ends the writes of that object only,
    but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.

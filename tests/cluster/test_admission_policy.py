@@ -160,7 +160,7 @@ def test_a_secret_is_of_a_job_and_never_a_token_of_an_account(plane: ControlPlan
     token = {"type": "kubernetes.io/service-account-token"}
     account = {"annotations": {"kubernetes.io/service-account.name": "default"}}
     assert refuses_secret(plane, {**token, "metadata": {**SECRET["metadata"], **account}})
-    key = {"metadata": {"name": "muster-operator-admission-key"}}
+    key = {"metadata": {"name": "muster-operator-collector-key"}}
     assert not refuses_secret(plane, key, SYSTEM)
     assert refuses_secret(plane, {**token, "metadata": {**key["metadata"], **account}}, SYSTEM)
 

@@ -29,7 +29,7 @@ CHART = ROOT / "helm" / "muster"
 EXAMPLE = ROOT / "examples" / "05-helm-values"
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-KEYS = ("muster-operator-admission-key", "muster-operator-collector-key")
+KEY = "muster-operator-collector-key"
 GROUP = "/apis/muster.dev/v1alpha1"
 NOW = "2026-11-21T10:00:00Z"
 

@@ -172,29 +172,6 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
     serve(server, scenario)
 
 
-@pytest.mark.parametrize("key", [b"k" * 32, b"o" * 32], ids=["true", "forged"])
-def test_a_job_admitted_by_its_pod_only_is_not_rejected_after_a_restart(key: bytes) -> None:
-    server, signer = Cluster(), AdmissionSigner(b"k" * 32, "this")
-    role = {**job_document()["spec"]["roles"][0], "replicas": 1}
-    submitted = document("llama", 5, roles=[role])
-    server.jobs = (submitted,)
-    pod = pod_seen("", 6, node="n1", owner="uid-llama")
-    admission = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
-    pod.metadata.annotations.admitted = AdmissionSigner(key, "this").sign(admission)
-
-    async def scenario(api: AsyncKubeClient) -> None:
-        harness = OperatorHarness(api, most_template_bytes=10)
-        relist(harness.cache.jobs, [read(RawTrainingJob, submitted)], 7)
-        assert set(harness.cache.jobs.invalid) == {"team/llama"}
-        relist(harness.cache.pods, [pod], 7)
-        harness.cache.begin_term(signer)
-        await harness.run_cycle()
-        await harness.run_cycle()
-        assert names(harness.cache) == (["llama"] if key == signer.key else [])
-
-    serve(server, scenario)
-
-
 # ---- limits of one job
 
 

@@ -9,7 +9,6 @@ from typing import Protocol
 from muster import spec
 from muster.lifecycle import find_condition, is_admitted, is_condition_true
 from muster.lifecycle.conditions import ADMITTED, SUSPENDED
-from muster_operator.cache.admission_signing import PodAdmissionRecord
 from muster_operator.cache.cached_pod import JobKey
 from muster_operator.cache.templates import CachedTemplate
 
@@ -19,23 +18,13 @@ INVALID = "InvalidSpec"
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job with its written or recorded status, its templates, and what they were read from.
-
-    The status is the one in the API server, or the one that the job's pod records (`admission`). The SHA-256 of the
-    spec and the text of the status serve to detect changes.
-    """
+    """A job, its templates, and what they were read from: the SHA-256 of the spec and the text of the status serve to
+    detect changes."""
 
     job: spec.TrainingJob
     templates: Mapping[str, CachedTemplate]  # by role
     spec_digest: bytes
     status_text: bytes | None  # None after a write of our own
-    lagging_status: spec.TrainingJobStatus | None = None  # the written status, where the job's pod records a newer one
-    admission: PodAdmissionRecord | None = None  # the admission that the pod records
-
-    @property
-    def written_status(self) -> spec.TrainingJobStatus:
-        """The status in the API server."""
-        return self.job.status if self.lagging_status is None else self.lagging_status
 
     @property
     def uid(self) -> str:

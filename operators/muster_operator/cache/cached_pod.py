@@ -14,7 +14,6 @@ from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V
 from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle import pod_name
 from muster.model import Resources
-from muster_operator.cache.admission_signing import SignedAdmission, parse_admission
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
 from muster_operator.cache.times import parse_rfc3339
@@ -56,7 +55,6 @@ class CachedPod:
     ip: str = ""
     has_collector: bool = False  # whether it has our sidecar
     termination_message: TerminationMessage | None = None  # of the collector
-    signed_admission: SignedAdmission | None = None  # the admission that the pod records
 
 
 def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
@@ -90,11 +88,6 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         ip=pod.status.pod_ip,
         has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
-        signed_admission=None
-        if view is None
-        else before.signed_admission
-        if same and before is not None
-        else _signed_admission(meta, view),
     )
 
 
@@ -115,13 +108,6 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
         node="",
         request=Resources(),  # read when the watch delivers the pod, before it counts as usage
         ended=False,
-        signed_admission=None if view is None else _signed_admission(meta, replace(view, node=node)),
-    )
-
-
-def _signed_admission(meta: V1PodMeta, view: PodView) -> SignedAdmission | None:
-    return parse_admission(
-        meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node
     )
 
 

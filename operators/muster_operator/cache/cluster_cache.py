@@ -12,7 +12,6 @@ from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
 from muster_operator.cache import name_index
-from muster_operator.cache.admission_signing import AdmissionSigner, may_admit_by_pod
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod, JobKey
 from muster_operator.cache.custom_objects import CustomObjectCache
@@ -61,11 +60,10 @@ class ClusterCache:
             lambda uid: changed(),
             self._job_key,
             self._on_collector_ended,
-            self._on_pod_admission,
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
-        self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, self.pods.of_job, most_template_bytes)
+        self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, most_template_bytes)
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
         self.namespaces = name_index.NameIndex[V1Namespace, Mapping[str, str]](name_index.namespace_labels, changed)
@@ -96,19 +94,6 @@ class ClusterCache:
     def _job_key(self, uid: str) -> JobKey | None:
         known = self.jobs.get(uid)
         return None if known is None else known.name
-
-    def begin_term(self, signer: AdmissionSigner | None) -> None:
-        """A term of leadership begins, after everything was listed. `signer` None: no pod's record counts."""
-        self.jobs.begin_term(signer, self.pods.all())
-
-    def has_lagging_jobs(self) -> bool:
-        """Whether some pod records an admission that its job's status lacks."""
-        recorded = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
-        known = (self.jobs.get(job.uid) for job in recorded)
-        return any(one is not None and may_admit_by_pod(one.written_status) for one in known)
-
-    def _on_pod_admission(self, job: JobKey) -> None:
-        self.jobs.on_pod_admission(job)
 
     def _on_collector_ended(self, pod: CachedPod) -> None:
         if not self._apply_termination(pod, self._clock()):

@@ -24,11 +24,11 @@ class JobReader:
         metadata = read_metadata(item)
         same = before if before is not None and before.uid == metadata.uid else None
         if same is not None and same.status_text == status_text:
-            status = same.written_status
+            status = same.job.status
         else:
             status = spec.TrainingJobStatus.model_validate_json(status_text)
-            if same is not None and status == same.written_status:
-                status = same.written_status
+            if same is not None and status == same.job.status:
+                status = same.job.status
         if same is not None and same.spec_digest == digest:
             wanted, templates = same.job.spec, same.templates
         else:

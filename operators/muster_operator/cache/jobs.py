@@ -9,25 +9,22 @@ not given away twice. If it loses that capacity before its dry runs end it stays
 its last pods stop. The same holds for a job with capacity that is edited into a form that cannot be read: it stays
 visible as it was before the edit, and is not admitted again.
 
-Where a pod records an admission that the job's status lacks, the record counts (`pod_admissions`). A new job whose
+A new job whose
 templates exceed the limit of its namespace is treated like one that cannot be read (`template_bytes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from muster import spec
 from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import is_finished
-from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
-from muster_operator.cache.cached_pod import CachedPod, JobKey
 from muster_operator.cache.invalid_job import InvalidJob, invalid_job
 from muster_operator.cache.job_reader import JobReader, read_metadata
 from muster_operator.cache.mutation_cache import MutationCache
-from muster_operator.cache.pod_admissions import PodAdmissions
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
 
@@ -44,7 +41,6 @@ class JobCache:
         set_visible: Callable[[str, bool], None],
         changed: Callable[[], None],
         specs: SpecCache,
-        pods_of: Callable[[JobKey], Iterable[CachedPod]] = lambda job: (),
         most_template_bytes: int = MOST_BYTES,
     ) -> None:
         self._requirements = requirements
@@ -63,9 +59,7 @@ class JobCache:
         self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._rejections: dict[str, str] | None = None
-        self._pod_admissions = PodAdmissions(pods_of)
         self._bytes = TemplateBytes(most_template_bytes)
-        self._lagging: dict[str, CachedJob] = {}  # jobs whose pods record more than their status, by uid
         self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by NAMESPACE/NAME
 
     # ---- events of watches
@@ -83,7 +77,7 @@ class JobCache:
             return
         before = self._cache.get(key)
         try:
-            known = self._pod_admissions.with_pod_admission(self._reader.read(item, before), before)
+            known = self._reader.read(item, before)
             self._bytes.check(known, before)
         except Exception as error:  # not only pydantic's: no document may hide other jobs
             self._set_invalid(key, item, before, error)
@@ -102,9 +96,7 @@ class JobCache:
         if before is not None and same and one.status is not None:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
             job = before.job.model_copy(update={"metadata": meta, "status": one.status})
-            kept = self._pod_admissions.with_pod_admission(
-                replace(before, job=job, spec_digest=b"", status_text=None), before
-            )
+            kept = replace(before, job=job, spec_digest=b"", status_text=None)
         if kept is None or not (was_invalid or holds_capacity(kept.job.status)):
             self._cache.delete(key, item.metadata.version)
         else:
@@ -112,14 +104,10 @@ class JobCache:
         self._changed()
 
     def fits_now(self, one: InvalidJob) -> bool:
-        """Whether a job over the limit of its namespace now fits, or its pod records that it is admitted."""
+        """Whether a job over the limit of its namespace now fits."""
         if not one.sizes or one.status is None or one.metadata.uid in self._by_uid:
             return False
-        namespace = one.metadata.namespace or "default"
-        name = JobKey(one.metadata.uid, namespace, one.metadata.name)
-        return self._bytes.fits(namespace, one.sizes) or self._pod_admissions.is_admitted_by_pod(
-            name, one.status.attempt
-        )
+        return self._bytes.fits(one.metadata.namespace or "default", one.sizes)
 
     def on_read(self, item: RawTrainingJob) -> None:
         """A GET returned the job; watches may have delivered newer states."""
@@ -144,28 +132,7 @@ class JobCache:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
         job = known.job.model_copy(update={"metadata": meta, "status": status})
-        self._cache.on_written(
-            known.key,
-            version,
-            self._pod_admissions.with_pod_admission(replace(known, job=job, status_text=None), known),
-        )
-
-    def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
-        """A term of leadership begins with these pods: their records count, and none made by earlier leaders later
-        on."""
-        pods = list(pods)
-        self._pod_admissions.begin_term(signer, pods)
-        tell = (pod.job for pod in pods if pod.signed_admission is not None and pod.job is not None)
-        for job in dict.fromkeys((*(known.name for known in self._lagging.values()), *tell)):
-            self._apply_pod_admission(job, recompute=True)
-
-    def on_pod_admission(self, job: JobKey) -> None:
-        """A pod records that its job is admitted."""
-        self._apply_pod_admission(job)
-
-    def lagging(self) -> Collection[CachedJob]:
-        """Jobs whose admission only their pods record so far, oldest first."""
-        return self._lagging.values()
+        self._cache.on_written(known.key, version, replace(known, job=job, status_text=None))
 
     def on_reported(self, key: str, before: InvalidJob, reported: InvalidJob) -> None:
         """Our report of an invalid job was written: replace `before` by `reported`, unless a watch has delivered a
@@ -233,7 +200,6 @@ class JobCache:
         if old is not None and not same:
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
-            self._lagging.pop(old.uid, None)
         if old is not None and not (same and alike):
             for used in _template_keys(old):
                 self._uids_by_template[used].discard(old.uid)
@@ -241,21 +207,9 @@ class JobCache:
                     del self._uids_by_template[used]
         if new is not None:
             self._by_uid[new.uid] = new
-            if new.lagging_status is None:
-                self._lagging.pop(new.uid, None)
-            else:
-                self._lagging[new.uid] = new
             for used in () if same and alike else _template_keys(new):
                 self._uids_by_template.setdefault(used, set()).add(new.uid)
             self._update_visibility(new)
-
-    def _apply_pod_admission(self, name: JobKey, *, recompute: bool = False) -> None:
-        known = self._by_uid.get(name.uid)
-        if known is None or known.name != name or (known.lagging_status is not None and not recompute):
-            return
-        updated = self._pod_admissions.recompute(known)
-        if updated.admission != known.admission:
-            self._cache.replace(known.key, updated)
 
     def _hide(self, uid: str) -> None:
         self._awaiting_dry_run.discard(uid)

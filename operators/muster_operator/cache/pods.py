@@ -6,7 +6,7 @@ outlive it. A pod that ended uses nothing; a deleted one may stay visible (`pod_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 
 from muster.cluster import PodView
@@ -21,8 +21,8 @@ class PodCache:
     """Event handler and cache of pods.
 
     `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
-    look different; `job_key(uid)` is the job of a uid, None if unknown; `on_collector_ended` and `on_admission` are
-    called for pods with a termination message of their collector, and with a record of their job's admission.
+    look different; `job_key(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
+    termination message of their collector.
     """
 
     def __init__(
@@ -31,13 +31,11 @@ class PodCache:
         changed: Callable[[str], None],
         job_key: Callable[[str], JobKey | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
-        on_admission: Callable[[JobKey], None] = lambda job: None,
     ) -> None:
         self._add_usage = add_usage
         self._changed = changed
         self._job_key = job_key
         self._on_collector_ended = on_collector_ended
-        self._on_admission = on_admission
         self._cache = MutationCache[CachedPod](self._on_change)
         self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
         self._visible: dict[str, JobKey] = {}  # visible jobs
@@ -107,10 +105,6 @@ class PodCache:
     def all(self) -> Iterable[CachedPod]:
         """All pods of the cluster."""
         return self._cache
-
-    def of_job(self, job: JobKey) -> Collection[CachedPod]:
-        """The pods of a job, visible or not."""
-        return self._pods_of(job).values()
 
     def lead_pod(self, uid: str, role: str) -> CachedPod | None:
         """Pod 0 of a role, of the newest attempt that has one; of a terminating job the terminating one."""
@@ -196,13 +190,6 @@ class PodCache:
         ):
             self._on_collector_ended(new)
         self._track_binding(key, new)
-        if (
-            new is not None
-            and new.job is not None
-            and new.signed_admission is not None
-            and (old is None or old.uid != new.uid)
-        ):
-            self._on_admission(new.job)
 
     def _remove_from_job(self, pod: CachedPod, job: JobKey) -> None:
         pods = self._by_job[job]

@@ -73,7 +73,7 @@ def pod_manifest(
                 "name": pod.name,
                 "namespace": job.metadata.namespace,
                 "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
-                "annotations": {k: v for k, v in (meta.get("annotations") or {}).items() if k != labels.ADMITTED},
+                "annotations": dict(meta.get("annotations") or {}),
                 "ownerReferences": [owner_reference(job)],
             },
             "spec": wanted,

@@ -204,15 +204,10 @@ def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
 
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
-    """Every status that is written gets the effective priority; except an admission, which may be carried by a pod
-    (docs/decisions/0010)."""
+    """Every status that is written gets the effective priority."""
     for update in updater.updates.values():
         priority = priority_of(update.job.spec, classes)
-        if (
-            priority not in (None, update.status.priority)
-            and update.priority is not WritePriority.ADMISSION
-            and update.changed
-        ):
+        if priority not in (None, update.status.priority) and update.changed:
             update.status = update.status.model_copy(update={"priority": priority})
 
 

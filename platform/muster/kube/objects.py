@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-ADMITTED_ANNOTATION = "muster.dev/admitted"
-"""The annotation of a pod whose creation admits its job."""
 ResourceList = dict[str, str | int | float]
 
 
@@ -36,17 +34,10 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
     controller: bool = False
 
 
-class PodAnnotations(msgspec.Struct):
-    """The annotations of a pod that the operator reads."""
-
-    admitted: str = msgspec.field(name=ADMITTED_ANNOTATION, default="")
-
-
 class V1PodMeta(V1ObjectMeta, rename="camel"):
     """Metadata of a pod."""
 
     labels: dict[str, str] = {}
-    annotations: PodAnnotations = msgspec.field(default_factory=PodAnnotations)
     owner_references: list[V1OwnerReference] = []
 
 

@@ -13,7 +13,6 @@ from muster.validation.edit import (
     check_edit,
     check_unfinished,
     final_phase,
-    keeps_pods,
     resumed_in_vain,
 )
 from muster.validation.namespaces import namespace_allowed
@@ -37,7 +36,6 @@ __all__ = [
     "check_unfinished",
     "final_phase",
     "invalid_dependency",
-    "keeps_pods",
     "namespace_allowed",
     "queue_readiness",
     "resumed_in_vain",

@@ -33,11 +33,6 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
         raise _immutable_field(name, field)
 
 
-def keeps_pods(old: TrainingJob, new: TrainingJob) -> bool:
-    """Whether an edit changes none of the fields from which pods are built."""
-    return old.spec is new.spec or _changed_field(old, new) is None
-
-
 def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
     """The first changed field of those that are immutable while a job is admitted."""
     for field in _IMMUTABLE_WHILE_ADMITTED:
