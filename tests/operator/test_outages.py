@@ -93,7 +93,7 @@ def test_a_leader_decides_nothing_until_everything_is_listed_again() -> None:
         harness = OperatorHarness(api)
         began = api.outages.list_started("trainingjobs")
         harness.wakeup.set()  # cleared at the start of a cycle
-        leading = asyncio.create_task(harness.leader.run_term(None))
+        leading = asyncio.create_task(harness.leader.run_term())
         async with asyncio.timeout(60):
             while harness.leader.term is None:  # noqa: ASYNC110 - a condition of another part
                 await asyncio.sleep(0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
-from tests.operator.caches import new_cache, relist
-from tests.operator.objects import job_document, pod_seen, read
+from tests.operator.caches import new_cache
+from tests.operator.objects import job_document, read
 
 from muster import spec
 from muster.kube.async_client import AsyncKubeClient
@@ -17,7 +17,6 @@ from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster.spec.limits import MAX_ROLES_VALUES
-from muster_operator.cache.admission_signing import AdmissionSigner, PodAdmissionRecord
 from muster_operator.cache.cluster_cache import ClusterCache
 
 BOUND = 3000

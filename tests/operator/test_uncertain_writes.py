@@ -166,7 +166,7 @@ def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
             await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         harness = OperatorHarness(api, uncertain_writes=uncertain_writes)
         leader = harness.leader
-        leading = asyncio.create_task(leader.run_term(None))
+        leading = asyncio.create_task(leader.run_term())
         async with asyncio.timeout(60):
             while leader.term is harness.term or leader.term is None or leader.term.last_cycle is None:
                 assert not leading.done()

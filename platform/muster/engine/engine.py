@@ -14,7 +14,7 @@ from typing import Any
 from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
 from muster.engine.placement_check import invalid_placements
 from muster.engine.queue_status import flavor_status_writes, guarantees_exceeding_nodes, queue_status_writes
-from muster.engine.status_update import WritePriority, write_phases
+from muster.engine.status_update import write_phases
 from muster.engine.status_updater import StatusUpdater
 from muster.engine.wait_status import WaitStatusThrottle
 from muster.errors import Conflict
