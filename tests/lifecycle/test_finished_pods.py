@@ -11,7 +11,7 @@ from tests.lifecycle.cases import NOW, condition, created, failed, job, look, po
 from muster import spec
 from muster.cluster import PodView
 from muster.lifecycle import transitions
-from muster.lifecycle.finished_pods import recorded_finished_pods, to_finished_pods
+from muster.lifecycle.placement import recorded_finished_pods, to_finished_pods
 
 
 def done(pod: PodView, at: float = NOW + 10) -> PodView:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from muster.engine.engine import CycleResult, Engine, run_cycle
-from muster.engine.feasibility import check_feasibility
-from muster.engine.replay import POLICIES, replay
-from muster.engine.snapshot_file import decode_snapshot, encode_snapshot
+from muster.engine.replay import POLICIES, check_feasibility, decode_snapshot, encode_snapshot, replay
 from muster.scheduling import MUSTER, Policy
 
 __all__ = [

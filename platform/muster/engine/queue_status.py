@@ -41,12 +41,10 @@ def queue_status_writes(
     """Active and Overcommitted at once when they change, fair-share usage at most every `refresh_s`."""
     writes = []
     for queue in queues:
-        verdict, generation = readiness[queue.metadata.name], queue.metadata.generation
+        ready, generation = readiness[queue.metadata.name], queue.metadata.generation
         conditions = queue.status.conditions
-        conditions = with_condition(
-            conditions, "Active", verdict.active, verdict.reason, verdict.message, now, generation
-        )
-        over, reason = verdict.overcommitted_message, "ChildrenExceedGuarantee"
+        conditions = with_condition(conditions, "Active", ready.active, ready.reason, ready.message, now, generation)
+        over, reason = ready.overcommitted_message, "ChildrenExceedGuarantee"
         if over is None:
             over = exceeding.get(queue.metadata.name)
             reason = "WithinGuarantee" if over is None else "ExceedsNodes"

@@ -102,8 +102,8 @@ class StatusUpdater:
                 continue
             left = [victim for victim, state in states.items() if state == "evicting"]
             if left != status.nomination.victims:
-                hold = status.nomination.model_copy(update={"victims": left})
-                self._set_status(uid, status.model_copy(update={"nomination": hold}), WritePriority.NOMINATION)
+                nomination = status.nomination.model_copy(update={"victims": left})
+                self._set_status(uid, status.model_copy(update={"nomination": nomination}), WritePriority.NOMINATION)
         for uid in uids:
             self._clear_finished_shrink(uid)
 
@@ -129,8 +129,8 @@ class StatusUpdater:
         if status is None or status.eviction is None or is_evicting(status) or self._has_stale_pods(uid, status):
             return
         preemptor = self.latest_status(status.eviction.beneficiary)
-        hold = None if preemptor is None else preemptor.nomination
-        if hold is None or uid not in hold.victims:
+        nomination = None if preemptor is None else preemptor.nomination
+        if nomination is None or uid not in nomination.victims:
             self._set_status(uid, status.model_copy(update={"eviction": None}), WritePriority.LIFECYCLE)
 
     def _has_stale_pods(self, uid: str, status: TrainingJobStatus) -> bool:

@@ -21,13 +21,13 @@ from muster.lifecycle.observation import (
     ACTIVE_POD_PHASES,
     Observation,
     ReconcileResult,
+    Timeouts,
     max_grace_period_s,
     role_grace_period_s,
 )
 from muster.lifecycle.placement import from_status, pod_name, pod_slots, to_status
 from muster.lifecycle.reconcile import reconcile_job
-from muster.lifecycle.retention import retained_placement, retained_until
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.transitions import retained_placement, retained_until
 
 __all__ = [
     "ACTIVE_POD_PHASES",

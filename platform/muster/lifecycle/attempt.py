@@ -35,10 +35,8 @@ from muster.lifecycle.failure import (
     nodes_to_blame_for_start,
     to_last_failure,
 )
-from muster.lifecycle.finished_pods import PodSlotKey, recorded_finished_pods
-from muster.lifecycle.observation import Observation, max_grace_period_s
-from muster.lifecycle.placement import from_status, pod_count, pod_name, pod_slots
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.observation import Observation, Timeouts, max_grace_period_s
+from muster.lifecycle.placement import PodSlotKey, from_status, pod_count, pod_name, pod_slots, recorded_finished_pods
 from muster.lifecycle.transitions import START_TIMEOUT
 from muster.model import Placement, RolePlacement
 from muster.spec import LastFailure, TrainingJob, TrainingJobStatus

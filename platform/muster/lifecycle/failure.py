@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from muster.cluster import NodeView, PodView
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.observation import Timeouts
 from muster.spec import BlamedNode, FailurePolicy, LastFailure
 
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]

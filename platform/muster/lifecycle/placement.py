@@ -2,6 +2,9 @@
 
 A pod's name is derived from the job's name and uid, the role, the index and the attempt, so that creating it twice is
 detected, and a pod of an older attempt is never taken for a new one.
+
+Pods that have ended may be deleted while the others run: a cluster limits how many it keeps. So the status records
+which pods have completed. Without that such a pod would look lost, and the gang would restart from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +13,12 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
+from muster.cluster import PodView
 from muster.model import Placement, RolePlacement
-from muster.spec import NodePods, RolePlacementStatus, TrainingJobSpec
+from muster.spec import FinishedPods, NodePods, RolePlacementStatus, TrainingJobSpec, TrainingJobStatus
+
+PodSlotKey = tuple[str, int]
+"""Role and index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +124,40 @@ def index_range(indexes: str) -> range:
     """The pods of `0-7` or `3`."""
     first, _, last = indexes.partition("-")
     return range(int(first), int(last or first) + 1)
+
+
+def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
+    """The pods of the present attempt that are recorded to have exited with 0 by themselves."""
+    ranges = ((part.role, index_range(run)) for part in status.finished_pods for run in part.indexes.split(","))
+    return frozenset((role, index) for role, indexes in ranges for index in indexes)
+
+
+def newly_finished_pods(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodView]:
+    """Pods of the present attempt that have done so since."""
+    known = recorded_finished_pods(status)
+    return [
+        pod
+        for pod in pods
+        if pod.attempt == status.attempt
+        and pod.phase == "Succeeded"
+        and not pod.deleting  # otherwise it may have been stopped
+        and (pod.role, pod.index) not in known
+    ]
+
+
+def to_finished_pods(keys: Iterable[PodSlotKey]) -> list[FinishedPods]:
+    """The status form: by role, indexes run-length coded."""
+    roles: dict[str, list[int]] = {}
+    for role, index in sorted(keys):
+        roles.setdefault(role, []).append(index)
+    return [FinishedPods(role=role, indexes=",".join(_index_ranges(indexes))) for role, indexes in roles.items()]
+
+
+def _index_ranges(indexes: list[int]) -> list[str]:
+    runs: list[tuple[int, int]] = []
+    for index in indexes:
+        if runs and runs[-1][1] == index - 1:
+            runs[-1] = runs[-1][0], index
+        else:
+            runs.append((index, index))
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]

@@ -24,11 +24,19 @@ from muster.lifecycle.conditions import (
     with_status_fields,
 )
 from muster.lifecycle.failure import is_node_lost
-from muster.lifecycle.finished_pods import newly_finished_pods, recorded_finished_pods, to_finished_pods
-from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, role_grace_period_s
-from muster.lifecycle.placement import PodSlot, from_status, matches_spec, pod_name, pod_slots, without_nodes
-from muster.lifecycle.retention import nomination_ttl_s, retained_placement
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, Timeouts, role_grace_period_s
+from muster.lifecycle.placement import (
+    PodSlot,
+    from_status,
+    matches_spec,
+    newly_finished_pods,
+    pod_name,
+    pod_slots,
+    recorded_finished_pods,
+    to_finished_pods,
+    without_nodes,
+)
+from muster.lifecycle.transitions import nomination_ttl_s, retained_placement
 from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RolePlacementStatus, TrainingJob
 
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
@@ -77,7 +85,7 @@ class _JobReconciler:
         wake_at = min((at for at in self.wake_times if at > self.observation.now), default=None)
         return ReconcileResult(self.status, (*self.pod_writes, *self.events, *self.final_writes), wake_at)
 
-    # ---- the steps, in the order of a job's life
+    # ---- the steps of the lifecycle, in order
 
     def _initialize_status(self) -> None:
         fields: dict[str, object] = {}

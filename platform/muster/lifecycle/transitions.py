@@ -19,13 +19,21 @@ from muster.lifecycle.conditions import (
     find_condition,
     is_admitted,
     is_condition_true,
+    is_evicting,
     set_condition,
     with_status_fields,
 )
-from muster.lifecycle.placement import describe, pod_count, to_status
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.observation import Timeouts, max_grace_period_s
+from muster.lifecycle.placement import describe, matches_spec, pod_count, to_status, without_nodes
 from muster.model import Nominate, Placement, Wait
-from muster.spec import EvictionStatus, NominationStatus, RolePlacementStatus, TrainingJobStatus
+from muster.spec import (
+    EvictionStatus,
+    NominationStatus,
+    RolePlacementStatus,
+    TrainingJob,
+    TrainingJobSpec,
+    TrainingJobStatus,
+)
 
 
 def waiting_since(status: TrainingJobStatus, now: float) -> float:
@@ -66,10 +74,10 @@ def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> Traini
 
 def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:
     """Nominate capacity for the gang before any victim is evicted."""
-    hold = NominationStatus(
+    nomination = NominationStatus(
         placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
     )
-    return with_status_fields(status, {"nomination": hold})
+    return with_status_fields(status, {"nomination": nomination})
 
 
 def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
@@ -103,11 +111,11 @@ def requeue(
     delay_s = backoff_s(status, reason, timeouts)
     requeue_after = now + delay_s if delay_s > 0 else None
     starts_at = now if requeue_after is None else requeue_after  # not before: the nomination must not expire until then
-    hold = (
+    nomination = (
         NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
     )
     return with_status_fields(
-        _release(status, now, reason, message), {"nomination": hold, "requeue_after": requeue_after}
+        _release(status, now, reason, message), {"nomination": nomination, "requeue_after": requeue_after}
     )
 
 
@@ -205,3 +213,32 @@ def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
     """Run time of all attempts up to the present one, which ends now."""
     present = 0.0 if status.started_at is None else max(0.0, now - status.started_at)
     return status.ran_seconds + round(present)
+
+
+CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
+"""Evictions after which the gang retains its good nodes while the others are replaced: they are nominated for it once
+its last pod is gone. Until then its evicted condition implies that, so that no other gang gets the capacity."""
+
+
+def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:
+    """Where an evicted gang restarts: its placement without nodes that it excludes. Empty: it retains nothing. Which of
+    these nodes accept pods by then is not known yet."""
+    evicted = find_condition(status, EVICTED)
+    if not is_evicting(status) or evicted is None or evicted.reason not in CAPACITY_RETAINING_REASONS:
+        return []
+    blamed = frozenset(entry.node for entry in status.blamed_nodes if entry.until > now)
+    places = without_nodes(status.placement, blamed)
+    return places if matches_spec(places, spec) else []
+
+
+def nomination_ttl_s(job: TrainingJob) -> float:
+    """Seconds for which it retains them, from when it may start again."""
+    return max_grace_period_s(job) + job.spec.start_timeout_seconds
+
+
+def retained_until(job: TrainingJob, timeouts: Timeouts) -> float:
+    """When that nomination ends at the latest, for an evicted gang whose pods stop within their grace period."""
+    evicted = find_condition(job.status, EVICTED)
+    assert evicted is not None
+    delay_s = backoff_s(job.status, evicted.reason, timeouts)
+    return evicted.last_transition_time + max_grace_period_s(job) + delay_s + nomination_ttl_s(job)

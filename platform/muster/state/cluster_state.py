@@ -48,7 +48,7 @@ class Changes:
 
     jobs: tuple[str, ...] = ()
     reconcile: tuple[str, ...] = ()  # jobs whose lifecycle is to be reconciled; those of `jobs` first
-    project: frozenset[str] = frozenset()  # beside `jobs`: the planner may see them differently
+    project: frozenset[str] = frozenset()  # not in `jobs`: the planner may see them differently
 
 
 class ClusterState:

@@ -36,7 +36,7 @@ class JobProjection:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job's projection depends on beside the job: changes rarely."""
+    """What a job's projection depends on, the job itself aside; it changes rarely."""
 
     flavor_of: Mapping[str, str]  # by node
     queues: Mapping[str, spec.Queue]

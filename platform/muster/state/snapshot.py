@@ -31,8 +31,8 @@ _MAX_ROLES = 20_000
 class BuildResult:
     """A snapshot, and what was found while building it.
 
-    `rejected`: jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone,
-    beside the timers of the jobs.
+    `rejected`: jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone;
+    the timers of the jobs are in the state.
     """
 
     snapshot: Snapshot
