@@ -181,6 +181,7 @@ class AsyncKubeClient:
                 params=params,
                 headers=self._headers(JSON),
                 timeout=timeout,
+                allow_redirects=False,
                 server_hostname=self._endpoint.server_name,
             ) as response:
                 answered = True
@@ -232,6 +233,7 @@ class AsyncKubeClient:
                     data=body,
                     params=params or None,
                     headers=headers,
+                    allow_redirects=False,
                     server_hostname=self._endpoint.server_name,
                     trace_request_ctx=f"{verb} {path}" if _is_write(verb, params) else None,
                 ) as response,
