@@ -17,7 +17,7 @@ from muster import gc_tuning
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
-from muster.kube.endpoint import ApiServerEndpoint, load_endpoint
+from muster.kube.config import ClientConfig, KubeContext, load_config, load_in_cluster_config
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
@@ -243,21 +243,21 @@ def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]
     return ", ".join(name for task, name in zip(tasks, names, strict=True) if task.done())
 
 
-async def run_operator(settings: Settings, endpoint: ApiServerEndpoint) -> None:
+async def run_operator(settings: Settings, config: ClientConfig) -> None:
     """Run the operator until SIGTERM or SIGINT."""
     metrics, stop = OperatorMetrics(), asyncio.Event()
     async with AsyncExitStack() as stack:
         election, outages = None, Outages()
         if settings.lease_times is not None:
             lease_api = await stack.enter_async_context(
-                AsyncKubeClient(endpoint, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
+                AsyncKubeClient(config, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
             )
             candidate = LeaseCandidate(settings.identity, settings.lease_times)
             election = LeaderElector(lease_api, settings.namespace, settings.lease_name, candidate)
         fence = Fence(election)
         api = await stack.enter_async_context(
             AsyncKubeClient(
-                endpoint,
+                config,
                 settings.limits,
                 may_write=lambda: fence() and outages.is_synced(),
                 count=metrics.count_call,
@@ -278,9 +278,13 @@ def main(argv: list[str]) -> int:
     log_to_stderr(settings.log_level)
     gc_tuning.reduce_gc_frequency()
     try:
-        endpoint = load_endpoint(settings.kubeconfig, settings.context)
-        _LOG.info("operator starts", extra={"server": endpoint.url, "identity": settings.identity})
-        uvloop.run(run_operator(settings, endpoint))  # uses a sixth less CPU than asyncio's own event loop
+        config = (
+            load_in_cluster_config()
+            if settings.kubeconfig is None
+            else load_config(KubeContext(settings.kubeconfig, settings.context))
+        )
+        _LOG.info("operator starts", extra={"server": config.server, "identity": settings.identity})
+        uvloop.run(run_operator(settings, config))  # uses a sixth less CPU than asyncio's own event loop
     except (MusterError, ClusterError, OSError) as error:
         _LOG.error("operator ends", extra={"why": str(error)})
         return 1

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+from pathlib import Path
+
 import pytest
+import yaml
 from aiohttp import web
+from tests.kube.impersonation import HEADERS, USER_FIELDS, received
+from tests.kube.proxy import run_proxy
+from tests.kubernetes.server import Server
 from tests.operator.api_server import serve
 
-from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient
+from muster.kube.config import ClientConfig, KubeContext, load_config
 
 
 class Redirecting:
-    """Redirects every request to itself; `paths` are those that were requested."""
+    """Redirects every request to another path; `paths` are those that were requested."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """A redirect to another path."""
+        """A redirect."""
         self.paths.append(request.path)
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
@@ -36,3 +46,61 @@ def test_no_redirect_is_followed() -> None:
 
     serve(server, story)
     assert server.paths == ["/api/v1/pods"] * 3
+
+
+def test_impersonation_is_sent_with_every_request(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "one",
+                "contexts": [{"name": "one", "context": {"cluster": "a", "user": "u"}}],
+                "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "users": [{"name": "u", "user": {"token": "t", **USER_FIELDS}}],
+            }
+        )
+    )
+    server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
+
+    async def run() -> None:
+        config = load_config(KubeContext(str(tmp_path / "config")), {})
+        async with AsyncKubeClient(config, ApiRateLimits()) as api:
+            await api.get("/api/v1/nodes/n1")
+            await api.patch("/api/v1/nodes/n1", b"{}")
+            async with api.stream("/api/v1/nodes", {"watch": "1"}, 60.0):
+                pass
+
+    asyncio.run(run())
+    assert [received(sent) for sent in server.headers] == [HEADERS] * 3
+    assert all(("Authorization", "Bearer t") in sent for sent in server.headers)
+
+
+def test_requests_pass_through_the_proxy_of_the_kubeconfig() -> None:
+    async def run(url: str) -> bytes:
+        config = ClientConfig("http://api.example:8080", None, dict, proxy_url=url)
+        async with AsyncKubeClient(config, ApiRateLimits()) as api:
+            return await api.get("/version")
+
+    with run_proxy() as proxy:
+        assert asyncio.run(run(f"http://me:s%40cret@127.0.0.1:{proxy.port}")) == b"{}"
+    (request,) = proxy.heads
+    assert request.startswith("GET http://api.example:8080/version HTTP/1.1")
+    assert f"Proxy-Authorization: Basic {base64.b64encode(b'me:s@cret').decode()}" in request
+
+
+def test_a_login_that_cannot_be_read_is_an_error_and_no_outage(server: Server) -> None:
+    def unreadable() -> dict[str, str]:
+        raise ClusterError("cannot read the token file", reason="Unauthorized")
+
+    async def run() -> None:
+        config = ClientConfig(f"http://127.0.0.1:{server.port}", None, unreadable)
+        async with AsyncKubeClient(config, ApiRateLimits()) as api:
+            with pytest.raises(ClusterError) as error:
+                await api.get("/api/v1/nodes")
+            assert error.value.reason == "Unauthorized"
+            with pytest.raises(ClusterError):
+                async with api.stream("/api/v1/nodes", {"watch": "1"}, 60.0):
+                    pass
+            assert api.outages.count == 0
+
+    asyncio.run(run())
+    assert server.asked == []

@@ -16,7 +16,7 @@ from tests.operator.objects import job_document, node_seen, read
 
 from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
-from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.config import ClientConfig
 from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.lifecycle import Timeouts
 from muster_operator.cache.cached_job import DryRunResult
@@ -111,7 +111,7 @@ async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], b
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
+    endpoint = ClientConfig(f"http://127.0.0.1:{runner.addresses[0][1]}", None, dict)
     try:
         async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
             await scenario(api)

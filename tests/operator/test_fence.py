@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient, Fenced
-from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.config import ClientConfig
 
 
 def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -31,7 +31,7 @@ async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> t
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
+    endpoint = ClientConfig(f"http://127.0.0.1:{runner.addresses[0][1]}", None, dict)
     try:
         async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=lambda: next(answers)) as api:
             for query in params:

@@ -14,7 +14,7 @@ from tests.operator.objects import job
 from muster import spec
 from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
-from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.config import ClientConfig
 from muster.kube.lease import Fence, LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
 from muster.kube.resources import PODS
 from muster_operator.__main__ import ComponentExited
@@ -79,7 +79,7 @@ def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
 
 def test_decisions_of_an_earlier_term_are_not_written_in_a_later_one() -> None:
     now = [0.0]
-    api = AsyncKubeClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
+    api = AsyncKubeClient(ClientConfig("http://127.0.0.1:1", None, dict), ApiRateLimits())
     candidate = LeaseCandidate("me", LeaseTimes())
     election = LeaderElector(api, "ns", "lease", candidate, lambda: now[0])
     fence = Fence(election)

@@ -10,7 +10,7 @@ from tests.operator.api_server import OperatorHarness, Server, serve, serving
 
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient, Fenced
-from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.config import ClientConfig
 from muster.kube.outages import Outages
 
 
@@ -36,7 +36,7 @@ def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> No
             await api.post("/api/v1/namespaces/team/pods", b"{}")
         assert api.outages.count == 0
         async with AsyncKubeClient(
-            ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits(), outages=api.outages
+            ClientConfig("http://127.0.0.1:1", None, dict), ApiRateLimits(), outages=api.outages
         ) as other:
             with pytest.raises(ClusterError):
                 await other.get("/api/v1/pods")

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from muster.errors import ClusterError
-from muster.kube.endpoint import ApiServerEndpoint
+from muster.kube.config import ClientConfig
 from muster.kube.outages import Outages
 
 JSON = "application/json"
@@ -30,6 +30,7 @@ _TIMEOUT_S = 30.0
 _RETRIES = 4
 _RETRY_CODES = frozenset({429, 503})
 _MAX_RETRY_S = 10.0
+_AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is asked again
 
 
 class ApiError(ClusterError):
@@ -108,26 +109,27 @@ class AsyncKubeClient:
 
     def __init__(
         self,
-        endpoint: ApiServerEndpoint,
+        config: ClientConfig,
         limits: ApiRateLimits,
         *,
         may_write: Callable[[], bool] = lambda: True,
         count: CallCounter = lambda verb, resource, code: None,
         outages: Outages | None = None,
     ) -> None:
-        self._endpoint = endpoint
+        self._config = config
+        self._auth_headers: Mapping[str, str] = {}
+        self._auth_headers_expire = float("-inf")
         self._may_write = may_write
         self._count = count
         self.outages = outages or Outages()
         self._bucket = TokenBucket(limits.per_s, limits.burst)
         self._in_flight = asyncio.Semaphore(limits.in_flight)
-        self._connections = limits.in_flight
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         """Open the connection pool. Watches need connections beyond those of the requests in flight, so it has no
         limit."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, ssl=self._endpoint.tls or True)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, ssl=self._config.tls or True)
         self._session = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
@@ -177,12 +179,13 @@ class AsyncKubeClient:
         try:
             await self._wait_for_token()
             async with self._http().get(
-                self._endpoint.url + path,
+                self._config.server + path,
                 params=params,
                 headers=self._headers(JSON),
                 timeout=timeout,
                 allow_redirects=False,
-                server_hostname=self._endpoint.server_name,
+                server_hostname=self._config.server_name,
+                proxy=self._config.proxy_url,
             ) as response:
                 answered = True
                 self.outages.record_answer()
@@ -223,18 +226,19 @@ class AsyncKubeClient:
     ) -> tuple[int, bytes, float]:
         headers = self._headers(accept)
         if body is not None:
-            headers["Content-Type"] = content
+            headers.append(("Content-Type", content))
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
                 self._http().request(
                     verb,
-                    self._endpoint.url + path,
+                    self._config.server + path,
                     data=body,
                     params=params or None,
                     headers=headers,
                     allow_redirects=False,
-                    server_hostname=self._endpoint.server_name,
+                    server_hostname=self._config.server_name,
+                    proxy=self._config.proxy_url,
                     trace_request_ctx=f"{verb} {path}" if _is_write(verb, params) else None,
                 ) as response,
             ):
@@ -271,12 +275,11 @@ class AsyncKubeClient:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
-    def _headers(self, accept: str) -> dict[str, str]:
-        headers = {"Accept": accept}
-        authorization = self._endpoint.authorization()
-        if authorization:
-            headers["Authorization"] = authorization
-        return headers
+    def _headers(self, accept: str) -> list[tuple[str, str]]:
+        now = time.monotonic()
+        if now >= self._auth_headers_expire:
+            self._auth_headers, self._auth_headers_expire = self._config.auth_headers(), now + _AUTH_HEADERS_TTL_S
+        return [("Accept", accept), *self._auth_headers.items(), *self._config.impersonation_headers]
 
     def _http(self) -> aiohttp.ClientSession:
         assert self._session is not None, "the client is not open"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import yaml
 
@@ -35,7 +35,8 @@ class KubeContext:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Connection settings. `auth_headers` is called for each request, since tokens expire. `tls` None means http.
+    """Connection settings. `auth_headers` returns the headers of the login; it is called again and again, since tokens
+    expire, and raises `ClusterError` Unauthorized where they cannot be read. `tls` None means http.
 
     `server_name` is the name in the server's certificate if it is not the host of `server`. `impersonation_headers` may
     contain a name more than once.
@@ -52,17 +53,26 @@ class ClientConfig:
 
 
 def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Read the kubeconfig. Raises `ClusterError` KubeconfigNotFound or InvalidKubeconfig, `NotFound`
-    ContextNotFound."""
+    """Read the kubeconfig, or the pod's service account if there is none. Raises `ClusterError` KubeconfigNotFound or
+    InvalidKubeconfig, `NotFound` ContextNotFound."""
     paths = _kubeconfig_paths(context, environ)
     if paths:
         return _config_from_kubeconfig(_Kubeconfig.load(paths), context.context)
-    if context.context is None and (SERVICE_ACCOUNT_DIR / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ:
-        return _in_cluster_config(environ)
+    if context.context is None and _is_in_cluster(environ):
+        return _service_account_config(environ)
     raise ClusterError(
         "no kubeconfig found; use --kubeconfig FILE or set KUBECONFIG",
         reason="KubeconfigNotFound",
     )
+
+
+def load_in_cluster_config(environ: Mapping[str, str] = os.environ) -> ClientConfig:
+    """The pod's service account. Raises `ClusterError` KubeconfigNotFound outside of a cluster."""
+    if not _is_in_cluster(environ):
+        raise ClusterError(
+            "no service account found; outside of a cluster pass --kubeconfig FILE", reason="KubeconfigNotFound"
+        )
+    return _service_account_config(environ)
 
 
 def _kubeconfig_paths(context: KubeContext, environ: Mapping[str, str]) -> list[Path]:
@@ -106,7 +116,8 @@ class _Kubeconfig:
                     for entry in document.get(f"{kind}s") or ():
                         into.setdefault(entry["name"], {**(entry.get(kind) or {}), "": path.parent})
             except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-                raise ClusterError(f"{path} is not a valid kubeconfig: {error}", reason="InvalidKubeconfig") from error
+                message = f"{path} is not a valid kubeconfig: {_parse_error_text(error)}"
+                raise ClusterError(message, reason="InvalidKubeconfig") from error
         return cls(paths, current, read.contexts, read.clusters, read.users)
 
     def resolve_context(self, context_name: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -121,7 +132,18 @@ class _Kubeconfig:
         if cluster is None or not cluster.get("server"):
             message = f"{files}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
             raise ClusterError(message, reason="InvalidKubeconfig")
-        return name, context, cluster, self.users.get(context.get("user", ""), {})
+        user = context.get("user")
+        if user and user not in self.users:
+            message = f"{files}: context {name!r} names user {user!r}, which does not exist"
+            raise ClusterError(message, reason="InvalidKubeconfig")
+        return name, context, cluster, self.users.get(user or "", {})
+
+
+def _parse_error_text(error: Exception) -> str:
+    """The error without the excerpt of the file that YAML errors show: it may contain a token."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error)
 
 
 def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> ClientConfig:
@@ -133,6 +155,7 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
             else (_tls_context(cluster, user), _auth_header_source(user))
         )
         impersonation_headers = _impersonation_headers(user)
+        proxy_url = _proxy_url(cluster)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         message = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(message, reason="InvalidKubeconfig") from error
@@ -144,21 +167,32 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
         namespace=context.get("namespace") or DEFAULT_NAMESPACE,
         context_name=name,
         server_name=cluster.get("tls-server-name") or None,
-        proxy_url=cluster.get("proxy-url") or None,
+        proxy_url=proxy_url,
         impersonation_headers=impersonation_headers,
     )
 
 
-def _in_cluster_config(environ: Mapping[str, str]) -> ClientConfig:
+def _is_in_cluster(environ: Mapping[str, str]) -> bool:
+    return (SERVICE_ACCOUNT_DIR / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ
+
+
+def _service_account_config(environ: Mapping[str, str]) -> ClientConfig:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     name = f"[{host}]" if ":" in host else host
     return ClientConfig(
         server=f"https://{name}:{port}",
         tls=ssl.create_default_context(cafile=str(SERVICE_ACCOUNT_DIR / "ca.crt")),
-        auth_headers=lambda: {"Authorization": f"Bearer {(SERVICE_ACCOUNT_DIR / 'token').read_text().strip()}"},
+        auth_headers=_token_file_source(SERVICE_ACCOUNT_DIR / "token"),
         namespace=(SERVICE_ACCOUNT_DIR / "namespace").read_text().strip() or DEFAULT_NAMESPACE,
         context_name="in this pod",
     )
+
+
+def _proxy_url(cluster: Mapping[str, Any]) -> str | None:
+    url = cluster.get("proxy-url")
+    if url and (urlsplit(str(url)).scheme != "http" or not urlsplit(str(url)).hostname):
+        raise ValueError("proxy-url: must be a URL that begins with http://")  # not shown: it may contain a password
+    return str(url) if url else None
 
 
 def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
@@ -170,9 +204,9 @@ def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSL
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     certificate, key = (_inline_or_file(user, name) for name in ("client-certificate", "client-key"))
-    if certificate and key:
+    if certificate:
         with tempfile.NamedTemporaryFile() as both:  # only its owner can read it, and ssl takes files alone
-            both.write(certificate + b"\n" + key)
+            both.write(certificate + b"\n" + (key or b""))  # a file of the certificate may hold the key, too
             both.flush()
             tls.load_cert_chain(both.name)
     return tls
@@ -191,15 +225,26 @@ def _decode_base64(text: str) -> bytes:
 
 def _auth_header_source(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
     fixed = {}
-    if user.get("tokenFile"):
-        file = user[""] / user["tokenFile"]
-        return lambda: {"Authorization": f"Bearer {file.read_text().strip()}"}
+    if user.get("tokenFile"):  # takes precedence, as in kubectl
+        return _token_file_source(user[""] / user["tokenFile"])
     if user.get("token"):
         fixed["Authorization"] = f"Bearer {user['token']}"
     elif user.get("username"):
         both = f"{user['username']}:{user.get('password', '')}".encode()
         fixed["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
     return lambda: fixed
+
+
+def _token_file_source(path: Path) -> Callable[[], Mapping[str, str]]:
+    """Reads the token for each request: tokens of service accounts expire."""
+
+    def headers() -> Mapping[str, str]:
+        try:
+            return {"Authorization": f"Bearer {path.read_text().strip()}"}
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"cannot read the token file {path}: {error}", reason="Unauthorized") from error
+
+    return headers
 
 
 def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import threading
@@ -10,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.config import ClientConfig
@@ -164,7 +165,7 @@ class KubeClient:
             connection = _HTTPSConnectionWithServerName(*address, timeout=timeout_s, context=tls)
             connection.server_name = self.config.server_name
         if proxy:
-            connection.set_tunnel(host, port)
+            connection.set_tunnel(host, port, _proxy_auth_headers(peer))
         return connection
 
     def _unreachable(self, error: Exception) -> ClusterError:
@@ -237,6 +238,14 @@ def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
 def _proxy_for(scheme: str, host: str) -> str | None:
     """The proxy for a host from the environment (HTTPS_PROXY, NO_PROXY), as in other Kubernetes clients."""
     return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+
+
+def _proxy_auth_headers(proxy: SplitResult) -> dict[str, str]:
+    """The user and password in a proxy's URL, as the header that the proxy reads."""
+    if proxy.username is None:
+        return {}
+    login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
 
 
 def _retry_delay_s(retry_after: str | None) -> float:

@@ -1,0 +1,52 @@
+"""What the synchronous client sends to the API server, and through which proxy."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.kube.impersonation import HEADERS, USER_FIELDS, received
+from tests.kube.proxy import run_proxy
+from tests.kubernetes.server import Server
+
+from muster.kube.config import ClientConfig, KubeContext, load_config
+from muster.kube.sync_client import KubeClient
+
+
+@pytest.mark.parametrize("login", [{}, {"token": "t"}, {"tokenFile": "token"}, {"username": "me", "password": "p"}])
+def test_impersonation_is_sent_with_every_request_for_every_login(
+    server: Server, tmp_path: Path, login: dict[str, object]
+) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "config").write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "one",
+                "contexts": [{"name": "one", "context": {"cluster": "a", "user": "u"}}],
+                "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "users": [{"name": "u", "user": {**login, **USER_FIELDS}}],
+            }
+        )
+    )
+    client = KubeClient(load_config(KubeContext(str(tmp_path / "config")), {}))
+    server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
+    client.get("/api/v1/nodes/n1")
+    client.request("PATCH", "/api/v1/nodes/n1", {"spec": {}})
+    assert [received(sent) for sent in server.headers] == [HEADERS, HEADERS]
+    for sent in server.headers:
+        assert [name for name, _ in sent].count("Authorization") == (1 if login else 0)
+
+
+def test_requests_pass_through_the_proxy_of_the_kubeconfig() -> None:
+    with run_proxy() as proxy:
+        url = f"http://me:s%40cret@127.0.0.1:{proxy.port}"
+        client = KubeClient(ClientConfig("http://api.example:8080", None, dict, proxy_url=url))
+        assert client.get("/version") == {}
+    connect, request = proxy.heads
+    assert connect.startswith("CONNECT api.example:8080 HTTP/1.")
+    login = base64.b64encode(b"me:s@cret").decode()
+    assert f"Proxy-Authorization: Basic {login}" in connect
+    assert request.startswith("GET /version HTTP/1.1")
+    assert "Proxy-Authorization" not in request
