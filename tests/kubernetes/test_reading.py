@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster import NodeView
-from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
-from muster.kube.sync_client import error_from_response
+from muster.errors import ClusterError
 from muster.kubernetes.decode import (
     decode,
     decode_flavors,
@@ -27,45 +25,6 @@ from muster.kubernetes.logs import _LogPosition, _split_timestamp
 from muster.model import NodeTaint, Resources
 from muster.spec import Queue, TrainingJob
 from muster.yaml_input import load_objects
-
-JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
-
-
-def status(**fields: Any) -> bytes:
-    return json.dumps({"kind": "Status", "status": "Failure", **fields}).encode()
-
-
-@pytest.mark.parametrize(
-    ("code", "answer", "kind", "reason"),
-    [
-        (401, status(reason="Unauthorized"), ClusterError, "Unauthorized"),
-        (403, status(reason="Forbidden", message="no"), Refused, "Forbidden"),
-        (404, b"404 page not found\n", ClusterError, "NotInstalled"),
-        (404, status(reason="NotFound", details={"name": "x"}), NotFound, "NotFound"),
-        (409, status(reason="AlreadyExists"), Conflict, "AlreadyExists"),
-        (409, status(reason="Conflict"), Conflict, "Conflict"),
-        (400, status(reason="BadRequest", message="unknown field"), InvalidSpec, "Invalid"),
-        (500, b"\xff", ClusterError, "ApiError"),
-        (502, b"[1]", ClusterError, "ApiError"),
-    ],
-)
-def test_every_answer_is_one_kind_of_error(code: int, answer: bytes, kind: type, reason: str) -> None:
-    error = error_from_response(code, answer, "GET", JOBS)
-    assert (type(error), error.reason) == (kind, reason)
-
-
-def test_all_causes_of_an_invalid_object_are_told_with_their_fields() -> None:
-    causes = [
-        {"field": "spec.roles[0].replicas", "message": "Invalid value: 0: should be at least 1"},
-        {"field": "spec", "message": "Invalid value: roles: at least one role must be essential"},
-        {"field": "<nil>"},
-    ]
-    error = error_from_response(422, status(reason="Invalid", message="long", details={"causes": causes}), "POST", JOBS)
-    assert str(error) == (
-        "spec.roles[0].replicas: Invalid value: 0: should be at least 1; "
-        "spec: Invalid value: roles: at least one role must be essential"
-    )
-    assert error.field == "spec.roles[0].replicas"
 
 
 def test_a_node_is_read_with_its_taints_and_odd_amounts_count_as_nothing() -> None:

@@ -15,21 +15,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-import msgspec
 
 from muster.errors import ClusterError
 from muster.kube.config import ClientConfig
 from muster.kube.outages import Outages
+from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, MERGE_PATCH, RETRY_CODES, read_status, retry_delay_s
 
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """An answer without spec and status: of a write only the new version matters."""
 
 _TIMEOUT_S = 30.0
-_RETRIES = 4
-_RETRY_CODES = frozenset({429, 503})
-_MAX_RETRY_S = 10.0
 _AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is asked again
 
 
@@ -43,19 +38,17 @@ class ApiError(ClusterError):
         self.code = code
         self.message = message
 
+    @classmethod
+    def from_answer(cls, code: int, answer: bytes) -> Self:
+        """The error for an error response."""
+        status = read_status(answer)
+        return cls(code, status.reason, status.message)
+
 
 class Fenced(ClusterError):
     """A write was not started: this operator may not write, or not before everything is listed again."""
 
     reason = "Fenced"
-
-
-class V1Status(msgspec.Struct):
-    """The body of a failed request."""
-
-    reason: str = ""
-    message: str = ""
-    code: int = 0
 
 
 @dataclass(slots=True)
@@ -153,11 +146,13 @@ class AsyncKubeClient:
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         """GET. Raises ApiError, or ClusterError when there is no answer."""
-        return await self._call("GET", path, None, params or {}, JSON, JSON)
+        return await self._call("GET", path, None, params or {}, APPLICATION_JSON, APPLICATION_JSON)
 
-    async def post(self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = JSON) -> bytes:
+    async def post(
+        self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = APPLICATION_JSON
+    ) -> bytes:
         """POST; a write unless it is a dry run. Raises as `get` does, and Fenced."""
-        return await self._call("POST", path, body, params or {}, JSON, accept)
+        return await self._call("POST", path, body, params or {}, APPLICATION_JSON, accept)
 
     async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
         """PATCH with a JSON merge patch. Raises as `post` does."""
@@ -165,23 +160,26 @@ class AsyncKubeClient:
 
     async def put(self, path: str, body: bytes) -> bytes:
         """PUT. Raises as `post` does."""
-        return await self._call("PUT", path, body, {}, JSON, JSON)
+        return await self._call("PUT", path, body, {}, APPLICATION_JSON, APPLICATION_JSON)
 
     async def delete(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
         """DELETE with DeleteOptions. Raises as `post` does."""
-        return await self._call("DELETE", path, body, {}, JSON, accept)
+        return await self._call("DELETE", path, body, {}, APPLICATION_JSON, accept)
 
     @asynccontextmanager
-    async def stream(self, path: str, params: Mapping[str, str], quiet_s: float) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of a watch as it arrives. Raises ClusterError after `quiet_s` without data, and as `get` does."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=quiet_s)
+    async def stream(
+        self, path: str, params: Mapping[str, str], idle_timeout_s: float
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of a watch as it arrives. Raises as `get` does, and ClusterError after `idle_timeout_s` without
+        data."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=idle_timeout_s)
         resource, answered = _resource_name(path), False
         try:
             await self._wait_for_token()
             async with self._http().get(
                 self._config.server + path,
                 params=params,
-                headers=self._headers(JSON),
+                headers=self._headers(APPLICATION_JSON),
                 timeout=timeout,
                 allow_redirects=False,
                 server_hostname=self._config.server_name,
@@ -191,7 +189,7 @@ class AsyncKubeClient:
                 self.outages.record_answer()
                 self._count("WATCH", resource, str(response.status))
                 if response.status != 200:
-                    raise _api_error(response.status, await response.read())
+                    raise ApiError.from_answer(response.status, await response.read())
                 yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count("WATCH", resource, "error")
@@ -202,31 +200,31 @@ class AsyncKubeClient:
     # ---- one request
 
     async def _call(
-        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
+        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content_type: str, accept: str
     ) -> bytes:
         resource, writes, outages = _resource_name(path), _is_write(verb, params), self.outages.count
-        for attempt in range(_RETRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             await self._wait_for_token()
             async with self._in_flight:
                 if writes:
                     self._fence(f"{verb} {path}")
                     if self.outages.count != outages:
                         raise Fenced(f"{verb} {path} aborted: decided before the last outage of the API server")
-                code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
+                code, answer, retry_after_s = await self._send(verb, path, body, params, content_type, accept)
             self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
             if 200 <= code < 300:
                 return answer
-            if code not in _RETRY_CODES or attempt == _RETRIES:
-                raise _api_error(code, answer)
+            if code not in RETRY_CODES or attempt == MAX_ATTEMPTS:
+                raise ApiError.from_answer(code, answer)
             await asyncio.sleep(retry_after_s)
         raise AssertionError("the last attempt returns or raises")
 
     async def _send(
-        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
+        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content_type: str, accept: str
     ) -> tuple[int, bytes, float]:
         headers = self._headers(accept)
         if body is not None:
-            headers.append(("Content-Type", content))
+            headers.append(("Content-Type", content_type))
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
@@ -243,7 +241,7 @@ class AsyncKubeClient:
                 ) as response,
             ):
                 self.outages.record_answer()
-                return response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
+                return response.status, await response.read(), retry_delay_s(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count(verb, _resource_name(path), "error")
             self._record_outage(error)
@@ -286,14 +284,6 @@ class AsyncKubeClient:
         return self._session
 
 
-def _api_error(code: int, answer: bytes) -> ApiError:
-    try:
-        status = msgspec.json.decode(answer, type=V1Status)
-    except (ValueError, RecursionError):
-        status = V1Status(message=answer[:300].decode(errors="replace"))
-    return ApiError(code, status.reason, status.message)
-
-
 def _is_write(verb: str, params: Mapping[str, str]) -> bool:
     """Whether a request changes anything. A dry run does not, so it needs no leadership."""
     return verb != "GET" and "dryRun" not in params
@@ -310,10 +300,3 @@ def _resource_name(path: str) -> str:
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         parts = parts[2:]
     return "/".join([*parts[:1], *parts[2:]])
-
-
-def _retry_after(header: str | None) -> float:
-    try:
-        return min(_MAX_RETRY_S, max(0.1, float(header or "1")))
-    except ValueError:
-        return 1.0

@@ -22,7 +22,8 @@ import msgspec
 
 from muster.backoff import backoff_s
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, AsyncKubeClient, V1Status
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.requests import V1Status
 from muster.kube.resources import Resource
 from muster.yaml_input.truncate import decode_truncated
 

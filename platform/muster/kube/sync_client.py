@@ -13,21 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
-from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.errors import ClusterError
 from muster.kube.config import ClientConfig
+from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, RETRY_CODES, retry_delay_s, user_error
 
 JsonObject = dict[str, Any]
 
-MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-APPLICATION_JSON = "application/json"
-DRY_RUN = {"dryRun": "All"}
-"""Query parameters of a server-side dry run."""
 _TIMEOUT_S = 60.0
 _PAGE_SIZE = 500
-_RETRY_CODES = frozenset({429, 503})  # the request was not processed
-_MAX_ATTEMPTS = 5
-_MAX_RETRY_DELAY_S = 10.0
 _CHUNK_BYTES = 65536
 UNREACHABLE_TIMEOUT_S = 120.0
 """How long a watch retries an unreachable API server; an upgrade of a control plane takes about this long."""
@@ -49,7 +42,7 @@ class KubeClient:
         more = ""
         while True:
             page = self.get(path, {**(query or {}), "limit": str(_PAGE_SIZE)} | ({"continue": more} if more else {}))
-            yield from page["items"]
+            yield from page["items"] or ()
             more = page["metadata"].get("continue", "")
             if not more:
                 return
@@ -71,13 +64,13 @@ class KubeClient:
         url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
         code, answer, retry_after = self._attempt(method, url, payload, content_type)
-        for _ in range(_MAX_ATTEMPTS - 1):
-            if code not in _RETRY_CODES:
+        for _ in range(MAX_ATTEMPTS - 1):
+            if code not in RETRY_CODES:
                 break
-            time.sleep(_retry_delay_s(retry_after))
+            time.sleep(retry_delay_s(retry_after))
             code, answer, retry_after = self._attempt(method, url, payload, content_type)
         if not 200 <= code < 300:
-            raise error_from_response(code, answer, method, path)
+            raise user_error(code, answer, method, path)
         return decode_json(answer) if answer else {}
 
     @contextmanager
@@ -91,7 +84,7 @@ class KubeClient:
         try:
             answer = self._send(connection, "GET", f"{path}?{urlencode(query)}", None, APPLICATION_JSON)
             if answer.status != 200:
-                raise error_from_response(answer.status, answer.read(), "GET", path)
+                raise user_error(answer.status, answer.read(), "GET", path)
             yield self._read_lines(answer)
         finally:
             connection.close()
@@ -198,43 +191,6 @@ def decode_json(text: bytes) -> JsonObject:
     return read
 
 
-def error_from_response(code: int, answer: bytes, method: str, path: str) -> MusterError:
-    """The error for an error response."""
-    try:
-        status: Any = decode_json(answer)
-    except ValueError:
-        status = {}
-    if not isinstance(status, dict):
-        status = {}
-    message = status.get("message") or answer[:300].decode(errors="replace").strip() or f"{method} {path}: {code}"
-    reason = status.get("reason") or "ApiError"
-    if code == 401:
-        text = "the API server returned 401 Unauthorized: the kubeconfig's credentials are invalid or have expired"
-        return ClusterError(text, reason="Unauthorized")
-    if code == 404 and not status.get("details", {}).get("name") and "/muster.dev/" in path:
-        text = "the cluster does not serve TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
-        return ClusterError(text, reason="NotInstalled")
-    if code == 404:
-        return NotFound(message)
-    if code == 409:
-        return Conflict(message, reason=reason)
-    if code in (400, 422):
-        return _invalid_spec(status, message)
-    if code == 403:
-        return Refused(message, reason=reason)
-    return ClusterError(f"{method} {path}: {message} ({code})", reason=reason)
-
-
-def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
-    """All causes with their fields, without the prefix that names the object."""
-    causes = [cause for cause in status.get("details", {}).get("causes", ()) if cause.get("message")]
-    if not causes:
-        return InvalidSpec(message)
-    text = "; ".join(f"{cause['field']}: {cause['message']}" if cause.get("field") else cause["message"]
-                     for cause in causes)  # fmt: skip
-    return InvalidSpec(text, field=causes[0].get("field", ""))
-
-
 def _proxy_for(scheme: str, host: str) -> str | None:
     """The proxy for a host from the environment (HTTPS_PROXY, NO_PROXY), as in other Kubernetes clients."""
     return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
@@ -246,10 +202,3 @@ def _proxy_auth_headers(proxy: SplitResult) -> dict[str, str]:
         return {}
     login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
     return {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
-
-
-def _retry_delay_s(retry_after: str | None) -> float:
-    try:
-        return min(_MAX_RETRY_DELAY_S, max(0.1, float(retry_after or "1")))
-    except ValueError:
-        return 1.0

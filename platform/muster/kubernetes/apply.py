@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
-from muster.kube.sync_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, JsonObject, KubeClient
+from muster.kube.requests import DRY_RUN, JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
+from muster.kube.sync_client import JsonObject, KubeClient
 from muster.kubernetes import paths, queries
 from muster.kubernetes.decode import WRONG_VERSION, decode, decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
-from muster.kubernetes.preconditions import replaced_conflict, uid_mismatch_as_conflict
 from muster.spec import Flavor, Queue, TrainingJob
 from muster.validation import (
     apply_warnings,

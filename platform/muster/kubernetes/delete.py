@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.job_list import JobList
-from muster.kube.sync_client import DRY_RUN, JsonObject, KubeClient
+from muster.kube.requests import DRY_RUN, uid_mismatch_as_conflict, uid_precondition
+from muster.kube.sync_client import JsonObject, KubeClient
 from muster.kubernetes import paths, queries
-from muster.kubernetes.preconditions import uid_mismatch_as_conflict, uid_precondition
 from muster.lifecycle import is_admitted
 from muster.validation import check_flavor_unused, check_no_children
 

@@ -8,7 +8,8 @@ from typing import Any
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
 from muster.job_list import JobList
-from muster.kube.sync_client import MERGE_PATCH, KubeClient
+from muster.kube.requests import MERGE_PATCH
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes import paths
 from muster.kubernetes.decode import WRONG_VERSION
 from muster.lifecycle import is_finished

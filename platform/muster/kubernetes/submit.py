@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.kube.config import DEFAULT_NAMESPACE
-from muster.kube.sync_client import DRY_RUN, KubeClient
+from muster.kube.requests import DRY_RUN, is_uid_mismatch, uid_precondition
+from muster.kube.sync_client import KubeClient
 from muster.kubernetes import paths, queries
 from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
 from muster.kubernetes.decode import decode, to_manifest
-from muster.kubernetes.preconditions import is_uid_mismatch, uid_precondition
 from muster.spec import TrainingJob
 
 _MAX_LOOKUPS = 10
