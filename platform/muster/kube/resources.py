@@ -1,8 +1,9 @@
-"""The API resources that the operator reads or writes, and their paths."""
+"""The resources of the API that Muster reads or writes, and their paths (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,14 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, sub: str = "") -> str:
-        """Path of the collection (of a namespace, or of all), of an object, or of its subresource."""
+        """Path of the collection (of a namespace, or of all), of an object, or of its subresource. A cluster-scoped
+        resource has no namespace; one that is given does not count. Names are escaped: users write them."""
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
-        if namespace is not None:
-            parts.append(f"namespaces/{namespace}")
+        if namespace is not None and self.namespaced:
+            parts.append(f"namespaces/{quote(namespace, safe='')}")
         parts.append(self.plural)
         if name is not None:
-            parts.append(name)
+            parts.append(quote(name, safe=""))
         if sub:
             parts.append(sub)
         return "/".join(parts)
@@ -38,6 +40,7 @@ SERVICES = Resource("", "v1", "services", "Service", True)
 SECRETS = Resource("", "v1", "secrets", "Secret", True)
 NODES = Resource("", "v1", "nodes", "Node", False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
+CORE_EVENTS = Resource("", "v1", "events", "Event", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
@@ -45,3 +48,5 @@ POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", 
 TRAINING_JOBS = Resource("muster.dev", "v1alpha1", "trainingjobs", "TrainingJob", True)
 QUEUES = Resource("muster.dev", "v1alpha1", "queues", "Queue", False)
 FLAVORS = Resource("muster.dev", "v1alpha1", "flavors", "Flavor", False)
+MUSTER_KINDS = {resource.kind: resource for resource in (TRAINING_JOBS, QUEUES, FLAVORS)}
+"""The resource of each of our kinds."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.requests import DRY_RUN, JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
+from muster.kube.resources import MUSTER_KINDS, TRAINING_JOBS
 from muster.kube.sync_client import JsonObject, KubeClient
-from muster.kubernetes import paths, queries
+from muster.kubernetes import queries
 from muster.kubernetes.decode import WRONG_VERSION, decode, decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
 from muster.spec import Flavor, Queue, TrainingJob
@@ -62,7 +63,7 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
 def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
     """Set spec fields of an unfinished job. Raises `Conflict` if another job has its name by now."""
     check_unfinished(job, stopping=any(fields.values()))
-    path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
+    path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
     with uid_mismatch_as_conflict(object_label(_result_row(job.kind, job.metadata.namespace, job.metadata.name, ""))):
         return decode(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
@@ -88,7 +89,7 @@ def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, 
         patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
     if not patch:
         return job
-    path = paths.object_path("TrainingJob", name, namespace)
+    path = TRAINING_JOBS.path(namespace, name)
     uid_test = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
     try:
         return decode(TrainingJob, kube_client.request("PATCH", path, [uid_test, *patch], content_type=JSON_PATCH))
@@ -127,12 +128,12 @@ def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, 
     desired = to_manifest(item, kube_client.config.namespace)
     meta = desired["metadata"]
     name, namespace = meta["name"], meta.get("namespace")
-    path = paths.object_path(item.kind, name, namespace)
+    path = MUSTER_KINDS[item.kind].path(namespace, name)
     try:
         existing = kube_client.get(path)
     except NotFound:
         kube_client.request(
-            "POST", paths.collection_path(item.kind, namespace), desired, query={**STRICT_FIELD_VALIDATION, **query}
+            "POST", MUSTER_KINDS[item.kind].path(namespace), desired, query={**STRICT_FIELD_VALIDATION, **query}
         )
         return _result_row(item.kind, namespace, name, "created")
     _check_not_terminating(item, existing)
@@ -147,7 +148,7 @@ def _replace_object(
 ) -> None:
     """Update with the resourceVersion as precondition. On a conflict by a status write of the operator, retry with the
     current object; raise `Conflict` if the spec was edited."""
-    path = paths.object_path(item.kind, desired["metadata"]["name"], desired["metadata"].get("namespace"))
+    path = MUSTER_KINDS[item.kind].path(desired["metadata"].get("namespace"), desired["metadata"]["name"])
     for retries_left in reversed(range(_MAX_ATTEMPTS)):
         try:
             kube_client.request("PUT", path, _merge_spec(existing, desired), query={**STRICT_FIELD_VALIDATION, **query})

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
+from muster.kube.resources import CORE_EVENTS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import apply, delete, drain, paths, queries, submit
+from muster.kubernetes import apply, delete, drain, queries, submit
 from muster.kubernetes.decode import heartbeats_from_status, to_event_row
 from muster.kubernetes.logs import Replica, read_log
 from muster.kubernetes.object_watch import watch_job
@@ -162,7 +163,7 @@ class KubernetesClusterClient:
         """[{at, type, reason, message, count}], oldest first; clusters usually keep them for an hour."""
         uid = self.job(name, namespace).metadata.uid
         query = {"fieldSelector": f"involvedObject.uid={uid}"}
-        found = self._kube_client.list_items(paths.core_path(namespace, "events"), query)
+        found = self._kube_client.list_items(CORE_EVENTS.path(namespace), query)
         return sorted(map(to_event_row, found), key=lambda row: float(row["at"]))
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.job_list import JobList
 from muster.kube.requests import DRY_RUN, uid_mismatch_as_conflict, uid_precondition
+from muster.kube.resources import MUSTER_KINDS
 from muster.kube.sync_client import JsonObject, KubeClient
-from muster.kubernetes import paths, queries
+from muster.kubernetes import queries
 from muster.lifecycle import is_admitted
 from muster.validation import check_flavor_unused, check_no_children
 
@@ -24,7 +25,7 @@ def delete_objects(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> lis
     """Delete objects in this order: [{kind, namespace, name, result}]. Raises `NotFound` naming all that do not exist,
     `Conflict` HasChildren and FlavorInUse as far as the user may read, `InvalidSpec` for an unknown kind."""
     for kind, _, _ in targets:
-        if kind not in paths.PLURALS:
+        if kind not in MUSTER_KINDS:
             raise InvalidSpec(f"kind: must be TrainingJob, Queue or Flavor; got {kind!r}", field="kind")
     checked = _dry_run_deletes(kube_client, targets)
     rows: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ def _delete(
     kind, name, namespace = target
     try:
         with uid_mismatch_as_conflict(object_label(_result_row(target, {}))):
-            return kube_client.request("DELETE", paths.object_path(kind, name, namespace), body, query=query)
+            return kube_client.request("DELETE", MUSTER_KINDS[kind].path(namespace, name), body, query=query)
     except NotFound as error:
         if kind == "TrainingJob":
             raise queries.job_not_found(kube_client, name, namespace) from error

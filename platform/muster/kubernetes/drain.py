@@ -9,8 +9,8 @@ from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
 from muster.job_list import JobList
 from muster.kube.requests import MERGE_PATCH
+from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import paths
 from muster.kubernetes.decode import WRONG_VERSION
 from muster.lifecycle import is_finished
 from muster.spec import TrainingJob
@@ -53,7 +53,7 @@ def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints
     """Replace the list of taints, with the resourceVersion as precondition since node controllers write it, too."""
     for retries_left in reversed(range(_MAX_ATTEMPTS)):
         try:
-            node = kube_client.get(paths.node_path(name))
+            node = kube_client.get(NODES.path(name=name))
         except NotFound as error:
             raise NotFound(f"node {name!r} does not exist; see: muster nodes", field="node") from error
         taints: _Taints = node.get("spec", {}).get("taints", [])
@@ -63,7 +63,7 @@ def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints
         precondition = {"resourceVersion": node["metadata"]["resourceVersion"]}
         body = {"metadata": precondition, "spec": {"taints": changed or None}}
         try:
-            kube_client.request("PATCH", paths.node_path(name), body, content_type=MERGE_PATCH)
+            kube_client.request("PATCH", NODES.path(name=name), body, content_type=MERGE_PATCH)
         except Conflict:
             if not retries_left:
                 raise

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient
-from muster.kubernetes import paths
 from muster.kubernetes.decode import decode, to_unix_seconds
 from muster.lifecycle import is_finished, pod_name
 from muster.log_options import LogOptions
@@ -56,7 +56,7 @@ def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> 
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
     lines = _follow if options.follow else _read_available
-    address = paths.core_path(replica.namespace, "pods", pod)
+    address = PODS.path(replica.namespace, pod)
     return lines(_ReplicaLog(kube_client, replica, job.metadata.uid, number, address, container), options)
 
 
@@ -169,7 +169,7 @@ def _has_pod_ended(pod: JsonObject) -> bool:
 
 
 def _get_job(kube_client: KubeClient, replica: Replica) -> TrainingJob:
-    return decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", replica.job, replica.namespace)))
+    return decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(replica.namespace, replica.job)))
 
 
 def _check_replica(job: TrainingJob, replica: Replica) -> None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 from muster.errors import ClusterError, NotFound
+from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
-from muster.kubernetes import paths
 from muster.kubernetes.decode import decode
 from muster.lifecycle import has_terminated
 from muster.spec import TrainingJob
@@ -24,7 +24,7 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
-            current = decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", name, namespace)))
+            current = decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
             if last is not None and current.metadata.uid != last.metadata.uid:
                 raise _deleted_error(last)
             for job in _watch_from(kube_client, current):
@@ -50,7 +50,7 @@ def _watch_from(kube_client: KubeClient, job: TrainingJob) -> Iterator[TrainingJ
         "resourceVersion": job.metadata.resource_version,
         "timeoutSeconds": str(_WATCH_S),
     }
-    path = paths.collection_path("TrainingJob", job.metadata.namespace)
+    path = TRAINING_JOBS.path(job.metadata.namespace)
     with kube_client.stream(path, query, _WATCH_S + _IDLE_GRACE_S) as lines:
         for line in lines:
             event = _decode_event(line)

@@ -16,8 +16,8 @@ from muster import model
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.errors import MusterError, NotFound, Refused
 from muster.job_list import JobList
+from muster.kube.resources import FLAVORS, NAMESPACES, NODES, PRIORITY_CLASSES, QUEUES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import paths
 from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode_queues, to_node_view
 from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
@@ -46,20 +46,20 @@ def list_flavors(kube_client: KubeClient) -> list[Flavor]:
 
 def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
     """The jobs of a namespace, or of all."""
-    return decode_jobs(kube_client.list_items(paths.collection_path("TrainingJob", namespace)))
+    return decode_jobs(kube_client.list_items(TRAINING_JOBS.path(namespace)))
 
 
 def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
     """One job. Raises `NotFound` with the nearest name."""
     try:
-        return decode(TrainingJob, kube_client.get(paths.object_path("TrainingJob", name, namespace)))
+        return decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
     except NotFound as error:
         raise job_not_found(kube_client, name, namespace) from error
 
 
 def list_nodes(kube_client: KubeClient) -> tuple[NodeView, ...]:
     """All nodes, without the usage of unmanaged pods."""
-    return tuple(sorted(map(to_node_view, kube_client.list_items(paths.NODES_PATH)), key=lambda node: node.name))
+    return tuple(sorted(map(to_node_view, kube_client.list_items(NODES.path())), key=lambda node: node.name))
 
 
 def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def job_not_found(kube_client: KubeClient, name: str, namespace: str) -> NotFoun
     """The error for a missing job, with the nearest name if the user may list jobs."""
     message = f"job {name!r} does not exist in namespace {namespace!r} of context {kube_client.config.context_name!r}"
     with contextlib.suppress(MusterError):
-        page = kube_client.get(paths.collection_path("TrainingJob", namespace), {"limit": str(_MAX_SUGGESTED_NAMES)})
+        page = kube_client.get(TRAINING_JOBS.path(namespace), {"limit": str(_MAX_SUGGESTED_NAMES)})
         message += f"; {name_hint(name, [item['metadata']['name'] for item in page['items']], 'job')}"
     return NotFound(message)
 
@@ -141,7 +141,7 @@ def is_not_forbidden(error: Refused) -> bool:
 def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:
     """The namespace's labels; None if the user may not read them or the namespace does not exist."""
     try:
-        labels: dict[str, str] = kube_client.get(f"{paths.NAMESPACES_PATH}/{namespace}")["metadata"].get("labels", {})
+        labels: dict[str, str] = kube_client.get(NAMESPACES.path(name=namespace))["metadata"].get("labels", {})
     except Refused:
         return None
     return labels
@@ -150,7 +150,7 @@ def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, s
 def _priority_classes(kube_client: KubeClient) -> Mapping[str, int] | None:
     """The values of all priority classes by name; None if the user may not list them."""
     try:
-        return {item["metadata"]["name"]: item["value"] for item in kube_client.list_items(paths.PRIORITY_CLASSES_PATH)}
+        return {item["metadata"]["name"]: item["value"] for item in kube_client.list_items(PRIORITY_CLASSES.path())}
     except Refused:
         return None
 
@@ -159,7 +159,7 @@ def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
     """All nodes; None if the user may not list them or there are more than one page. Nodes that are not ready, cordoned
     or drained count as available: a temporary state must not refuse a job."""
     try:
-        page = kube_client.get(paths.NODES_PATH, {"limit": str(MAX_PREFLIGHT_NODES)})
+        page = kube_client.get(NODES.path(), {"limit": str(MAX_PREFLIGHT_NODES)})
     except Refused:
         return None
     if page["metadata"].get("continue"):
@@ -169,7 +169,7 @@ def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
 
 def check_can_list_all_jobs(kube_client: KubeClient) -> None:
     """Raises `Refused` Forbidden if the user may not list the jobs of all namespaces."""
-    kube_client.get(paths.collection_path("TrainingJob"), {"limit": "1"})
+    kube_client.get(TRAINING_JOBS.path(), {"limit": "1"})
 
 
 def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
@@ -194,11 +194,11 @@ def _list_nodes_if_allowed(kube_client: KubeClient) -> tuple[NodeView, ...]:
 
 
 def _decode_queues(kube_client: KubeClient) -> tuple[list[Queue], dict[str, str]]:
-    return decode_queues(kube_client.list_items(paths.collection_path("Queue")))
+    return decode_queues(kube_client.list_items(QUEUES.path()))
 
 
 def _decode_flavors(kube_client: KubeClient) -> tuple[list[Flavor], dict[str, str]]:
-    return decode_flavors(kube_client.list_items(paths.collection_path("Flavor")))
+    return decode_flavors(kube_client.list_items(FLAVORS.path()))
 
 
 def _flavor_without_spec(flavor: str) -> Flavor:

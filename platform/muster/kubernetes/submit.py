@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.requests import DRY_RUN, is_uid_mismatch, uid_precondition
+from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import paths, queries
+from muster.kubernetes import queries
 from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
 from muster.kubernetes.decode import decode, to_manifest
 from muster.spec import TrainingJob
@@ -50,7 +51,7 @@ def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str])
     with _attribute_errors_to(job):
         manifest = to_manifest(job, kube_client.config.namespace)
         name, namespace = job.metadata.name, manifest["metadata"]["namespace"]
-        path = paths.collection_path("TrainingJob", namespace)
+        path = TRAINING_JOBS.path(namespace)
         try:
             return decode(
                 TrainingJob, kube_client.request("POST", path, manifest, query={**STRICT_FIELD_VALIDATION, **query})
@@ -88,7 +89,7 @@ def _create_confirmed(kube_client: KubeClient, job: TrainingJob, expected: Train
 def _find_created(kube_client: KubeClient, job: TrainingJob) -> TrainingJob | None:
     """The job that is there; None where there is none, also a while later: a request may be late. Raises as a
     `Connection` does."""
-    path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
+    path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
     missing = 0
     for retries_left in reversed(range(_MAX_LOOKUPS)):
         try:
@@ -112,7 +113,7 @@ def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[Tra
         try:
             kube_client.request(
                 "DELETE",
-                paths.object_path("TrainingJob", meta.name, meta.namespace),
+                TRAINING_JOBS.path(meta.namespace, meta.name),
                 uid_precondition(meta.uid),
             )
         except NotFound:
