@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cluster import NodeView
-from muster.errors import ClusterError
 from muster.kubernetes.decode import (
-    decode,
     decode_flavors,
     decode_jobs,
     decode_queues,
@@ -19,27 +16,10 @@ from muster.kubernetes.decode import (
     heartbeats_from_status,
     to_event_row,
     to_manifest,
-    to_node_view,
 )
 from muster.kubernetes.logs import _LogPosition, _split_timestamp
-from muster.model import NodeTaint, Resources
 from muster.spec import Queue, TrainingJob
 from muster.yaml_input import load_objects
-
-
-def test_a_node_is_read_with_its_taints_and_odd_amounts_count_as_nothing() -> None:
-    node = {
-        "metadata": {"name": "n0", "labels": {"a": "b"}},
-        "spec": {"unschedulable": True, "taints": [{"key": "muster.dev/drain", "effect": "NoSchedule"}]},
-        "status": {
-            "allocatable": {"cpu": "500m", "pods": "110", "example.com/odd": "many"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-    amounts = Resources.of({"cpu": 500, "pods": 110})
-    taints = (NodeTaint("muster.dev/drain"),)
-    assert to_node_view(node) == NodeView("n0", amounts, {"a": "b"}, taints, ready=True, cordoned=True)
-    assert to_node_view({"metadata": {"name": "n1"}}).ready is False
 
 
 def test_events_of_both_kinds_are_rows() -> None:
@@ -62,11 +42,6 @@ def test_what_is_sent_is_what_was_written_and_nothing_of_the_server() -> None:
         "metadata": {"name": "a", "namespace": "team", "labels": {"b": "c"}},
         "spec": {"roles": [{"name": "w", "template": {"spec": {"containers": [{"image": "i"}]}}}]},
     }
-
-
-def test_an_object_of_a_newer_version_is_named() -> None:
-    with pytest.raises(ClusterError, match=r"TrainingJob 'a' cannot be read by this version of Muster: spec"):
-        decode(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
 
 
 def document(

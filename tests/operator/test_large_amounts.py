@@ -13,9 +13,10 @@ from tests.operator.objects import job_document, node_seen, pod_seen, read
 from muster import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
+from muster.kube.convert import parse_resources
 from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
 from muster.model import MAX_AMOUNT, Admit, Resources
-from muster_operator.cache.pod_requests import effective_request, parse_resources
+from muster_operator.cache.pod_requests import effective_request
 from muster_operator.dry_run import compare_pod
 
 SIZES = ("5E", "7Ei", "9223372036854775807", "1e40", "1E", "3", "0", "500m", "1n", ".5", "-1", "much", "", "1e1000")

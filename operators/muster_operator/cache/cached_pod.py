@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from muster.cluster import PodView
+from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
-from muster_operator.cache.times import parse_rfc3339
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 
-_FINISHED_PHASES = ("Succeeded", "Failed")
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
@@ -66,7 +65,7 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)
-    ended, requested = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
+    ended, requested = has_ended(pod), same and before is not None and before.deletion_requested
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
             view = replace(view, deleting=False)  # it had ended before its deletion was requested
@@ -151,7 +150,7 @@ def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
         deleting=meta.deletion_timestamp is not None,
         exit_code=None if ended is None else ended.exit_code,
         reason=_reason(pod, ended) if phase == "Failed" else "",
-        finished_at=parse_rfc3339(ended.finished_at) if ended is not None and phase in _FINISHED_PHASES else None,
+        finished_at=parse_time(ended.finished_at) if ended and ended.finished_at and has_ended(pod) else None,
         log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
     )
 

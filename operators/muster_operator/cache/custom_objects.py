@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from pydantic import ValidationError
 
 from muster import spec
+from muster.kube.convert import read_queue_or_flavor
 from muster.kube.objects import RawCustomObject
-from muster.yaml_input.invalid_objects import invalid_reason, metadata_of, valid_part
+from muster.yaml_input.invalid_objects import metadata_of
 from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.mutation_cache import MutationCache
 
@@ -53,12 +53,12 @@ class CustomObjectCache(Generic[D]):
         if not self._cache.is_newer(name, version):
             return
         document = _as_document(item)
-        wrong = invalid_reason(document, self._model.__name__)
-        if wrong is not None:
-            self._set_invalid(name, version, document, wrong)
+        fresh, error = read_queue_or_flavor(self._model, document)
+        if error is not None:
+            self._set_invalid(version, InvalidObject(metadata_of(document), document, error), fresh)
             return
+        assert fresh is not None
         self._clear_invalid(name)
-        fresh = self._parse(document)
         before = self._cache.get(name)
         if before is not None:
             kept: dict[str, object] = {}
@@ -112,17 +112,17 @@ class CustomObjectCache(Generic[D]):
             self._errors = {name: one.error for name, one in self.invalid.items()}
         return self._errors
 
-    def _set_invalid(self, name: str, version: int, document: dict[str, Any], error: str) -> None:
-        """Record that the object cannot be read."""
-        metadata, before = metadata_of(document), self._cache.get(name)
-        self.invalid[name] = InvalidObject(metadata, document, error)
+    def _set_invalid(self, version: int, invalid: InvalidObject, valid_fields: D | None) -> None:
+        """Record that the object cannot be read. Its spec stays as before, if there was a valid one."""
+        name, before = invalid.metadata.name, self._cache.get(invalid.metadata.name)
+        self.invalid[name] = invalid
         self._errors = None
-        if self._model is not spec.Queue:
+        if valid_fields is None:
             self._cache.delete(name, version)
         else:
-            same = before is not None and before.metadata.uid == metadata.uid
+            same = before is not None and before.metadata.uid == invalid.metadata.uid
             update = {"spec": before.spec} if before is not None and same else {}
-            self._cache.upsert(name, version, cast(D, valid_part(document).model_copy(update=update)))
+            self._cache.upsert(name, version, cast(D, valid_fields.model_copy(update=update)))
         self._changed()
 
     def _clear_invalid(self, name: str) -> None:
@@ -130,13 +130,6 @@ class CustomObjectCache(Generic[D]):
         if self.invalid.pop(name, None) is not None:
             self._errors = None
             self._changed()
-
-    def _parse(self, document: dict[str, Any]) -> D:
-        """The parsed object; a status that cannot be read counts as never written."""
-        try:
-            return cast(D, self._model.model_validate(document))
-        except ValidationError:
-            return cast(D, self._model.model_validate({**document, "status": {}}))
 
     def _on_change(self, name: str, old: D | None, new: D | None) -> None:
         self._changed()

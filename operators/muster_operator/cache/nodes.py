@@ -7,22 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
 
 from muster.cluster import NodeView
-from muster.kube import objects
+from muster.kube.convert import node_view
 from muster.kube.objects import V1Node
-from muster.model import NodeTaint, Resources
+from muster.model import Resources
 from muster_operator.cache.mutation_cache import MutationCache
-from muster_operator.cache.pod_requests import parse_resources
-from muster_operator.cache.times import parse_rfc3339
-
-Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
-_TAINT_PREFIX = "node.kubernetes.io/"
-_REDUNDANT_TAINTS = frozenset(_TAINT_PREFIX + name for name in ("unschedulable", "not-ready", "unreachable"))
-_PRESSURE_TAINTS = frozenset(
-    _TAINT_PREFIX + name for name in ("memory-pressure", "disk-pressure", "pid-pressure", "network-unavailable")
-)
 
 
 @dataclass(slots=True)
@@ -96,29 +86,6 @@ class NodeCache:
         if old is None or new is None or old.view is not new.view:
             self._stale.add(name)
             self._changed()
-
-
-def node_view(node: V1Node) -> NodeView:
-    """The node without unmanaged usage. `not_ready_since` is set only where the Ready condition is Unknown.
-
-    Taints of the control plane are left out because they are transient: pressure counts as cordoned, and cordoned or
-    not ready have fields of their own. The planner would treat a taint as a permanent reason.
-    """
-    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
-    unknown = ready is not None and ready.status == "Unknown"
-    return NodeView(
-        name=node.metadata.name,
-        allocatable=parse_resources(node.status.allocatable),
-        labels=node.metadata.labels,
-        taints=tuple(_taint(one) for one in node.spec.taints if one.key not in _REDUNDANT_TAINTS | _PRESSURE_TAINTS),
-        ready=ready is not None and ready.status == "True",
-        cordoned=node.spec.unschedulable or any(one.key in _PRESSURE_TAINTS for one in node.spec.taints),
-        not_ready_since=parse_rfc3339(ready.last_transition_time) if ready is not None and unknown else None,
-    )
-
-
-def _taint(taint: objects.V1Taint) -> NodeTaint:
-    return NodeTaint(taint.key, taint.value, cast(Effect, taint.effect))
 
 
 def _is_same(a: V1Node, b: V1Node) -> bool:

@@ -1,8 +1,7 @@
-"""Resources of pods and nodes: from quantities to integers."""
+"""What pods request of their nodes, as integers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -24,11 +23,6 @@ from muster_operator.cache.lru_cache import LRUCache
 
 _CACHE = LRUCache[bytes, Resources]()
 _NO_STATUS = V1PodStatus()
-
-
-def parse_resources(quantities: Mapping[str, str | int | float]) -> Resources:
-    """Quantities by resource name. A quantity that cannot be read counts as 0: one bad device must not hide a node."""
-    return Resources.of({name: _parse_quantity(text, name) for name, text in quantities.items()})
 
 
 def effective_request(pod: V1PodSpec, status: V1PodStatus = _NO_STATUS) -> Resources:

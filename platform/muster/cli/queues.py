@@ -93,7 +93,7 @@ def _wait_until_empty(client: ClusterClient, node: str) -> None:
     """Wait without a limit, but for an unreachable API server no longer than `UNREACHABLE_TIMEOUT_S`."""
     from muster.errors import ClusterError, DaemonError
     from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
-    from muster.kubernetes.decode import WRONG_VERSION
+    from muster.kube.convert import WRONG_VERSION
 
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:

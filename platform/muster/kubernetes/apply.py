@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
+from muster.kube.convert import WRONG_VERSION, read_object
 from muster.kube.requests import DRY_RUN, JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
 from muster.kube.resources import MUSTER_KINDS, TRAINING_JOBS
 from muster.kube.sync_client import JsonObject, KubeClient
 from muster.kubernetes import queries
-from muster.kubernetes.decode import WRONG_VERSION, decode, decodes_equal, to_manifest
+from muster.kubernetes.decode import decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
 from muster.spec import Flavor, Queue, TrainingJob
 from muster.validation import (
@@ -66,7 +67,7 @@ def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject
     path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
     with uid_mismatch_as_conflict(object_label(_result_row(job.kind, job.metadata.namespace, job.metadata.name, ""))):
-        return decode(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
+        return read_object(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
 
 
 def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
@@ -92,7 +93,7 @@ def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, 
     path = TRAINING_JOBS.path(namespace, name)
     uid_test = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
     try:
-        return decode(TrainingJob, kube_client.request("PATCH", path, [uid_test, *patch], content_type=JSON_PATCH))
+        return read_object(TrainingJob, kube_client.request("PATCH", path, [uid_test, *patch], content_type=JSON_PATCH))
     except InvalidSpec as error:  # the server does not say which test failed
         if error.field:
             raise

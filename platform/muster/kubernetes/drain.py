@@ -8,10 +8,10 @@ from typing import Any
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
 from muster.job_list import JobList
+from muster.kube.convert import WRONG_VERSION
 from muster.kube.requests import MERGE_PATCH
 from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes.decode import WRONG_VERSION
 from muster.lifecycle import is_finished
 from muster.spec import TrainingJob
 

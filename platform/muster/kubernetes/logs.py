@@ -12,10 +12,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kube.convert import has_ended, parse_time, read_object
+from muster.kube.objects import V1Pod
 from muster.kube.resources import PODS, TRAINING_JOBS
-from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient
-from muster.kubernetes.decode import decode, to_unix_seconds
+from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, KubeClient
 from muster.lifecycle import is_finished, pod_name
 from muster.log_options import LogOptions
 from muster.spec import TrainingJob
@@ -158,18 +161,14 @@ def _has_attempt_ended(log: _ReplicaLog) -> bool:
     if job.status.attempt != log.attempt:
         return job.status.attempt > log.attempt
     try:
-        pod = log.kube_client.get(log.pod_path)
+        pod = msgspec.convert(log.kube_client.get(log.pod_path), V1Pod)
     except NotFound:
         return is_finished(job.status)
-    return _has_pod_ended(pod)
-
-
-def _has_pod_ended(pod: JsonObject) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return has_ended(pod)
 
 
 def _get_job(kube_client: KubeClient, replica: Replica) -> TrainingJob:
-    return decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(replica.namespace, replica.job)))
+    return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(replica.namespace, replica.job)))
 
 
 def _check_replica(job: TrainingJob, replica: Replica) -> None:
@@ -188,5 +187,5 @@ def _split_timestamp(line: str) -> tuple[float | None, str]:
     match = _TIMESTAMP.match(line)
     if match is None:
         return None, line
-    at = to_unix_seconds(match[1] + match[3]) + float(match[2] or 0.0)
+    at = parse_time(match[1] + match[3]) + float(match[2] or 0.0)
     return at, line[match.end() :]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 from muster.errors import ClusterError, NotFound
+from muster.kube.convert import read_object
 from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
-from muster.kubernetes.decode import decode
 from muster.lifecycle import has_terminated
 from muster.spec import TrainingJob
 
@@ -24,7 +24,7 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
-            current = decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
+            current = read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
             if last is not None and current.metadata.uid != last.metadata.uid:
                 raise _deleted_error(last)
             for job in _watch_from(kube_client, current):
@@ -56,7 +56,7 @@ def _watch_from(kube_client: KubeClient, job: TrainingJob) -> Iterator[TrainingJ
             event = _decode_event(line)
             if event["type"] == "ERROR":  # usually 410: the resourceVersion is too old
                 return
-            seen = decode(TrainingJob, event["object"])
+            seen = read_object(TrainingJob, event["object"])
             if event["type"] == "DELETED" or seen.metadata.uid != job.metadata.uid:
                 raise _deleted_error(job)
             yield seen

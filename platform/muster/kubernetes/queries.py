@@ -12,13 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from muster import model
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.errors import MusterError, NotFound, Refused
 from muster.job_list import JobList
+from muster.kube.convert import node_view, read_object
+from muster.kube.objects import V1Namespace, V1Node, V1PriorityClass
 from muster.kube.resources import FLAVORS, NAMESPACES, NODES, PRIORITY_CLASSES, QUEUES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode_queues, to_node_view
+from muster.kubernetes.decode import decode_flavors, decode_jobs, decode_queues
 from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
 from muster.state import snapshot_of
@@ -52,14 +56,15 @@ def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
 def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
     """One job. Raises `NotFound` with the nearest name."""
     try:
-        return decode(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
+        return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
     except NotFound as error:
         raise job_not_found(kube_client, name, namespace) from error
 
 
 def list_nodes(kube_client: KubeClient) -> tuple[NodeView, ...]:
     """All nodes, without the usage of unmanaged pods."""
-    return tuple(sorted(map(to_node_view, kube_client.list_items(NODES.path())), key=lambda node: node.name))
+    views = map(_node_view, kube_client.list_items(NODES.path()))
+    return tuple(sorted(views, key=lambda node: node.name))
 
 
 def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
@@ -141,18 +146,22 @@ def is_not_forbidden(error: Refused) -> bool:
 def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:
     """The namespace's labels; None if the user may not read them or the namespace does not exist."""
     try:
-        labels: dict[str, str] = kube_client.get(NAMESPACES.path(name=namespace))["metadata"].get("labels", {})
+        return msgspec.convert(kube_client.get(NAMESPACES.path(name=namespace)), V1Namespace).metadata.labels
     except Refused:
         return None
-    return labels
 
 
 def _priority_classes(kube_client: KubeClient) -> Mapping[str, int] | None:
     """The values of all priority classes by name; None if the user may not list them."""
     try:
-        return {item["metadata"]["name"]: item["value"] for item in kube_client.list_items(PRIORITY_CLASSES.path())}
+        items = kube_client.list_items(PRIORITY_CLASSES.path())
+        return {one.metadata.name: one.value for one in msgspec.convert(list(items), list[V1PriorityClass])}
     except Refused:
         return None
+
+
+def _node_view(node: Mapping[str, Any]) -> NodeView:
+    return node_view(msgspec.convert(node, V1Node))
 
 
 def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
@@ -164,7 +173,7 @@ def _list_nodes_if_few(kube_client: KubeClient) -> list[NodeView] | None:
         return None
     if page["metadata"].get("continue"):
         return None
-    return [replace(to_node_view(node), ready=True, cordoned=False, taints=()) for node in page["items"]]
+    return [replace(_node_view(node), ready=True, cordoned=False, taints=()) for node in page["items"]]
 
 
 def check_can_list_all_jobs(kube_client: KubeClient) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.kube.config import DEFAULT_NAMESPACE
+from muster.kube.convert import read_object
 from muster.kube.requests import DRY_RUN, is_uid_mismatch, uid_precondition
 from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
 from muster.kubernetes import queries
 from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
-from muster.kubernetes.decode import decode, to_manifest
+from muster.kubernetes.decode import to_manifest
 from muster.spec import TrainingJob
 
 _MAX_LOOKUPS = 10
@@ -53,7 +54,7 @@ def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str])
         name, namespace = job.metadata.name, manifest["metadata"]["namespace"]
         path = TRAINING_JOBS.path(namespace)
         try:
-            return decode(
+            return read_object(
                 TrainingJob, kube_client.request("POST", path, manifest, query={**STRICT_FIELD_VALIDATION, **query})
             )
         except Conflict as error:
@@ -93,7 +94,7 @@ def _find_created(kube_client: KubeClient, job: TrainingJob) -> TrainingJob | No
     missing = 0
     for retries_left in reversed(range(_MAX_LOOKUPS)):
         try:
-            return decode(TrainingJob, kube_client.get(path))
+            return read_object(TrainingJob, kube_client.get(path))
         except NotFound:
             missing += 1
             if missing == _MISSES_UNTIL_ABSENT:

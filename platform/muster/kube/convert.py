@@ -1,0 +1,104 @@
+"""What objects of the API server are to the engine and to users (pure).
+
+The operator's caches and the command line read nodes, queues, flavors and jobs here, so that `muster nodes`, `muster
+queues` and `muster replay` show what the operator plans with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import ValidationError
+
+from muster import spec
+from muster.cluster import NodeView
+from muster.errors import ClusterError
+from muster.kube.objects import V1Node, V1Pod
+from muster.model import NodeTaint, Resources
+from muster.quantity import clamp_quantity
+from muster.yaml_input.invalid_objects import invalid_reason, valid_part
+
+T = TypeVar("T", bound=spec.StrictModel)
+D = TypeVar("D", bound=spec.Queue | spec.Flavor)
+
+WRONG_VERSION = "WrongVersion"
+"""The error reason for an object that this version cannot read."""
+_Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+_TAINT_PREFIX = "node.kubernetes.io/"
+_REDUNDANT_TAINTS = frozenset(_TAINT_PREFIX + name for name in ("unschedulable", "not-ready", "unreachable"))
+_PRESSURE_TAINTS = frozenset(
+    _TAINT_PREFIX + name for name in ("memory-pressure", "disk-pressure", "pid-pressure", "network-unavailable")
+)
+
+
+def parse_time(text: str) -> float:
+    """RFC 3339 to Unix seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def parse_resources(quantities: Mapping[str, str | int | float]) -> Resources:
+    """Quantities by resource name. A quantity that cannot be read counts as 0: one bad device must not hide a node."""
+    return Resources.of({name: clamp_quantity(text, name) for name, text in quantities.items()})
+
+
+def node_view(node: V1Node) -> NodeView:
+    """The node without unmanaged usage. `not_ready_since` is set only where the Ready condition is Unknown.
+
+    Taints of the control plane are left out because they are transient: pressure counts as cordoned, and cordoned or
+    not ready have fields of their own. The planner would treat a taint as a permanent reason.
+    """
+    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
+    unknown_since = ready.last_transition_time if ready is not None and ready.status == "Unknown" else None
+    return NodeView(
+        name=node.metadata.name,
+        allocatable=parse_resources(node.status.allocatable),
+        labels=node.metadata.labels,
+        taints=tuple(
+            NodeTaint(taint.key, taint.value, cast(_Effect, taint.effect))
+            for taint in node.spec.taints
+            if taint.key not in _REDUNDANT_TAINTS and taint.key not in _PRESSURE_TAINTS
+        ),
+        ready=ready is not None and ready.status == "True",
+        cordoned=node.spec.unschedulable or any(taint.key in _PRESSURE_TAINTS for taint in node.spec.taints),
+        not_ready_since=None if unknown_since is None else parse_time(unknown_since),
+    )
+
+
+def has_ended(pod: V1Pod) -> bool:
+    """Whether no container of the pod runs or will run."""
+    return pod.status.phase in ("Succeeded", "Failed")
+
+
+def read_queue_or_flavor(model: type[D], document: Mapping[str, Any]) -> tuple[D | None, str | None]:
+    """The object, and why it is invalid (None: it is valid).
+
+    Of an invalid queue the valid fields are returned: what runs in it stays charged to it. An invalid flavor is None,
+    because its nodes are unknown. A status that cannot be read counts as never written.
+    """
+    error = invalid_reason(document, model.__name__)
+    if error is not None:
+        return (cast(D, valid_part(document)) if model is spec.Queue else None), error
+    try:
+        return cast(D, model.model_validate(document)), None
+    except ValidationError:
+        return cast(D, model.model_validate({**document, "status": {}})), None
+
+
+def read_object(model: type[T], document: Mapping[str, Any]) -> T:
+    """One object with all its fields. Raises `ClusterError` WrongVersion if this version of Muster cannot read it."""
+    plain = without_managed_fields(document)
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        name, why = plain["metadata"].get("name"), invalid_reason(plain, model.__name__) or error
+        message = f"{model.__name__} {name!r} cannot be read by this version of Muster: {why}"
+        hint = "fix the object, or install the cluster's version of Muster"
+        raise ClusterError(f"{message}; {hint}", reason=WRONG_VERSION) from error
+
+
+def without_managed_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without `managedFields`, which the API server keeps for itself."""
+    meta = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
+    return {**document, "metadata": meta}
