@@ -92,8 +92,8 @@ def undrain(node: str, as_json: bool) -> None:
 def _wait_until_empty(client: ClusterClient, node: str) -> None:
     """Wait without a limit, but for an unreachable API server no longer than `UNREACHABLE_TIMEOUT_S`."""
     from muster.errors import ClusterError, DaemonError
-    from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
     from muster.kube.convert import WRONG_VERSION
+    from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
