@@ -4,7 +4,7 @@
 #   make test     all tests: unit, TorchX's nightly release, slow, cluster, kubelets, each a target of its own too
 #   make check    format, lint, types, import rules, generated files, committed content, retired terms
 #   make fix      apply automatic fixes
-#   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
+#   make manifests    write the CRDs and the API reference again, after a change of platform/muster/api/spec
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
 #   make cluster-up   a Kubernetes control plane with virtual nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step

@@ -29,7 +29,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import install
 from tests.cluster.operator.process import Operator
 
-from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster.api.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 
 Json = dict[str, Any]
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/{}/trainingjobs"

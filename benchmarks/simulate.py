@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.engine import Engine, run_cycle
 from muster.model import Resources

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from muster.spec import Flavor, PodTemplate, TrainingJob
-from muster.spec.depth import MAX_DEPTH, find_too_deep
-from muster.yaml_input.truncate import MAX_LEVELS, decode_truncated, truncate_depth, truncate_value
+from muster.api.spec import Flavor, PodTemplate, TrainingJob
+from muster.api.spec.limits import MAX_DEPTH, find_too_deep
+from muster.api.yaml_input.undecodable import MAX_LEVELS, decode_truncated, truncate_depth, truncate_value
 
 values = st.recursive(
     st.none() | st.integers(-5, 5) | st.text('ab"\\[]{},:é', max_size=6),

@@ -7,9 +7,9 @@ import json
 import pytest
 from tests.manifests.objects import job
 
-from muster.env_vars import REDACTED, is_secret_name, not_passed_message, parse_env_options, redact, redact_secrets
+from muster.api.env_vars import REDACTED, is_secret_name, not_passed_message, parse_env_options, redact, redact_secrets
+from muster.api.yaml_input import load_objects
 from muster.errors import InvalidSpec
-from muster.yaml_input import load_objects
 
 
 @pytest.mark.parametrize(

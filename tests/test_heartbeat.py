@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster import Heartbeat
-from muster.heartbeat import MAX_CLOCK_SKEW_S, NUMERIC_FIELDS, ClockReading, parse_count, parse_heartbeat, parse_time
+from muster.heartbeats.parse import (
+    MAX_CLOCK_SKEW_S,
+    NUMERIC_FIELDS,
+    ClockReading,
+    parse_count,
+    parse_heartbeat,
+    parse_time,
+)
 
 NOW = 1_000_000.0
 CLOCK = ClockReading(NOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 
-from muster.heartbeat_auth import HeartbeatSigner
+from muster.heartbeats.auth import HeartbeatSigner
 
 TOKEN = "0123456789abcdef-token"
 SIGNER = HeartbeatSigner(TOKEN, "u1", "p1")

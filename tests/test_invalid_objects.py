@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.yaml_input.invalid_objects import invalid_reason, metadata_of, valid_part
+from muster.api.yaml_input.undecodable import invalid_reason, metadata_of, valid_part
 
 
 def document(kind: str = "Queue", status: Any = None, **fields: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from tests.manifests.objects import job
 
-from muster.spec import TrainingJob
-from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster.api.spec import TrainingJob
+from muster.api.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster_operator.cache.specs import SpecTooLarge, check_size
 
 

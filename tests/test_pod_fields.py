@@ -9,10 +9,10 @@ import pytest
 import yaml
 from tests.local.support import shell_job
 
+from muster.api.spec import TrainingJob
+from muster.api.yaml_input import load_objects, parse_objects
 from muster.errors import InvalidSpec
 from muster.local.job_checks import check_local_support
-from muster.spec import TrainingJob
-from muster.yaml_input import load_objects, parse_objects
 
 CONTAINER = "spec.roles[0].template.spec.containers[0]"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.progress import (
+from muster.heartbeats.progress import (
     STARTUP_REPEAT_S,
     ProgressLines,
     current_heartbeat,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.quantity import format_quantity, parse_quantity, parse_resources
 from muster.model import MAX_AMOUNT, Resources
-from muster.quantity import format_quantity, parse_quantity, parse_resources
 
 
 @pytest.mark.parametrize(

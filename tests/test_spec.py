@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from muster.spec import MAX_JOB_NAME, Flavor, Queue, TrainingJob, TrainingJobStatus, max_job_name_length
+from muster.api.spec import MAX_JOB_NAME, Flavor, Queue, TrainingJob, TrainingJobStatus, max_job_name_length
 
 
 def job(role: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
 from muster.tables import queue_rows
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from muster import model
-from muster.errors import Refused
-from muster.model import NodeInfo, Resources
-from muster.spec import Flavor, Queue, TrainingJob
-from muster.validation import (
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.validation import (
     apply_warnings,
     check_apply,
     check_dependencies_valid,
@@ -20,6 +18,8 @@ from muster.validation import (
     namespace_allowed,
     queue_readiness,
 )
+from muster.errors import Refused
+from muster.model import NodeInfo, Resources
 
 
 def queue(name: str, parent: str | None = None, **spec: Any) -> Queue:

@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.yaml_input import load_objects
+from muster.api.yaml_input.field_errors import field_path, parse_field_path
+from muster.api.yaml_input.source_map import MAX_DOCUMENTS
 from muster.errors import InvalidSpec
-from muster.spec import Flavor, Queue, TrainingJob
-from muster.yaml_input import load_objects
-from muster.yaml_input.field_errors import field_path, parse_field_path
-from muster.yaml_input.source_map import MAX_DOCUMENTS
 
 JOB = """\
 apiVersion: muster.dev/v1alpha1

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parent.parent / "platform" / "muster" / "yaml_input" / "pod_fields.json"
+FILE = Path(__file__).resolve().parent.parent / "platform" / "muster" / "api" / "yaml_input" / "pod_fields.json"
 ROOT_TYPE = "io.k8s.api.core.v1.PodTemplateSpec"
 CORE = "/openapi/v3/api/v1"
 _REF = "#/components/schemas/"

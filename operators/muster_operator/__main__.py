@@ -13,8 +13,7 @@ from typing import Any
 
 import uvloop
 
-from muster import gc_tuning
-from muster.engine import encode_snapshot
+from muster.engine import encode_snapshot, reduce_gc_frequency
 from muster.errors import ClusterError, MusterError
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig, KubeContext, load_config, load_in_cluster_config
@@ -276,7 +275,7 @@ def main(argv: list[str]) -> int:
     """Run the operator and return its exit code."""
     settings = parse_flags(argv)
     log_to_stderr(settings.log_level)
-    gc_tuning.reduce_gc_frequency()
+    reduce_gc_frequency()
     try:
         config = (
             load_in_cluster_config()

@@ -20,18 +20,17 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import format_quantity
+from muster.api.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED, pod_request
+from muster.api.yaml_input.field_errors import field_path
+from muster.api.yaml_input.undecodable import decode_truncated
+from muster.api.yaml_input.unknown_fields import unknown_in
 from muster.cluster import CreatePod
 from muster.errors import ClusterError, InvalidSpec
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.resources import PODS
 from muster.model import MAX_AMOUNT
-from muster.quantity import format_quantity
-from muster.spec.pod_request import pod_request
-from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
-from muster.yaml_input.field_errors import field_path
-from muster.yaml_input.pod_fields import unknown_in
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.templates import CachedTemplate, trim_pod

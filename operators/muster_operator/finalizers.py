@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
 from muster.kube.resources import QUEUES
 from muster.lifecycle import is_finished
 from muster_operator.cache.custom_objects import CustomObjectCache

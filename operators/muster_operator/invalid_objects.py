@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from pydantic import ValidationError
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import RecordEvent
 from muster.kube.objects import RawTrainingJob
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_finished, set_condition
 from muster.lifecycle.conditions import ADMITTED, with_condition
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject

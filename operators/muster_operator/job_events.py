@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED

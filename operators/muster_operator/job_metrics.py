@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.lifecycle import is_admitted, is_finished
 from muster.lifecycle.placement import from_status
-from muster.spec.pod_request import pod_request
 from muster_operator.metrics import OperatorMetrics
 
 _UsageKey = tuple[str, str, str]  # queue, namespace, resource

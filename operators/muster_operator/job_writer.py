@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import (
     CreatePod,
     DeletePod,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.spec import JOB_LABEL as JOB
-from muster.spec import ROLE_LABEL as ROLE
+from muster.api.spec import JOB_LABEL as JOB
+from muster.api.spec import ROLE_LABEL as ROLE
 
 __all__ = ["ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
 

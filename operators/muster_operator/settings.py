@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from muster.api.spec import ContainerResources
 from muster.kube.async_client import ApiRateLimits
 from muster.kube.lease import LeaseTimes
-from muster.spec import ContainerResources
 from muster_operator.cache.cluster_cache import CollectorSettings
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.objects import V1ObjectMeta
 from muster.kube.resources import TRAINING_JOBS
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.templates import TemplateCache
 

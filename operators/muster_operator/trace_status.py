@@ -7,7 +7,7 @@ deleted pods are known only to the operator that saw them.
 
 from __future__ import annotations
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import WriteStatus
 from muster.lifecycle import is_finished
 from muster.lifecycle.observation import ACTIVE_POD_PHASES

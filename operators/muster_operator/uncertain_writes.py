@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube import objects
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.write_queue import is_server_wide
 

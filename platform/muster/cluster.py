@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from muster import spec
+from muster.api import spec
 from muster.model import NodeTaint, Resources
 
 DRAIN_TAINT = "muster.dev/drain"

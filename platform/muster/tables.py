@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.quantity import format_quantity
+from muster.api.validation import queue_readiness
+from muster.api.validation.queues import path_to_root, quota_tree
 from muster.cluster import NodeView
-from muster.quantity import format_quantity
 from muster.quota import QuotaUsage
-from muster.validation import queue_readiness
-from muster.validation.queue_readiness import path_to_root
-from muster.validation.quota_tree import quota_tree
 
 _FlavorResource = tuple[str, str]  # flavor, resource
 _RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")

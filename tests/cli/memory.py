@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from muster.api.spec import Queue, TrainingJob, TrainingJobStatus
+from muster.api.validation import apply_warnings, check_apply, check_submit, with_replicas
+from muster.api.yaml_input import AnyObject
+from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
-from muster.job_list import JobList, UnreadableJobItem
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import Queue, TrainingJob, TrainingJobStatus
-from muster.validation import apply_warnings, check_apply, check_submit, with_replicas
-from muster.yaml_input import AnyObject
 
 NOW = 1_790_000_000.0
 

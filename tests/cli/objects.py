@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.cli.memory import NOW
 
-from muster.spec import TERMINAL_PHASES, Queue, TrainingJob, TrainingJobStatus
+from muster.api.spec import TERMINAL_PHASES, Queue, TrainingJob, TrainingJobStatus
 
 JOB_YAML = """\
 apiVersion: muster.dev/v1alpha1

@@ -14,7 +14,7 @@ from tests.cli.objects import job, status
 from tests.tracing.runs import run_folder
 
 import muster.cli.connect
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
 from muster.tracing.report import json_path
 
 TRACE = {"startStep": 20, "steps": 3}

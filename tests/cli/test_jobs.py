@@ -9,9 +9,9 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
+from muster.api.spec import TrainingJobStatus
+from muster.client import JobList, UnreadableJobItem
 from muster.errors import Refused
-from muster.job_list import JobList, UnreadableJobItem
-from muster.spec import TrainingJobStatus
 
 # ---- jobs
 

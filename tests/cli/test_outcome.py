@@ -126,7 +126,7 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
         "from muster.cli import main\n"
         "class Many:\n"
         "    def job(self, *a):\n"
-        "        from muster.spec import TrainingJob\n"
+        "        from muster.api.spec import TrainingJob\n"
         "        role = {'name': 't', 'template': {'spec': {'containers': [{}]}}}\n"
         "        return TrainingJob.model_validate({'metadata': {'name': 'a'}, 'spec': {'roles': [role]}})\n"
         "    def log_attempts(self, *a):\n"

@@ -14,11 +14,11 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
+from muster.api.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 from muster.cli.views.watch import LossCurve, WatchFrame, change_lines, render_frame
 from muster.cli.watch import _print_changes
 from muster.errors import NotFound
-from muster.progress import current_heartbeat
-from muster.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
+from muster.heartbeats.progress import current_heartbeat
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
+from muster.api.spec import TrainingJob
+from muster.api.validation.edit import check_edit
+from muster.api.yaml_input import KINDS, load_objects
 from muster.errors import InvalidSpec
-from muster.spec import TrainingJob
-from muster.validation.edit import check_edit
-from muster.yaml_input import KINDS, load_objects
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CRDS = ROOT / "helm" / "crds.yaml"

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster import spec
+from muster.api import spec
 
 NODES, GPUS = 2, 2
 GPU = "nvidia.com/gpu"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.conformance.harness import GPUS, NODES, Harness, Script, Start, job, template
 
-from muster import spec
+from muster.api import spec
 from muster.lifecycle import find_condition
 
 Scenario = Callable[[Harness], None]

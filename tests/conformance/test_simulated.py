@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.harness import FLAVOR, GPU, GPUS, NODES, Script, Start, queues
 from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod, NodeView, Write
 from muster.engine import Engine, run_cycle
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts

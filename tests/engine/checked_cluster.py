@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
 from muster.lifecycle import ACTIVE_POD_PHASES, from_status, is_admitted, is_evicting
 from muster.simulate import JobBehavior, SimCluster

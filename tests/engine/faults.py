@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.checked_cluster import Watched
 from tests.engine.worlds import job, queue
 
-from muster import spec
+from muster.api import spec
 from muster.lifecycle import is_admitted, is_finished
 from muster.simulate import JobBehavior
 

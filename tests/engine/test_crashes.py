@@ -10,10 +10,10 @@ from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
 from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.worlds import flavor, job, nodes, queue
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec import TERMINAL_PHASES
 from muster.engine import Engine, run_cycle
 from muster.simulate import JobBehavior
-from muster.spec import TERMINAL_PHASES
 
 
 def run(cluster: Watched, kills: list[int]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT
 from muster.engine import Engine, check_feasibility
 from muster.model import NodeTaint

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster import spec
+from muster.api import spec
 from muster.engine import Engine, run_cycle
 from muster.simulate import JobBehavior, SimCluster
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, WriteStatus
 from muster.engine import CycleResult, Engine
 from muster.engine.placement_check import invalid_placements

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.worlds import flavor, nodes
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.cluster import ObservedState, PodView
 from muster.engine import CycleResult, Engine
 from muster.model import MAX_AMOUNT, Resources
-from muster.spec.pod_request import pod_request
 from muster.workload.trainingjob import to_roles
 
 GPU = "nvidia.com/gpu"

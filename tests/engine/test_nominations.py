@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import DeletePod, ObservedState, PodView, Write, WriteStatus
 from muster.engine import Engine
 from muster.engine.status_updater import StatusUpdater

@@ -11,11 +11,11 @@ from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
 from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
+from muster.api.spec import TERMINAL_PHASES
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import Conflict
 from muster.simulate import JobBehavior, SimCluster
-from muster.spec import TERMINAL_PHASES
 
 
 def carry_out(cluster: SimCluster, phases: Sequence[WritePhase], random: Random) -> set[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import (
     CreatePod,
     DeletePod,

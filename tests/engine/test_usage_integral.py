@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import Write
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Conflict

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 from tests.engine.worlds import job
 
+from muster.api.spec import TrainingJobStatus
 from muster.engine.wait_status import WaitStatusThrottle
 from muster.model import Wait
-from muster.spec import TrainingJobStatus
 from muster.state import JobEntry
 
 

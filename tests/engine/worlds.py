@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.engine import CycleResult, Engine, run_cycle
 from muster.model import Resources

@@ -12,7 +12,7 @@ import yaml
 from tests.helm.conftest import CHART, ROOT, Render, Run
 from tools.version import version
 
-from muster.spec import Flavor, Queue
+from muster.api.spec import Flavor, Queue
 from muster_operator.settings import parse_flags
 
 Object = dict[str, Any]

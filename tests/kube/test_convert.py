@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.api.spec import Flavor, Queue, TrainingJob
 from muster.cluster import NodeView
 from muster.errors import ClusterError
 from muster.kube.convert import node_view, read_object, read_queue_or_flavor
 from muster.kube.objects import V1Node
 from muster.model import NodeTaint, Resources
-from muster.spec import Flavor, Queue, TrainingJob
 
 
 def view(document: dict[str, Any]) -> NodeView:

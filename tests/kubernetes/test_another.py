@@ -11,11 +11,11 @@ from tests.cli.objects import job as a_job
 from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
 
+from muster.client import LogOptions
 from muster.errors import Conflict, MusterError, NotFound
 from muster.kubernetes import logs, object_watch
 from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.lifecycle import pod_name
-from muster.log_options import LogOptions
 
 LLAMA = f"{JOBS}/llama"
 PODS = "/api/v1/namespaces/default/pods"

@@ -8,9 +8,9 @@ import pytest
 from tests.cli.objects import job as a_job
 from tests.kubernetes.server import JOBS, QUEUES, Fault, Handler, Server, answered
 
+from muster.api.spec import Queue
 from muster.errors import Conflict
 from muster.kubernetes.apply import _MAX_ATTEMPTS
-from muster.spec import Queue
 
 RESEARCH = f"{QUEUES}/research"
 HEAVIER = Queue.model_validate({"metadata": {"name": "research", "labels": {"by": "me"}}, "spec": {"weight": 2}})

@@ -10,9 +10,9 @@ from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
 from tests.kubernetes.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
 
+from muster.api.spec import TrainingJobStatus
 from muster.cli import queues, watch
 from muster.kubernetes import cluster_client, object_watch
-from muster.spec import TrainingJobStatus
 
 PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
 

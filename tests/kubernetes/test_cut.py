@@ -10,11 +10,11 @@ from tests.cli.objects import job as a_job
 from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, chunks
 
+from muster.api.spec import TrainingJobStatus
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.errors import ClusterError
 from muster.kubernetes import logs, object_watch
 from muster.lifecycle import pod_name
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import TrainingJobStatus
 
 PODS = "/api/v1/namespaces/default/pods"
 LINES = [f"2026-01-01T00:00:0{second}Z {text}\n" for second, text in enumerate(["first", "the second line", "third"])]

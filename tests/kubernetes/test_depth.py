@@ -8,9 +8,9 @@ import pytest
 from tests.cli.objects import job as a_job
 from tests.kubernetes.server import ALL_JOBS, JOBS, Fault, Handler, Server
 
+from muster.api.yaml_input.undecodable import MAX_LEVELS
 from muster.cli.output import print_json
 from muster.errors import ClusterError
-from muster.yaml_input.truncate import MAX_LEVELS
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 

@@ -20,10 +20,10 @@ from tests.kubernetes.server import (
     unanswered,
 )
 
+from muster.api.spec import Flavor, Queue
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, MusterError
 from muster.kubernetes import submit
-from muster.spec import Flavor, Queue
 
 NAMES = ("a", "b", "c")
 

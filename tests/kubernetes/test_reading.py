@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.spec import Queue, TrainingJob
+from muster.api.yaml_input import load_objects
 from muster.kubernetes.decode import (
     decode_flavors,
     decode_jobs,
@@ -18,8 +20,6 @@ from muster.kubernetes.decode import (
     to_manifest,
 )
 from muster.kubernetes.logs import _LogPosition, _split_timestamp
-from muster.spec import Queue, TrainingJob
-from muster.yaml_input import load_objects
 
 
 def test_events_of_both_kinds_are_rows() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, Heartbeat, NodeView, PodView, RecordEvent
 from muster.lifecycle import Observation, ReconcileResult, Timeouts, pod_name, pod_slots, reconcile_job, transitions
 from muster.model import Placement, Resources, RolePlacement

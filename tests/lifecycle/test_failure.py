@@ -21,11 +21,11 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
+from muster.api.spec import BlamedNode
 from muster.cluster import DRAIN_TAINT, DeletePod
 from muster.lifecycle import Observation, Timeouts, find_condition, reconcile_job
 from muster.lifecycle.failure import add_blamed_nodes, shared_blamed_nodes
 from muster.model import NodeTaint
-from muster.spec import BlamedNode
 
 
 def test_the_cause_is_the_earliest_failing_container_and_is_kept_before_teardown() -> None:

@@ -19,7 +19,7 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import DeletePod, Heartbeat, PodView, RemoveJob
 from muster.lifecycle import find_condition, transitions
 from muster.lifecycle.conditions import is_finished, with_status_fields

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.lifecycle.cases import NOW, condition, created, failed, job, look, pods_of, running, with_status
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import PodView
 from muster.lifecycle import transitions
 from muster.lifecycle.placement import recorded_finished_pods, to_finished_pods

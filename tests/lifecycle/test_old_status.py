@@ -1,6 +1,6 @@
 """Statuses that an earlier version wrote."""
 
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
 from muster_operator.pod_builder.status_patch import status_patch
 
 HOLD = {

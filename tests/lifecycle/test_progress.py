@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, look, pods_of, running, with_status
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import Heartbeat, PodView
 from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_job
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, running, with_status
 
-from muster import spec
+from muster.api import spec
+from muster.api.validation import with_replicas
 from muster.lifecycle import pod_slots, transitions
-from muster.validation import with_replicas
 from muster.workload.trainingjob import to_roles
 
 

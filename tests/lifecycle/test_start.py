@@ -20,11 +20,11 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
+from muster.api.spec import TrainingJob
 from muster.cluster import CreatePod, PodView
 from muster.lifecycle import is_admitted, pod_name, transitions
 from muster.lifecycle.conditions import PODS_READY, find_condition
 from muster.model import RolePlacement
-from muster.spec import TrainingJob
 
 
 def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.local.client import LocalClient
 
 

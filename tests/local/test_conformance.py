@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.harness import FLAVOR, GPUS, NODES, Script, Start, queues
 from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
-from muster import spec
+from muster.api import spec
 from muster.engine import Engine, run_cycle
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster

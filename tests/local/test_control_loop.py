@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.local.support import ended, eventually, shell_job
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView, ObservedState
 from muster.engine import CycleResult
 from muster.errors import ClusterError
@@ -24,7 +25,6 @@ from muster.local.home import Home, open_home
 from muster.local.records import PodRecord
 from muster.local.wiring import assemble
 from muster.model import Resources
-from muster.yaml_input import AnyObject
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
-from muster import spec
+from muster.api import spec
+from muster.client import LogOptions
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
 from muster.local.client import LocalClient
 from muster.local.daemon_client import request
-from muster.log_options import LogOptions
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
+from muster.client import LogOptions
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.local.annotations import annotate_submitter, pass_variables
 from muster.local.client import LocalClient
@@ -22,7 +23,6 @@ from muster.local.daemon_client import DaemonUnavailable, request
 from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
 from muster.local.pod_folder import PodFolder
-from muster.log_options import LogOptions
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.errors import InvalidSpec
 from muster.local.annotations import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, annotate_submitter
 from muster.local.client import LocalClient

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.errors import ClusterError
 from muster.lifecycle.conditions import find_condition
 from muster.local.client import LocalClient

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import eventually, processes_of, shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.errors import ClusterError, Conflict, DaemonError
 from muster.local.client import LocalClient
 

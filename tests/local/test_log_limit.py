@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from tests.local.support import ended, eventually, shell_job
 
-from muster import spec
+from muster.api import spec
+from muster.client import LogOptions
 from muster.errors import InvalidSpec
 from muster.local import shim
 from muster.local.annotations import job_log_limit
@@ -19,7 +20,6 @@ from muster.local.home import open_home
 from muster.local.launcher import LaunchContext, build_shim_spec
 from muster.local.records import PodRecord
 from muster.local.run_folder import read_lines, tail_offset
-from muster.log_options import LogOptions
 
 MI = 2**20
 LINES = [f"line {number:06d} {'x' * 1000}" for number in range(5000)]

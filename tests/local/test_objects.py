@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input import AnyObject
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.transitions import finish
@@ -20,7 +21,6 @@ from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry
 from muster.local.store import SqliteStore, open_store
 from muster.local.wiring import ensure_default_objects
-from muster.yaml_input import AnyObject
 
 
 @pytest.fixture

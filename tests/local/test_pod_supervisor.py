@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.local.support import eventually, processes_of, shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.local import launcher, pod_supervisor, shim
 from muster.local.home import Home, open_home
 from muster.local.launcher import LaunchContext

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.local.support import container_job
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
 from muster.local.annotations import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE

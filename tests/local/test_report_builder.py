@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.lifecycle import transitions
 from muster.local.control_loop import ControlLoop, DaemonComponents
 from muster.local.home import Home, open_home

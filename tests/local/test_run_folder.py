@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.errors import NotFound
 from muster.local.pod_folder import PodFolder
 from muster.local.run_folder import (

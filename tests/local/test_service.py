@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
 from muster.lifecycle.conditions import ADMITTED, COMPLETE, set_condition
 from muster.lifecycle.transitions import finish
 from muster.local.service import ChangeNotifier, DaemonService

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.local.support import shell_job
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.errors import ClusterError
 from muster.local import store
 from muster.local.nodes import parse_shape, virtual_nodes
@@ -17,7 +18,6 @@ from muster.local.records import EventRecord, PodRecord
 from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
 from muster.local.wiring import ensure_default_objects
 from muster.model import Resources
-from muster.spec.pod_request import pod_request
 
 
 @pytest.fixture

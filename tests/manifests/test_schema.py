@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel
 from tools.manifests import main, stale_files
 
-from muster.crdgen import KINDS, CustomResource, crd, files
-from muster.crdgen.schema import Schema
-from muster.spec import ExtensibleModel, StatusModel, StrictModel
+from muster.api.crdgen import KINDS, CustomResource, crd, files
+from muster.api.crdgen.schema import Schema
+from muster.api.spec import ExtensibleModel, StatusModel, StrictModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APPLY_LIMIT = 262_144  # bytes of the annotation in which client-side apply keeps what it applied
@@ -156,7 +156,7 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
     assert main(tmp_path, ["--check"]) == 1
     told = capsys.readouterr().out.splitlines()
     assert told == [
-        f"{name} is not what platform/muster/spec says; run: make manifests"
+        f"{name} is not what platform/muster/api/spec says; run: make manifests"
         for name in ("helm/crds.yaml", "docs/api.md")
     ]
     assert (tmp_path / "docs" / "api.md").read_text() == "old"

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tests.manifests.objects import BAD, GOOD, Bad, Object
 
-from muster.crdgen import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
-from muster.spec import ExtensibleModel, StrictModel
-from muster.yaml_input import KINDS
+from muster.api.crdgen import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
+from muster.api.spec import ExtensibleModel, StrictModel
+from muster.api.yaml_input import KINDS
 
 
 def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:

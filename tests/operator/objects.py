@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod
 from muster.kube.objects import RawTrainingJob, V1Node, V1Pod
 from muster.lifecycle import pod_name

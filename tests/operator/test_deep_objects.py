@@ -13,11 +13,11 @@ from tests.operator.api_server import OperatorHarness, Server, serve, tried
 from tests.operator.caches import new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, RawTrainingJob
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import PendingEvent

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from tests.operator.api_server import OperatorHarness, Server, serve
 
+from muster.api.spec import TrainingJobStatus
 from muster.cluster import ObjectWrites, WriteStatus
 from muster.kube.async_client import AsyncKubeClient
-from muster.spec import TrainingJobStatus
 from muster_operator.write_queue import WriteResult, WriteThrottle
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.operator.conftest import LONG_S
 
-from muster.heartbeat_auth import SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
 from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import heartbeat_client

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.spec import CheckpointStatus, ProgressStatus
 from muster.cluster import Heartbeat
-from muster.spec import CheckpointStatus, ProgressStatus
 from muster_operator.cache.heartbeats import HeartbeatCache, HeartbeatReport
 
 PATIENCE_S = 50.0

@@ -11,7 +11,7 @@ from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, se
 from tests.operator.caches import FakeDryRuns, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
-from muster import spec
+from muster.api import spec
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.lifecycle import Timeouts, transitions

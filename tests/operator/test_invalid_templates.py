@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tests.operator.caches import new_cache
 from tests.operator.objects import create, job_document, job_seen, read
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster.kube.objects import RawTrainingJob

@@ -8,9 +8,9 @@ import pytest
 from tests.operator.caches import FakeDryRuns, new_cache, relist, report_dry_runs
 from tests.operator.objects import job_document, job_seen, read, template
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.kube.objects import RawTrainingJob
-from muster.spec.pod_request import pod_request
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.dry_run import compare_pod
 

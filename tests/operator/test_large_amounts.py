@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, node_seen, pod_seen, read
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
 from muster.kube.convert import parse_resources

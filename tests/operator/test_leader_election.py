@@ -11,7 +11,7 @@ from tests.operator.api_server import serve, serving
 from tests.operator.election import Cluster, operator, until
 from tests.operator.objects import job
 
-from muster import spec
+from muster.api import spec
 from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig

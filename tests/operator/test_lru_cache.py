@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read, template
 
-from muster import spec
+from muster.api import spec
 from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.specs import SpecCache

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.objects import create, job, template
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import RecordEvent
 from muster_operator.pod_builder.events import event_manifest
 from muster_operator.pod_builder.names import host_name, rendezvous_port, service_name

@@ -16,11 +16,11 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
+from muster.api.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawTrainingJob
 from muster.kube.reflector import Reflector
 from muster.kube.resources import TRAINING_JOBS
-from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.lru_cache import LRUCache
 

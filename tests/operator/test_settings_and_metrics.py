@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.operator.objects import job
 
-from muster import spec
+from muster.api import spec
 from muster_operator.finalizers import desired_finalizers
 from muster_operator.job_metrics import JobMetrics
 from muster_operator.labels import IN_USE

@@ -11,12 +11,12 @@ from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, se
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.limits import MAX_ROLES_VALUES
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
-from muster.spec.limits import MAX_ROLES_VALUES
 from muster_operator.cache.cluster_cache import ClusterCache
 
 BOUND = 3000

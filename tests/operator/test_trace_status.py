@@ -9,7 +9,7 @@ import pytest
 from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job, job_document, pod_seen, read, template
 
-from muster import spec
+from muster.api import spec
 from muster.kube.objects import RawTrainingJob, V1ContainerStatus
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message

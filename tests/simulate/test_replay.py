@@ -11,7 +11,7 @@ import pytest
 from tests.simulate import auditor
 from tests.simulate.recordings import FORMS
 
-from muster import spec
+from muster.api import spec
 from muster.simulate import (
     POLICIES,
     RecordedWorkload,

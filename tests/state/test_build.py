@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState, PodView
 from muster.engine import replay
 from muster.lifecycle import pod_name, transitions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import ObservedState, PodView
 from muster.state import ClusterState
 from muster.state.cluster_state import TimerQueue

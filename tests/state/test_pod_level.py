@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from muster.api.spec import PodSpec, RoleSpec
+from muster.api.spec.pods import pod_request
 from muster.model import Resources
-from muster.spec import PodSpec, RoleSpec
-from muster.spec.pod_request import pod_request
 
 Amounts = dict[str, int]
 POD_LEVEL = ("cpu", "memory", "hugepages-2Mi")

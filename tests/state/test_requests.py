@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from muster.api.spec import PodSpec
+from muster.api.spec.pods import pod_request
 from muster.model import MatchExpression, NodeToleration, Resources
-from muster.spec import PodSpec
-from muster.spec.pod_request import pod_request
 from muster.workload.requests import node_affinity, tolerations
 
 

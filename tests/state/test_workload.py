@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.engine.worlds import queue
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NO_DECODE_ERRORS, PodView
 from muster.model import Gang, Nomination, Resources, Role, RolePlacement
 from muster.state.jobs import JobContext, JobProjection, project_job

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.torchx.local import LocalScheduler
 from muster.torchx.scheduler import JobClient
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torchx")
 
+from muster.api.yaml_input import load_objects
 from muster.errors import DaemonError
 from muster.local.client import LocalClient
-from muster.yaml_input import load_objects
 
 QUEUE = """
 apiVersion: muster.dev/v1alpha1

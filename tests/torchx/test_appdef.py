@@ -8,8 +8,8 @@ import pytest
 from torchx.components import dist, utils
 from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
 
+from muster.api.spec import FailureRule, TopologyRequest, TraceRequest
 from muster.local.environment import expand_references
-from muster.spec import FailureRule, TopologyRequest, TraceRequest
 from muster.torchx.appdef import app_id, split_app_id, to_training_job
 from muster.torchx.describe import describe_response
 from muster.torchx.errors import SubmissionRefused

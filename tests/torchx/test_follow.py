@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.torchx.follow import FollowedPod, StatusReporter, follow
 
 POD = FollowedPod("llama", "team", "trainer", 0, is_primary=True)

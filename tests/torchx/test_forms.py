@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.spec import MAX_JOB_NAME
+from muster.api.spec import MAX_JOB_NAME
 from muster.torchx import settings
 from muster.torchx.appdef import to_kubernetes_name, with_suffix
 

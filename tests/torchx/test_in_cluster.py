@@ -11,12 +11,12 @@ from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
+from muster.api.yaml_input import load_objects
 from muster.torchx.auto_resources import NodeCapacity
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.kubernetes import KubernetesScheduler
 from muster.torchx.settings import run_options
-from muster.yaml_input import load_objects
 from muster_components.train import ddp
 
 KUBECONFIG = """

@@ -6,8 +6,8 @@ import pytest
 from tests.torchx.jobs import ended, job, running
 from torchx.specs import AppState
 
+from muster.api.spec import EnvVar, TrainingJobStatus
 from muster.lifecycle import conditions, transitions
-from muster.spec import EnvVar, TrainingJobStatus
 from muster.torchx.describe import app_state, describe_response
 
 KINDS = [

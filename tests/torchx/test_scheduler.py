@@ -18,11 +18,11 @@ from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import NONE, AppDef, AppHandle, AppState, AppStatus, Resource, Role, RoleStatus, macros
 
+from muster.api.spec import TrainingJob
+from muster.api.yaml_input import load_objects
 from muster.local.client import LocalClient
 from muster.local.pod_folder import PodFolder
-from muster.spec import TrainingJob
 from muster.torchx.errors import SubmissionRefused
-from muster.yaml_input import load_objects
 from muster_components.train import fsdp
 
 SCHEDULER = "muster_local"

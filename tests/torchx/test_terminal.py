@@ -10,9 +10,9 @@ import pytest
 from tests.torchx.clients import Ranks, Watching
 from tests.torchx.jobs import job, running
 
+from muster.api.spec import LastFailure, TrainingJob
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import conditions, transitions
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import LastFailure, TrainingJob
 from muster.torchx.describe import describe_response
 from muster.torchx.follow import status_message
 

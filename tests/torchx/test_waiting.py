@@ -9,9 +9,9 @@ import pytest
 from tests.torchx.clients import Ranks, Watching
 from tests.torchx.jobs import PLACE, job, running
 
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
 from muster.lifecycle import conditions, transitions
-from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx import scheduler
 from muster.torchx.errors import WatchInterrupted
 from muster.torchx.follow import ProgressReporter

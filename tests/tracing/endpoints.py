@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from muster.heartbeat_auth import SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
 from muster.tracing.heartbeat_server import (
     HeartbeatServer,
     HeartbeatSource,

@@ -20,7 +20,7 @@ import pytest
 from tests.local.support import eventually
 from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 
-from muster.heartbeat_auth import MAX_REQUEST_AGE_S, HeartbeatSigner
+from muster.heartbeats.auth import MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.nodes import free_port
 from muster.tracing import heartbeat_server
 from muster.tracing.collector import main

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster import spec
+from muster.api import spec
 from muster.lifecycle import find_condition, is_admitted, is_condition_true
 from muster.lifecycle.conditions import ADMITTED, SUSPENDED
 from muster_operator.cache.cached_pod import JobKey

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name

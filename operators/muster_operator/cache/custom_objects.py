@@ -12,11 +12,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input.undecodable import decode_truncated, metadata_of
 from muster.kube.convert import read_queue_or_flavor
 from muster.kube.objects import RawCustomObject
-from muster.yaml_input.invalid_objects import metadata_of
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.mutation_cache import MutationCache
 
 D = TypeVar("D", bound=spec.Queue | spec.Flavor)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from muster.cluster import Heartbeat
-from muster.heartbeat import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
+from muster.heartbeats.parse import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
 
 
 @dataclass(frozen=True, slots=True)

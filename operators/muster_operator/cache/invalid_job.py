@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from muster import spec
+from muster.api import spec
+from muster.api.yaml_input.undecodable import decode_truncated, invalid_reason
 from muster.kube.objects import RawTrainingJob
-from muster.yaml_input.invalid_objects import invalid_reason
-from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.specs import SpecTooLarge
 from muster_operator.cache.template_bytes import TooManyBytes
 

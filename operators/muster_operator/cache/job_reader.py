@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from muster import spec
+from muster.api import spec
 from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, was_accepted
 from muster_operator.cache.specs import SpecCache

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from muster import spec
+from muster.api import spec
 from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import is_finished
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity

@@ -7,7 +7,9 @@ from typing import cast
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import clamp_quantity
+from muster.api.spec.pods import pod_request
 from muster.kube.objects import (
     ResourceList,
     V1Container,
@@ -17,8 +19,6 @@ from muster.kube.objects import (
     V1ResourceRequirements,
 )
 from muster.model import Resources
-from muster.quantity import clamp_quantity
-from muster.spec.pod_request import pod_request
 from muster_operator.cache.lru_cache import LRUCache
 
 _CACHE = LRUCache[bytes, Resources]()

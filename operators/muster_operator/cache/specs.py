@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from muster import spec
-from muster.spec.limits import size_error
+from muster.api import spec
+from muster.api.spec.limits import size_error
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.templates import CachedTemplate, TemplateCache
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.model import Resources
-from muster.spec.pod_request import pod_request
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.pod_builder.run_folder import run_folder_fields
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from muster.heartbeat import finite_number
+from muster.heartbeats.parse import finite_number
 from muster.kube.objects import V1ContainerStatus
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube.objects import V1PodMeta
-from muster.yaml_input.truncate import decode_truncated
 
 
 class _WriteResponse(msgspec.Struct):

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from muster.heartbeat_auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
 
 MAX_CONCURRENT = 64
 TIMEOUT_S = 3.0

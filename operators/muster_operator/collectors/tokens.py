@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from muster import spec
+from muster.api import spec
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
 from muster.kube.resources import SECRETS
 from muster_operator.cache.cached_job import CachedJob

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster_operator import labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod
 from muster_operator.pod_builder.names import host_name, rendezvous_port, service_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.kube.resources import TRAINING_JOBS
 
 

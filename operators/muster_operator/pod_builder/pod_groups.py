@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.kube.resources import POD_GROUPS
 from muster.lifecycle.placement import pod_count
 from muster_operator import labels

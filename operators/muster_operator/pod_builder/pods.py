@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster_operator import labels

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.errors import InvalidSpec
 
 RUN_VOLUME = "muster-run"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster_operator import labels
 from muster_operator.pod_builder.names import service_name
 from muster_operator.pod_builder.owner_references import owner_reference

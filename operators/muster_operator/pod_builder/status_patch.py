@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from muster import spec
+from muster.api import spec
 
 
 def status_patch(

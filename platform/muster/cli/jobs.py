@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import ClusterClient, connect, default_list_namespace, selected_context
+from muster.cli.connect import connect, default_list_namespace, selected_context
 from muster.cli.options import (
     complete_phases,
     job_argument,
@@ -19,11 +19,12 @@ from muster.cli.options import (
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, usage_error
+from muster.client import ClusterClient
 from muster.text import format_duration, pluralize
 
 if TYPE_CHECKING:
-    from muster.job_list import JobList
-    from muster.spec import RoleSpec, TrainingJob
+    from muster.api.spec import RoleSpec, TrainingJob
+    from muster.client import JobList
 
 _MAX_DIGITS = 18  # Python refuses to parse integers of thousands of digits
 _MAX_TEXT_SHOWN = 80
@@ -205,9 +206,9 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` naming every job that cannot be acted on."""
+    from muster.api.validation import final_phase, resumed_in_vain
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
-    from muster.validation import final_phase, resumed_in_vain
 
     errors: list[Refused] = []
     deleting: set[str] = set()  # in a cluster, the operator checks this

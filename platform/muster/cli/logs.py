@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import ClusterClient, connect
+from muster.cli.connect import connect
 from muster.cli.options import PlainOption, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_note, usage_error
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.client import DEFAULT_LOG_OPTIONS, ClusterClient, LogOptions
 from muster.text import pluralize, sanitize_keep_colors
 
 if TYPE_CHECKING:
-    from muster.spec import TrainingJob
+    from muster.api.spec import TrainingJob
 
 _COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MAX_NAMED = 4
@@ -93,7 +93,7 @@ def logs(
     as_json: bool,
 ) -> None:
     """Print the logs of a job's pods, with a prefix per pod if there are several."""
-    from muster.spec import TERMINAL_PHASES
+    from muster.api.spec import TERMINAL_PHASES
     from muster.text import parse_time
 
     now, (name, space) = time.time(), split_job_name(job, namespace)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from muster.api.env_vars import is_secret_name, parse_env_options
+from muster.api.spec import TrainingJob
+from muster.api.yaml_input import AnyObject, ParsedObject, parse_objects
+from muster.api.yaml_input.source_map import MAX_BYTES
 from muster.cli.connect import selected_context
 from muster.cli.output import print_note
-from muster.env_vars import is_secret_name, parse_env_options
 from muster.errors import InvalidSpec, Refused
 from muster.local.annotations import allow_oversubscription, pass_variables
-from muster.spec import TrainingJob
 from muster.text import parse_duration, parse_step_range
-from muster.yaml_input import AnyObject, ParsedObject, parse_objects
-from muster.yaml_input.source_map import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

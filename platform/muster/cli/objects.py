@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from muster.cli.connect import ClusterClient, connect, default_namespace
+from muster.cli.connect import connect, default_namespace
 from muster.cli.options import FILE, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_json, print_note, usage_error
+from muster.client import ClusterClient
 from muster.errors import Refused
 
 _KINDS = {

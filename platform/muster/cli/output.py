@@ -168,7 +168,7 @@ def _without_blanks(padding: re.Match[str]) -> str:
 def print_json(rows: Sequence[Any]) -> None:
     """Print a JSON list of objects with the field names of the YAML, and quantities and times in Kubernetes' form.
     Values of environment variables that hold secrets are redacted."""
-    from muster.env_vars import redact_secrets
+    from muster.api.env_vars import redact_secrets
 
     values = [to_json_value(row) for row in rows]
     print(json.dumps([redact_secrets(row) if isinstance(row, dict) else row for row in values], indent=2))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from muster.cli.connect import ClusterClient, connect
+from muster.cli.connect import connect
 from muster.cli.options import json_option
 from muster.cli.output import console, print_json, print_renderable
+from muster.client import ClusterClient
 
 if TYPE_CHECKING:
     from muster.tables import NodeTableRow, QueueTableRow

@@ -18,9 +18,9 @@ from muster.cli.options import PATH, PlainOption, json_option
 from muster.cli.output import console, print_json, print_renderable, usage_error
 
 if TYPE_CHECKING:
+    from muster.api.spec import Queue
     from muster.engine import Policy
     from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
-    from muster.spec import Queue
 
 _POLICIES = "muster, fifo, priority, backfill"
 
@@ -143,9 +143,9 @@ def _parse_policies(names: Sequence[str]) -> list[Policy]:
 
 
 def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
+    from muster.api.spec import Queue
+    from muster.api.validation import check_apply
     from muster.cli.manifests import load_objects
-    from muster.spec import Queue
-    from muster.validation import check_apply
 
     found = load_objects(str(file))
     check_apply(found, ())
@@ -154,10 +154,10 @@ def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
 
 def _simulate_policy(workload: RecordedWorkload, policy: Policy, config: SimulationConfig) -> SimulationResult:
     """Simulate one policy, with a progress bar if stderr is a terminal."""
-    from muster import gc_tuning
+    from muster.engine import reduce_gc_frequency
     from muster.simulate import SimulationProgress, run
 
-    gc_tuning.reduce_gc_frequency()
+    reduce_gc_frequency()
     if not sys.stderr.isatty():
         return run(workload, policy, config)
     from rich.console import Console

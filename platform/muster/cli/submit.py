@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import ClusterClient, connect, selected_context
+from muster.cli.connect import connect, selected_context
 from muster.cli.options import FILE, json_option, namespace_option, queue_option
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note, usage_error
+from muster.client import ClusterClient
 
 if TYPE_CHECKING:
+    from muster.api.spec import TrainingJob
     from muster.cli.manifests import LoadedJob
-    from muster.spec import TrainingJob
 
 
 def _parse_int(text: str) -> int:
@@ -56,9 +57,9 @@ def submit(
     as_json: bool,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
+    from muster.api.env_vars import not_passed_message
     from muster.cli.manifests import SpecOverrides, load_jobs, locate_errors, parse_env_overrides
     from muster.cli.watch import watch_job
-    from muster.env_vars import not_passed_message
 
     names, values = parse_env_overrides(env, on_host=selected_context() is None)
     overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import ClusterClient, connect
+from muster.cli.connect import connect
 from muster.cli.options import job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note
+from muster.client import ClusterClient
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from muster.api.spec import TrainingJob
     from muster.cli.views.watch import WatchFrame
-    from muster.spec import TrainingJob
 
 _POLL_S = 0.5
 REPORT_TIMEOUT_S = 930.0
@@ -74,7 +75,7 @@ def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[
     from muster.cli.views.job_text import is_over
     from muster.cli.views.watch import WatchFrame
     from muster.errors import NotFound
-    from muster.progress import current_heartbeat, final_heartbeat, leading_heartbeat
+    from muster.heartbeats.progress import current_heartbeat, final_heartbeat, leading_heartbeat
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
 
@@ -142,7 +143,7 @@ def _print_changes(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | N
     """Print lines into a pipe: changes at once, progress every `PROGRESS_INTERVAL_S`."""
     from muster.cli.views.job_text import is_over
     from muster.cli.views.watch import change_lines
-    from muster.progress import ProgressLines
+    from muster.heartbeats.progress import ProgressLines
 
     last, progress = None, ProgressLines(PROGRESS_INTERVAL_S)
     for frame in frames:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.engine.engine import CycleResult, Engine, run_cycle
+from muster.engine.engine import CycleResult, Engine, reduce_gc_frequency, run_cycle
 from muster.engine.replay import POLICIES, check_feasibility, decode_snapshot, encode_snapshot, replay
 from muster.scheduling import MUSTER, Policy
 
@@ -15,6 +15,7 @@ __all__ = [
     "check_feasibility",
     "decode_snapshot",
     "encode_snapshot",
+    "reduce_gc_frequency",
     "replay",
     "run_cycle",
 ]

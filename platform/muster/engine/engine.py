@@ -7,6 +7,7 @@ any two writes: a new one reaches the same end from what it observes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -218,3 +219,12 @@ def _same_nodes(before: Snapshot | None, now: Snapshot) -> bool:
         and before.flavors is now.flavors
         and before.excluded_nodes is now.excluded_nodes
     )
+
+
+def reduce_gc_frequency() -> None:
+    """Run Python's cycle collector a hundred times less often than by default; for processes that plan repeatedly.
+
+    A plan creates thousands of small objects without reference cycles, while hundreds of thousands stay alive (jobs,
+    pods, nodes). Traversing all of them takes a considerable part of a plan's time.
+    """
+    gc.set_threshold(100_000, 20, 20)

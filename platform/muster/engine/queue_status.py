@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import format_quantity
+from muster.api.validation import QueueReadiness
 from muster.cluster import WriteFlavorStatus, WriteQueueStatus
 from muster.lifecycle.conditions import with_condition
-from muster.quantity import format_quantity
 from muster.scheduling import PlannerCache
 from muster.state.fair_share import FairShare
-from muster.validation import QueueReadiness
 
 
 def guarantees_exceeding_nodes(cache: PlannerCache) -> dict[str, str]:

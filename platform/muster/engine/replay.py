@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import msgspec
 
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import DRAIN_TAINT, NodeView, ObservedState
 from muster.errors import InvalidSpec
 from muster.model import Decision, Resources, Snapshot, Wait
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, Policy, plan
-from muster.spec import TrainingJob, TrainingJobStatus
 from muster.state import snapshot_of
 
 POLICIES = {policy.name: policy for policy in (MUSTER, FIFO, PRIORITY, BACKFILL)}

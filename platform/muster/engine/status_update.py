@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import ObjectWrites, Write, WritePhase, WriteStatus
-from muster.spec import TrainingJob, TrainingJobStatus
 
 
 class WritePriority(IntEnum):

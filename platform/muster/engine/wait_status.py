@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
+from muster.api.spec import TrainingJobStatus
 from muster.lifecycle import find_condition, transitions
 from muster.lifecycle.conditions import ADMITTED
 from muster.model import Wait
-from muster.spec import TrainingJobStatus
 from muster.state import JobEntry
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import ValidationError
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import clamp_quantity
+from muster.api.yaml_input.undecodable import invalid_reason, valid_part
 from muster.cluster import NodeView
 from muster.errors import ClusterError
 from muster.kube.objects import V1Node, V1Pod
 from muster.model import NodeTaint, Resources
-from muster.quantity import clamp_quantity
-from muster.yaml_input.invalid_objects import invalid_reason, valid_part
 
 T = TypeVar("T", bound=spec.StrictModel)
 D = TypeVar("D", bound=spec.Queue | spec.Flavor)

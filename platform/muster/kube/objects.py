@@ -228,7 +228,7 @@ class CustomObjectMeta(V1ObjectMeta, rename="camel"):
 
 
 class RawCustomObject(msgspec.Struct):
-    """A Queue or a Flavor; `muster.spec` parses spec and status."""
+    """A Queue or a Flavor; `muster.api.spec` parses spec and status."""
 
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")

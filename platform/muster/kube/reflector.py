@@ -20,12 +20,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.backoff import backoff_s
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.requests import V1Status
 from muster.kube.resources import Resource
-from muster.yaml_input.truncate import decode_truncated
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.yaml_input.truncate import decode_truncated
 
 APPLICATION_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"

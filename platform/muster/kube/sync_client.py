@@ -185,7 +185,7 @@ def decode_json(text: bytes) -> JsonObject:
     try:
         read: JsonObject = json.loads(text)
     except RecursionError:
-        from muster.yaml_input.truncate import truncate_depth
+        from muster.api.yaml_input.undecodable import truncate_depth
 
         read = json.loads(truncate_depth(text))
     return read

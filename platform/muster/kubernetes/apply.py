@@ -10,6 +10,15 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.validation import (
+    apply_warnings,
+    being_deleted_conflict,
+    check_apply,
+    check_edit,
+    check_unfinished,
+    with_replicas,
+)
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import WRONG_VERSION, read_object
@@ -19,18 +28,9 @@ from muster.kube.sync_client import JsonObject, KubeClient
 from muster.kubernetes import queries
 from muster.kubernetes.decode import decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
-from muster.spec import Flavor, Queue, TrainingJob
-from muster.validation import (
-    apply_warnings,
-    being_deleted_conflict,
-    check_apply,
-    check_edit,
-    check_unfinished,
-    with_replicas,
-)
 
 if TYPE_CHECKING:
-    from muster.yaml_input import AnyObject
+    from muster.api.yaml_input import AnyObject
 
 STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
 """Query parameters of a write that refuses unknown fields."""
@@ -41,7 +41,7 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
     """Create or change objects: [{kind, namespace, name, result}], queues with `notices` if any.
 
     Jobs without a namespace are created in that of the kubeconfig's context. Raises the errors of `KubeClient.request`,
-    and those of `muster.validation` as far as the user may read what it depends on; an error names the objects that
+    and those of `muster.api.validation` as far as the user may read what it depends on; an error names the objects that
     were written before it.
     """
     notices = _check_apply(kube_client, documents)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
@@ -17,15 +18,14 @@ from muster.kubernetes import apply, delete, drain, queries, submit
 from muster.kubernetes.decode import heartbeats_from_status, to_event_row
 from muster.kubernetes.logs import Replica, read_log
 from muster.kubernetes.object_watch import watch_job
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from muster.api.spec import TrainingJob
+    from muster.api.yaml_input import AnyObject
+    from muster.client import JobList
     from muster.cluster import NodeView
-    from muster.job_list import JobList
-    from muster.spec import TrainingJob
-    from muster.yaml_input import AnyObject
 
 _HEARTBEAT_CACHE_S = 3.0
 

@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from muster.api.spec import API_VERSION, Flavor, Queue, StrictModel, TrainingJob
+from muster.api.validation.queues import INVALID_QUEUE_PREFIX
+from muster.api.yaml_input.undecodable import invalid_reason, truncate_value
+from muster.client import JobList, UnreadableJobItem
 from muster.errors import ClusterError
-from muster.job_list import JobList, UnreadableJobItem
+from muster.heartbeats.progress import heartbeat_from_status
 from muster.kube.convert import parse_time, read_object, read_queue_or_flavor, without_managed_fields
-from muster.progress import heartbeat_from_status
-from muster.spec import API_VERSION, Flavor, Queue, StrictModel, TrainingJob
-from muster.validation.queue_readiness import INVALID_QUEUE_PREFIX
-from muster.yaml_input.invalid_objects import invalid_reason
-from muster.yaml_input.truncate import truncate_value
 
 D = TypeVar("D", Queue, Flavor)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from muster.api.validation import check_flavor_unused, check_no_children
+from muster.client import JobList
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
-from muster.job_list import JobList
 from muster.kube.requests import DRY_RUN, uid_mismatch_as_conflict, uid_precondition
 from muster.kube.resources import MUSTER_KINDS
 from muster.kube.sync_client import JsonObject, KubeClient
 from muster.kubernetes import queries
 from muster.lifecycle import is_admitted
-from muster.validation import check_flavor_unused, check_no_children
 
 ObjectRef: TypeAlias = tuple[str, str, str]
 """Kind, name, namespace."""

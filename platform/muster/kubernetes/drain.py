@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from muster.api.spec import TrainingJob
+from muster.client import JobList
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
-from muster.job_list import JobList
 from muster.kube.convert import WRONG_VERSION
 from muster.kube.requests import MERGE_PATCH
 from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
 from muster.lifecycle import is_finished
-from muster.spec import TrainingJob
 
 _MAX_ATTEMPTS = 5
 _Taints = list[dict[str, Any]]

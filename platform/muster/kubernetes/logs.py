@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from muster.api.spec import TrainingJob
+from muster.client import LogOptions
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kube.convert import has_ended, parse_time, read_object
 from muster.kube.objects import V1Pod
 from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, KubeClient
 from muster.lifecycle import is_finished, pod_name
-from muster.log_options import LogOptions
-from muster.spec import TrainingJob
 
 _POLL_S = 1.0
 _READ_TIMEOUT_S = 60.0

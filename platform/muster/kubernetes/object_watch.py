@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from muster.api.spec import TrainingJob
 from muster.errors import ClusterError, NotFound
 from muster.kube.convert import read_object
 from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
 from muster.lifecycle import has_terminated
-from muster.spec import TrainingJob
 
 _WATCH_S = 240
 _IDLE_GRACE_S = 30.0  # beyond the watch's timeoutSeconds

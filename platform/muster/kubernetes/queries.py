@@ -15,21 +15,21 @@ from typing import Any
 import msgspec
 
 from muster import model
+from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
+from muster.api.validation import check_dependencies_valid, check_size, check_submit
+from muster.api.validation.submit import name_hint
+from muster.client import JobList
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.errors import MusterError, NotFound, Refused
-from muster.job_list import JobList
 from muster.kube.convert import node_view, read_object
 from muster.kube.objects import V1Namespace, V1Node, V1PriorityClass
 from muster.kube.resources import FLAVORS, NAMESPACES, NODES, PRIORITY_CLASSES, QUEUES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
 from muster.kubernetes.decode import decode_flavors, decode_jobs, decode_queues
 from muster.lifecycle import is_finished, pod_name, pod_slots
-from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
 from muster.state import snapshot_of
 from muster.state.nodes import to_flavor, to_node
 from muster.tables import node_rows, queue_rows, waiting_by_queue
-from muster.validation import check_dependencies_valid, check_size, check_submit
-from muster.validation.submit import name_hint
 from muster.workload.trainingjob import to_gang
 
 _MAX_SUGGESTED_NAMES = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from urllib.parse import urlsplit
 
-from muster.spec import TrainingJob
+from muster.api.spec import TrainingJob
 
 VOLUME_SCHEMES = ("pvc", "volume")
 """Schemes of locations that are not in a store: pvc://CLAIM/FOLDER, volume://NAME-IN-THE-POD/FOLDER."""

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from muster.api.spec import TrainingJob
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import read_object
@@ -19,7 +20,6 @@ from muster.kube.sync_client import KubeClient
 from muster.kubernetes import queries
 from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
 from muster.kubernetes.decode import to_manifest
-from muster.spec import TrainingJob
 
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
 from muster.lifecycle import transitions
 from muster.lifecycle.conditions import (
@@ -39,7 +40,6 @@ from muster.lifecycle.observation import Observation, Timeouts, max_grace_period
 from muster.lifecycle.placement import PodSlotKey, from_status, pod_count, pod_name, pod_slots, recorded_finished_pods
 from muster.lifecycle.transitions import START_TIMEOUT
 from muster.model import Placement, RolePlacement
-from muster.spec import LastFailure, TrainingJob, TrainingJobStatus
 
 TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from muster.spec import Condition, Phase, TrainingJobStatus
+from muster.api.spec import Condition, Phase, TrainingJobStatus
 
 ADMITTED = "Admitted"
 PODS_READY = "PodsReady"
@@ -86,7 +86,7 @@ def with_status_fields(status: TrainingJobStatus, fields: Mapping[str, object]) 
 
 
 def phase_of(status: TrainingJobStatus) -> Phase:
-    """The phase: see `muster.spec.Phase`."""
+    """The phase: see `muster.api.spec.Phase`."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     if COMPLETE in true:
         return "Succeeded"

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from muster.api.spec import BlamedNode, FailurePolicy, LastFailure
 from muster.cluster import NodeView, PodView
 from muster.lifecycle.observation import Timeouts
-from muster.spec import BlamedNode, FailurePolicy, LastFailure
 
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.backoff import backoff_s
 from muster.cluster import Heartbeat, NodeView, PodView, Write
-from muster.spec import TrainingJob, TrainingJobStatus
 
 ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
 """Phases in which a pod takes capacity."""

@@ -13,9 +13,9 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
+from muster.api.spec import FinishedPods, NodePods, RolePlacementStatus, TrainingJobSpec, TrainingJobStatus
 from muster.cluster import PodView
 from muster.model import Placement, RolePlacement
-from muster.spec import FinishedPods, NodePods, RolePlacementStatus, TrainingJobSpec, TrainingJobStatus
 
 PodSlotKey = tuple[str, int]
 """Role and index."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from muster.api.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RolePlacementStatus, TrainingJob
 from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
-from muster.heartbeat import MAX_CLOCK_SKEW_S
+from muster.heartbeats.parse import MAX_CLOCK_SKEW_S
 from muster.lifecycle import transitions
 from muster.lifecycle.attempt import Transition, evaluate_attempt, evaluate_completion
 from muster.lifecycle.conditions import (
@@ -37,7 +38,6 @@ from muster.lifecycle.placement import (
     without_nodes,
 )
 from muster.lifecycle.transitions import nomination_ttl_s, retained_placement
-from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RolePlacementStatus, TrainingJob
 
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
 """Finalizers of Kubernetes itself, which it removes without delay once the pods are gone."""

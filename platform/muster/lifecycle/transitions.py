@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from muster.api.spec import (
+    EvictionStatus,
+    NominationStatus,
+    RolePlacementStatus,
+    TrainingJob,
+    TrainingJobSpec,
+    TrainingJobStatus,
+)
 from muster.lifecycle.conditions import (
     ADMITTED,
     CANCELLED,
@@ -26,14 +34,6 @@ from muster.lifecycle.conditions import (
 from muster.lifecycle.observation import Timeouts, max_grace_period_s
 from muster.lifecycle.placement import describe, matches_spec, pod_count, to_status, without_nodes
 from muster.model import Nominate, Placement, Wait
-from muster.spec import (
-    EvictionStatus,
-    NominationStatus,
-    RolePlacementStatus,
-    TrainingJob,
-    TrainingJobSpec,
-    TrainingJobStatus,
-)
 
 
 def waiting_since(status: TrainingJobStatus, now: float) -> float:

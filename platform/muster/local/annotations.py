@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import parse_quantity
+from muster.api.yaml_input.field_errors import field_path
 from muster.errors import InvalidSpec
-from muster.quantity import parse_quantity
 from muster.text import closest_match
-from muster.yaml_input.field_errors import field_path
 
 _PREFIX = "muster.dev/"
 WORKING_DIRECTORY_ANNOTATION = _PREFIX + "working-directory"

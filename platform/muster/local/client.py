@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from muster.api.spec import Flavor, TrainingJob
+from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions
 from muster.errors import NotFound, Refused
-from muster.job_list import JobList
 from muster.lifecycle import has_terminated
 from muster.local import API_VERSION
 from muster.local.annotations import annotate_submitter, passed_variables
@@ -36,12 +37,10 @@ from muster.local.run_folder import (
     read_lines,
     tail_offset,
 )
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import Flavor, TrainingJob
 from muster.text import did_you_mean
 
 if TYPE_CHECKING:
-    from muster.yaml_input import AnyObject
+    from muster.api.yaml_input import AnyObject
 
 _WATCH_TIMEOUT_S = 20.0
 

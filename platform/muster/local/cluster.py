@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.cluster import (
     CreatePod,
     DeletePod,
@@ -42,7 +43,6 @@ from muster.local.records import EventRecord, PodRecord
 from muster.local.run_folder import HeartbeatReader
 from muster.local.store import SqliteStore
 from muster.model import Resources
-from muster.spec.pod_request import pod_request
 
 _LOG = logging.getLogger("muster.local")
 QUARANTINE_S = 60.0

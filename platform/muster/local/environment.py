@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
 from muster.errors import ClusterError, InvalidSpec
 from muster.local.annotations import INTERPRETER_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, passed_variables
 from muster.local.home import Home

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from muster import spec
+from muster.api import spec
+from muster.api.validation import check_size, check_submit
+from muster.api.yaml_input import AnyObject
+from muster.api.yaml_input.field_errors import field_path
+from muster.api.yaml_input.unknown_fields import unknown_in_template
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused, together
 from muster.local.annotations import check_annotations
 from muster.local.environment import interpreter_environment
 from muster.local.programs import check_processes, check_program
 from muster.state.nodes import to_flavor, to_node
-from muster.validation import check_size, check_submit
 from muster.workload.trainingjob import to_gang
-from muster.yaml_input import AnyObject
-from muster.yaml_input.field_errors import field_path
-from muster.yaml_input.pod_fields import unknown_in_template
 
 _REFUSED_POD_FIELDS = {
     "hostPID": "replicas already see this host's processes; leave it out",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import spec
+from muster.api import spec
 from muster.errors import DaemonError
 from muster.local import shim
 from muster.local.annotations import job_log_limit, parse_log_limit

@@ -26,10 +26,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muster.api.quantity import parse_quantity
 from muster.cluster import NodeView
 from muster.errors import ClusterError, InvalidSpec
 from muster.model import Resources
-from muster.quantity import parse_quantity
 from muster.tables import VIRTUAL_NODE_LABEL
 from muster.text import closest_match
 

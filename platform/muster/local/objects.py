@@ -8,7 +8,19 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
-from muster import spec
+from muster.api import spec
+from muster.api.validation import (
+    apply_warnings,
+    being_deleted_conflict,
+    check_apply,
+    check_edit,
+    check_flavor_unused,
+    check_no_children,
+    check_unfinished,
+    resumed_in_vain,
+    with_replicas,
+)
+from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
@@ -26,18 +38,6 @@ from muster.local.records import EventRecord
 from muster.local.store import SqliteStore
 from muster.state.nodes import to_node
 from muster.text import did_you_mean
-from muster.validation import (
-    apply_warnings,
-    being_deleted_conflict,
-    check_apply,
-    check_edit,
-    check_flavor_unused,
-    check_no_children,
-    check_unfinished,
-    resumed_in_vain,
-    with_replicas,
-)
-from muster.yaml_input import AnyObject
 
 _MAX_LISTED_JOBS = 5  # jobs named in the error for an unknown job
 

@@ -13,14 +13,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from muster import spec
+from muster.api import spec
+from muster.api.quantity import whole_cores
+from muster.api.spec.pods import pod_request
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
 from muster.local.annotations import OVERSUBSCRIBE_ANNOTATION, allows_oversubscription
 from muster.local.environment import command_line, find_executable, working_directory
 from muster.local.nodes import GPU
-from muster.quantity import whole_cores
-from muster.spec.pod_request import pod_request
 from muster.text import did_you_mean
 
 _LAUNCHER_MODULE = "muster_components.launch"

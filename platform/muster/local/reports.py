@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
 from muster.errors import InvalidTrace
 from muster.lifecycle import is_finished
 from muster.local.records import EventRecord

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound
-from muster.heartbeat import NUMERIC_FIELDS, ClockReading, finite_number, parse_heartbeat
-from muster.spec import TERMINAL_PHASES, TrainingJob
+from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_heartbeat
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2

@@ -20,12 +20,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.yaml_input import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.local import API_VERSION
 from muster.local.control_loop import ControlLoop
 from muster.local.service import DaemonService
-from muster.spec import Flavor, Queue, TrainingJob
-from muster.yaml_input import KINDS
 
 _MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_WATCH_S = 60.0

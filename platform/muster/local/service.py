@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, transitions
@@ -20,7 +22,6 @@ from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.tables import node_rows, queue_rows, waiting_by_queue
-from muster.yaml_input import AnyObject
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 

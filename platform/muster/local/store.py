@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import msgspec
 
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.spec.pods import pod_request
+from muster.api.yaml_input import KINDS, AnyObject
 from muster.errors import ClusterError
 from muster.local.nodes import GPU
 from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
-from muster.spec import Flavor, Queue, TrainingJob
-from muster.spec.pod_request import pod_request
-from muster.yaml_input import KINDS, AnyObject
 
 SCHEMA = 1
 MAX_EVENTS_PER_JOB = 200

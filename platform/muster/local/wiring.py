@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted, is_finished

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import (
     CreatePod,
     DeletePod,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView, PodView, RecordEvent
 from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import COMPLETE, EVICTED, find_condition

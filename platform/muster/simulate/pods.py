@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
 
-from muster import spec
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Resources
-from muster.spec.pod_request import pod_request
 
 
 class EventQueue:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import ObservedState
 from muster.engine import MUSTER, POLICIES, Engine, Policy, replay, run_cycle
 from muster.model import Wait

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster import spec
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources

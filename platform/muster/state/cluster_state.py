@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
-from muster.spec import TrainingJob, TrainingJobStatus
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
 from muster.state.nodes import NodeProjection

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from muster import spec
+from muster.api import spec
 from muster.model import DecayedUsage, Placement, Role
 
 TICK_S = 60.0

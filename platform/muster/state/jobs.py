@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.validation import invalid_dependency
 from muster.cluster import DecodeErrors, PodView
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
-from muster.validation import invalid_dependency
 from muster.workload import Admission, Workload
 from muster.workload.requests import max_amount_per_pod
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
 from muster.cluster import NodeView
 from muster.state.identity import reuse_equal, reuse_tuple, same_objects
 from muster.workload.requests import tolerations

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.validation import QueueReadiness, namespace_allowed, queue_readiness
+from muster.api.validation.queues import quotas_of
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors
 from muster.state.identity import reuse_equal, reuse_tuple, same_objects
-from muster.validation import QueueReadiness, namespace_allowed, queue_readiness
-from muster.validation.quota_tree import quotas_of
 
 
 @dataclass(slots=True)

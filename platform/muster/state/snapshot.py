@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from muster.api.spec import TrainingJob
+from muster.api.validation import QueueReadiness
 from muster.cluster import ObservedState, PodView
 from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import DecayedUsage, Role, Snapshot, Wait
-from muster.spec import TrainingJob
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.identity import reuse_equal, reuse_tuple
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.queues import AllowedNamespaces
-from muster.validation import QueueReadiness
 from muster.workload import Workload
 from muster.workload.trainingjob import TrainingJobWorkload
 

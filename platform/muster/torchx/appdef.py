@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
-from muster.spec import API_VERSION, MAX_JOB_NAME, TrainingJob
+from muster.api.spec import API_VERSION, MAX_JOB_NAME, TrainingJob
+from muster.api.yaml_input.field_errors import to_field_error
+from muster.api.yaml_input.source_map import SourceMap
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.settings import resolve_settings
-from muster.yaml_input.field_errors import to_field_error
-from muster.yaml_input.source_map import SourceMap
 
 RANK0_HOST = "MUSTER_RANK0_HOST"
 REPLICA = "MUSTER_REPLICA"

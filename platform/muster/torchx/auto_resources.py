@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchx.specs import AppDef, Role
 
-from muster.quantity import whole_cores
+from muster.api.quantity import whole_cores
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.settings import PREFIX
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
 
-from muster.env_vars import redact
+from muster.api.env_vars import redact
+from muster.api.quantity import parse_quantity
+from muster.api.spec import LastFailure, RoleSpec, TrainingJob
 from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.placement import index_range
-from muster.quantity import parse_quantity
-from muster.spec import LastFailure, RoleSpec, TrainingJob
 from muster.text import sanitize
 from muster.torchx.appdef import REPLICA, app_id
 from muster.torchx.follow import status_message

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from muster.api.spec import TERMINAL_PHASES, TrainingJob
+from muster.client import LogOptions
 from muster.errors import ClusterError, NotFound
+from muster.heartbeats.progress import ProgressLines, current_heartbeat
 from muster.kubernetes.run_location import report_command
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
-from muster.log_options import LogOptions
-from muster.progress import ProgressLines, current_heartbeat
-from muster.spec import TERMINAL_PHASES, TrainingJob
 from muster.text import sanitize
 
 if TYPE_CHECKING:

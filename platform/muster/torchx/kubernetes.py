@@ -17,10 +17,10 @@ from typing import Any
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
 
+from muster.api.spec import TrainingJob
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.kubernetes.cluster_client import KubernetesClusterClient
-from muster.spec import TrainingJob
 from muster.torchx.appdef import to_training_job, validate_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused

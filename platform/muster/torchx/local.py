@@ -11,7 +11,9 @@ from dataclasses import replace
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
-from muster.env_vars import not_passed_message
+from muster.api.env_vars import not_passed_message
+from muster.api.quantity import parse_quantity
+from muster.api.spec import TrainingJob
 from muster.errors import DaemonError, MusterError
 from muster.local.annotations import allow_oversubscription, annotate_submitter, pass_variables
 from muster.local.client import LocalClient
@@ -19,8 +21,6 @@ from muster.local.environment import submitter_environment
 from muster.local.job_checks import check_local_support
 from muster.local.nodes import host_node, measure_capacity
 from muster.local.programs import check_processes
-from muster.quantity import parse_quantity
-from muster.spec import TrainingJob
 from muster.torchx.appdef import to_training_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused

@@ -23,11 +23,11 @@ import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo
 
-from muster.env_vars import redact, redact_secrets
+from muster.api.env_vars import redact, redact_secrets
+from muster.api.spec import TrainingJob, max_job_name_length
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.errors import ClusterError, DaemonError, NotFound
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.spec import TrainingJob, max_job_name_length
 from muster.text import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id, to_kubernetes_name, with_suffix
 from muster.torchx.describe import app_state, describe_response

@@ -2,7 +2,7 @@
 
 A component sets them as AppDef metadata (`muster.dev/queue`), a user as options (`-cfg queue=...`), which take
 precedence. Both have the same text form, so options also work with other components such as `dist.ddp`. Each parser
-returns a value of `muster.spec`, or raises ValueError with the valid form.
+returns a value of `muster.api.spec`, or raises ValueError with the valid form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.
 from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
-from muster.env_vars import is_valid_name
+from muster.api.env_vars import is_valid_name
 from muster.text import did_you_mean, read_duration, read_step_range
 from muster.torchx.errors import SubmissionRefused
 

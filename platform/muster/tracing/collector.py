@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from muster.api.quantity import parse_quantity
 from muster.errors import InvalidTrace
-from muster.heartbeat import finite_number
-from muster.quantity import parse_quantity
+from muster.heartbeats.parse import finite_number
 from muster.tracing.heartbeat_server import (
     MIN_TOKEN_LENGTH,
     HeartbeatServer,

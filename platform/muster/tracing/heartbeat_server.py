@@ -1,7 +1,7 @@
 """The collector's HTTP server, from which the operator polls the job's heartbeat.
 
 Any program that reaches the pod can connect. So the server accepts only GET requests without a body, signs and verifies
-(`muster.heartbeat_auth`), and limits time, connections and sizes. Of what a rank wrote, a response contains only the
+(`muster.heartbeats.auth`), and limits time, connections and sizes. Of what a rank wrote, a response contains only the
 numeric fields and the phase that docs/run-folder.md defines.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from muster.heartbeat import NUMERIC_FIELDS, PHASES, finite_number
-from muster.heartbeat_auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, finite_number
 from muster.tracing.shared_folder import SharedFolder
 
 MIN_TOKEN_LENGTH = 16

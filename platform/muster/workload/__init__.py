@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from muster.api.spec import BlamedNode
 from muster.model import Gang, Nomination, Placement, Role
-from muster.spec import BlamedNode
 
 __all__ = ["Admission", "Workload"]
 

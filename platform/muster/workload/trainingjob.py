@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster import model, spec
+from muster import model
+from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.lifecycle import (
     Timeouts,
     from_status,
@@ -17,7 +19,6 @@ from muster.lifecycle import (
 )
 from muster.lifecycle.conditions import SUSPENDED, is_condition_true
 from muster.model import Gang, Nomination
-from muster.spec.pod_request import pod_request
 from muster.workload import Admission
 from muster.workload.requests import max_amount_per_pod, node_affinity, tolerations
 

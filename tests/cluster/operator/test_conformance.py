@@ -17,7 +17,7 @@ from tests.cluster.operator.pools import GROUP, KWOK, Pool
 from tests.conformance.harness import GPUS, NODES, Script, Start
 from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
-from muster import spec
+from muster.api import spec
 
 PATIENCE = 3  # times what a scenario asks for: a whole control plane on a busy machine
 SLOWNESS = 2.0  # times what a script says, so that a phase is not over before anyone has looked

@@ -8,11 +8,11 @@ import pytest
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
+from muster.api.spec import TrainingJob
 from muster.errors import Conflict
 from muster.kube.config import KubeContext, load_config
 from muster.kube.sync_client import KubeClient
 from muster.kubernetes import apply, queries
-from muster.spec import TrainingJob
 
 Write = Callable[[KubeClient, TrainingJob], object]
 WRITES: dict[str, Write] = {

@@ -172,8 +172,8 @@ def test_what_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> 
 
 
 def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, runner: Runner) -> None:
-    from muster.spec import TrainingJob
-    from muster.yaml_input import load_objects
+    from muster.api.spec import TrainingJob
+    from muster.api.yaml_input import load_objects
     from muster_components.train import fsdp
 
     pool.set_up(nodes=1, gpus=4)

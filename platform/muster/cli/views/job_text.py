@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from muster.api.spec import TrainingJob
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import find_condition
-from muster.spec import TrainingJob
 from muster.text import format_duration, sanitize
 
 PHASE_STYLES = {

@@ -14,12 +14,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from muster.api.spec import TERMINAL_PHASES, RoleSpec, TrainingJob
+from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
+from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
-from muster.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
-from muster.spec import TERMINAL_PHASES, RoleSpec, TrainingJob
-from muster.spec.pod_request import pod_request
 from muster.text import format_duration, format_resource, format_time, pluralize, sanitize, short_resource_name
 from muster.tracing import RECORDED_BY
 

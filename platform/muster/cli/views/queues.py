@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from muster.quantity import parse_quantity
+from muster.api.quantity import parse_quantity
 from muster.text import format_resource, short_resource_name, wrap_parts
 
 if TYPE_CHECKING:

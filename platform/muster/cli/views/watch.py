@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from muster.api.spec import TERMINAL_PHASES, LastFailure, TrainingJob
 from muster.cli.views import job_text
-from muster.progress import eta_s, startup_message
-from muster.spec import TERMINAL_PHASES, LastFailure, TrainingJob
+from muster.heartbeats.progress import eta_s, startup_message
 from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize, wrap_parts
 
 _SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"

@@ -1,0 +1,1 @@
+"""The API objects that users write: types, validation, YAML input and CRD generation."""

@@ -1,0 +1,208 @@
+"""The status of a TrainingJob, written only by the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from muster.api.spec.fields import Condition, ListMapKey, StatusModel, Time
+
+
+class NodePods(StatusModel):
+    """Pods of a role on one node."""
+
+    node: str
+    """Name of the node."""
+    indexes: str
+    """Indexes of the pods, e.g. "0-7" or "3"."""
+
+
+class RolePlacementStatus(StatusModel):
+    """The nodes of one role's pods."""
+
+    role: str
+    """Name of the role."""
+    flavor: str = ""
+    """Name of the flavor of the nodes."""
+    nodes: list[NodePods] = []
+    """The nodes, ordered by pod index."""
+
+
+class NominationStatus(StatusModel):
+    """Capacity nominated for this job: see docs/glossary.md."""
+
+    placement: list[RolePlacementStatus]
+    """The nominated nodes."""
+    victims: list[str] = []
+    """Uids of the jobs that are evicted for this job."""
+    expires_at: Time
+    """Time at which the nomination expires."""
+
+
+class EvictionStatus(StatusModel):
+    """The eviction of this job for another one, and its deadline."""
+
+    beneficiary: str = Field(alias="for")
+    """Uid of the job that gets the capacity."""
+    reason: str = ""
+    """Reason for the eviction, in one word."""
+    deadline: Time
+    """Time at which pods that still run are killed."""
+
+
+class LastFailure(StatusModel):
+    """The first failed container of the last failed attempt."""
+
+    pod: str
+    """Name of the pod."""
+    node: str = ""
+    """Name of the node on which the pod ran."""
+    exit_code: int | None = None
+    """Exit code of the rank that failed first; 128 + signal if a signal ended it."""
+    reason: str = ""
+    """Reason for the failure, in one word."""
+    log_tail: str = ""
+    """The last lines of the container's log, at most 4 KiB."""
+    at: Time | None = None
+    """Time of the failure."""
+
+
+class CheckpointStatus(StatusModel):
+    """The newest durable checkpoint."""
+
+    step: int
+    """The last step that the checkpoint contains."""
+    at: Time
+    """Time of the checkpoint."""
+
+
+class ProgressStatus(StatusModel):
+    """The last reported progress, updated at most once a minute; not set on one host, where it is read directly."""
+
+    step: int
+    """Number of completed steps."""
+    steps: int | None = None
+    """Total number of steps."""
+    loss: float | None = None
+    """The loss at this step."""
+    tokens_per_second: float | None = None
+    """Tokens per second of the whole job."""
+    attempt: int = 0
+    """Number of the attempt that reported it."""
+    at: Time
+    """Time of the report."""
+
+
+class FinishedPods(StatusModel):
+    """Pods of a role that have completed."""
+
+    role: str
+    """Name of the role."""
+    indexes: str
+    """Indexes of the pods, e.g. "0-3,7"."""
+
+
+class BlamedNode(StatusModel):
+    """A node that this job avoids temporarily."""
+
+    node: str
+    """Name of the node."""
+    until: Time
+    """Time until which the job avoids the node."""
+
+
+class TraceStatus(StatusModel):
+    """Location of the traces and their report."""
+
+    report: str = ""
+    """Path of the report, if one was built."""
+    files: int = 0
+    """Number of collected traces as far as known; complete once all pods have ended."""
+    location: str = ""
+    """The run folder with the traces: in a store, as s3://bucket/muster/NAMESPACE/JOB-UID, or in a volume, as
+    pvc://CLAIM/NAMESPACE/JOB-UID. Empty: on this host, or deleted with the pods."""
+
+
+Phase: TypeAlias = Literal[
+    "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
+]
+TERMINAL_PHASES: tuple[Phase, ...] = ("Succeeded", "Failed", "Cancelled")
+"""Final phases."""
+
+
+class TrainingJobStatus(StatusModel):
+    """`conditions` is authoritative; `phase` and `reason` are derived from it."""
+
+    observed_generation: int = 0
+    """The generation of the spec that this status describes."""
+    phase: Phase = "Pending"
+    """The state in one word, derived from `conditions` and `finishedAt`. Terminating: the job is cancelled and
+    processes still run."""
+    reason: str = ""
+    """Reason for the current state, in one word, derived from `conditions`."""
+    conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
+    """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the outcome is
+    decided."""
+    priority: int | None = None
+    """The effective priority: that of the spec, or the value of its PriorityClass."""
+    queue_position: int | None = None
+    """Position in the queue; 1 is the first."""
+    estimated_start: Time | None = None
+    """Estimated start time, from the declared run times of running jobs."""
+    placement: list[RolePlacementStatus] = []
+    """The nodes of the pods."""
+    nomination: NominationStatus | None = None
+    """Capacity nominated for this job, until it is admitted or the nomination expires."""
+    hold: Annotated[NominationStatus | None, Field(exclude=True)] = None
+    """Deprecated: read as `nomination` if an earlier version wrote it; never written. Removed in the next version."""
+    eviction: EvictionStatus | None = None
+    """Set while the job is evicted for another one."""
+    submitted_at: Time | None = None
+    """Time of the first submission; kept across evictions."""
+    admitted_at: Time | None = None
+    """Start of the current admission."""
+    started_at: Time | None = None
+    """Time at which all pods of the attempt were ready."""
+    ran_seconds: int = 0
+    """Total run time of earlier attempts, in seconds; the current one has run since `startedAt`."""
+    finished_at: Time | None = None
+    """Time at which the last process ended. The condition has the time at which the outcome was decided."""
+    resized_at: Time | None = None
+    """Time of the last change of the size of an elastic job."""
+    requeue_after: Time | None = None
+    """End of the backoff; the job is not admitted earlier."""
+    attempt: int = 0
+    """Number of the current attempt, counted from 0."""
+    restarts: int = 0
+    """Number of restarts that count towards `maxRestarts`."""
+    start_retries: int = 0
+    """Number of consecutive start timeouts; limited by `maxStartRetries`."""
+    node_losses: int = 0
+    """Number of restarts after lost nodes; they have a separate limit."""
+    pods_wanted: int = 0
+    """Number of pods of the attempt."""
+    pods_ready: int = 0
+    """Number of pods of the attempt that are ready."""
+    elastic_replicas: int | None = None
+    """Number of pods of the only elastic role in this attempt; 0 without pods. For the subresource `scale`."""
+    selector: str | None = None
+    """Label selector of the pods of the only elastic role. For the subresource `scale`."""
+    finished_pods: list[FinishedPods] = []
+    """Pods of the attempt that have completed while others still run; they may be deleted."""
+    blamed_nodes: list[BlamedNode] = []
+    """Nodes that the job avoids."""
+    last_failure: LastFailure | None = None
+    """The last failure."""
+    last_checkpoint: CheckpointStatus | None = None
+    """The checkpoint from which the job resumes."""
+    progress: ProgressStatus | None = None
+    """The last reported progress."""
+    traces: TraceStatus | None = None
+    """Location of traces and report."""
+
+    @model_validator(mode="after")
+    def _read_hold(self) -> TrainingJobStatus:
+        if self.hold is None:
+            return self
+        return self.model_copy(update={"nomination": self.nomination or self.hold, "hold": None})

@@ -1,0 +1,40 @@
+"""Validation of relations between objects: unknown queues, cycles, overcommitted quota, jobs larger than the quota.
+
+A cluster accepts such objects, because the missing one may be created later, and shows the reason in their conditions.
+`muster submit` and `muster apply` refuse them before they write. Both use the rules here. Pure functions of objects.
+"""
+
+from __future__ import annotations
+
+from muster.api.validation.apply import apply_warnings, check_apply, check_flavor_unused, check_no_children
+from muster.api.validation.edit import (
+    being_deleted_conflict,
+    check_edit,
+    check_unfinished,
+    final_phase,
+    resumed_in_vain,
+    with_replicas,
+)
+from muster.api.validation.queues import QueueReadiness, namespace_allowed, queue_readiness
+from muster.api.validation.size import check_size
+from muster.api.validation.submit import check_dependencies_valid, check_submit, invalid_dependency
+
+__all__ = [
+    "QueueReadiness",
+    "apply_warnings",
+    "being_deleted_conflict",
+    "check_apply",
+    "check_dependencies_valid",
+    "check_edit",
+    "check_flavor_unused",
+    "check_no_children",
+    "check_size",
+    "check_submit",
+    "check_unfinished",
+    "final_phase",
+    "invalid_dependency",
+    "namespace_allowed",
+    "queue_readiness",
+    "resumed_in_vain",
+    "with_replicas",
+]

@@ -1,0 +1,196 @@
+"""The checks of `muster submit`, for errors that would make the job wait on a cluster.
+
+The reasons are those that a waiting job has in its conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+from muster.api.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
+from muster.api.validation.queues import (
+    namespace_allowed,
+    nearest_selector,
+    path_to_root,
+    queue_readiness,
+    usable_flavors,
+)
+from muster.errors import NotFound, Refused
+from muster.text import did_you_mean
+
+DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
+"""Reason and message."""
+
+
+def check_submit(
+    job: TrainingJob,
+    queues: Iterable[Queue],
+    flavors: Iterable[Flavor] = (),
+    namespace_labels: Mapping[str, str] | None = None,
+    priority_classes: Mapping[str, int] | None = None,
+) -> None:
+    """Refuse a job that cannot start with the present queues and flavors; `check_size` checks quota and nodes.
+
+    `namespace_labels` None skips the check of the namespace, `priority_classes` None (values by name) of the class.
+    Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
+    PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
+    """
+    by_name = {queue.metadata.name: queue for queue in queues}
+    by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
+    _check_queue(job, by_name)
+    if namespace_labels is not None:
+        _check_namespace(job, by_name, namespace_labels)
+    _check_priority(job, by_name, priority_classes)
+    usable = usable_flavors(job.spec.queue, by_name)
+    for place, names, topology in _scheduling_constraints(job):
+        _check_flavors(place, names, by_flavor, usable, job.spec.queue)
+        candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
+        if topology is not None and candidates:  # without a flavor `check_size` says that there is none
+            _check_levels(place, topology, candidates)
+
+
+def name_hint(name: str, known: Collection[str], kind: str) -> str:
+    """A hint for a message about an unknown name: a similar name, else the known ones."""
+    shown = sorted(known)[:8]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
+
+
+def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
+    name = job.spec.queue
+    leaves = set(by_name) - {queue.spec.parent for queue in by_name.values()}
+    if name not in by_name:
+        hint = name_hint(name, leaves, "queue")
+        raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", field="spec.queue", reason="QueueNotFound")
+    verdict = queue_readiness(by_name.values())[name]
+    if not verdict.active:
+        raise Refused(
+            f"spec.queue: queue {name!r} is inactive: {verdict.message}", field="spec.queue", reason="QueueInactive"
+        )
+    children = sorted(queue.metadata.name for queue in by_name.values() if queue.spec.parent == name)
+    if children:
+        message = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
+        raise Refused(message, field="spec.queue", reason="QueueNotLeaf")
+
+
+def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Mapping[str, str]) -> None:
+    name, namespace = job.spec.queue, job.metadata.namespace or "default"
+    if namespace_allowed(name, by_name.values(), labels):
+        return
+    selector = nearest_selector(name, by_name.values())
+    if selector is None:
+        hint = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
+    else:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
+        hint = f"its namespaceSelector requires {_selector_text(selector)}; the namespace's labels are {shown}"
+    raise Refused(
+        f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {hint}",
+        field="spec.queue",
+        reason="QueueNotAllowed",
+    )
+
+
+def _selector_text(selector: LabelSelector) -> str:
+    lines = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    for line in selector.match_expressions:
+        values = f" ({', '.join(line['values'])})" if line.get("values") else ""
+        lines.append(f"{line['key']} {line['operator']}{values}")
+    return ", ".join(lines)
+
+
+def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Mapping[str, int] | None) -> None:
+    """The lowest maxPriority on the path to the root applies, as in the planner."""
+    priority, field, named = job.spec.priority, "spec.priority", job.spec.priority_class_name
+    if named is not None and classes is not None:
+        field = "spec.priorityClassName"
+        if named not in classes:
+            message = f"{field}: PriorityClass {named!r} does not exist; {name_hint(named, classes, 'PriorityClass')}"
+            raise NotFound(message, field=field, reason="PriorityClassNotFound")
+        priority = classes[named]
+    path = path_to_root(job.spec.queue, by_name)
+    caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
+    if caps and priority > min(caps)[0]:
+        limit, name = min(caps)
+        whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
+        hint = "" if named is None else "; use a class with a lower value"
+        message = f"{field}: must be at most maxPriority ({limit}) of {whose}; got {priority}{hint}"
+        raise Refused(message, field=field, reason="PriorityTooHigh")
+
+
+def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
+    """(path in the spec, flavors, topology) of the job and of every role that sets one of them."""
+    spec = job.spec
+    constraints: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
+    for index, role in enumerate(spec.roles):
+        if role.flavors or role.topology is not None:
+            constraints.append((f"spec.roles[{index}]", role.flavors or spec.flavors, role.topology or spec.topology))
+    return constraints
+
+
+def _check_flavors(
+    path: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
+) -> None:
+    for name in names:
+        if by_flavor and name not in by_flavor:
+            hint = name_hint(name, by_flavor, "flavor")
+            raise NotFound(
+                f"{path}.flavors: flavor {name!r} does not exist; {hint}",
+                field=f"{path}.flavors",
+                reason="UnknownFlavor",
+            )
+    if names and not set(names) & set(usable):
+        message = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
+        raise Refused(
+            f"{message}; {name_hint(names[0], usable, 'flavor with quota')}",
+            field=f"{path}.flavors",
+            reason="UnknownFlavor",
+        )
+
+
+def _check_levels(path: str, topology: TopologyRequest, candidates: Sequence[Flavor]) -> None:
+    known = {level.name for flavor in candidates for level in flavor.spec.topology}
+    for word, level in (("required", topology.required), ("preferred", topology.preferred)):
+        if level is not None and level not in known:
+            of = ", ".join(flavor.metadata.name for flavor in candidates)
+            message = f"{path}.topology.{word}: {of} has no level {level!r}"
+            raise Refused(
+                f"{message}; {name_hint(level, known, 'level')}",
+                field=f"{path}.topology.{word}",
+                reason="UnknownTopologyLevel",
+            )
+
+
+def invalid_dependency(
+    queue: str,
+    role_flavors: Iterable[Sequence[str]],
+    queues: Mapping[str, Queue],
+    invalid_queues: Mapping[str, str],
+    invalid_flavors: Mapping[str, str],
+) -> DependencyError | None:
+    """The error that prevents the start of a job in this queue; `role_flavors` has the flavors that each role may use,
+    none for any. `invalid_queues` and `invalid_flavors` are error messages by name."""
+    if not (invalid_queues or invalid_flavors):
+        return None
+    for one in path_to_root(queue, queues):
+        name = one.metadata.name
+        if name in invalid_queues:
+            which = f"queue {name}" if name == queue else f"queue {name}, above queue {queue},"
+            return "QueueInactive", f"{which} cannot be read: {invalid_queues[name]}"
+    for flavors in role_flavors:
+        names = flavors or usable_flavors(queue, queues)
+        if names and all(name in invalid_flavors for name in names):
+            message = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
+            return "UnknownFlavor", message
+    return None
+
+
+def check_dependencies_valid(
+    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
+) -> None:
+    """Raise `Refused` QueueInactive or UnknownFlavor if `invalid_dependency` returns an error."""
+    role_flavors = (role.flavors or job.spec.flavors for role in job.spec.roles)
+    fault = invalid_dependency(job.spec.queue, role_flavors, queues, invalid_queues, invalid_flavors)
+    if fault is not None:
+        field = "spec.queue" if fault[0] == "QueueInactive" else "spec.flavors"
+        raise Refused(f"{field}: {fault[1]}", field=field, reason=fault[0])

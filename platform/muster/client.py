@@ -1,0 +1,118 @@
+"""The interface of a cluster's client: this host's daemon and Kubernetes have the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from muster.api.spec import TrainingJob
+    from muster.api.yaml_input import AnyObject
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The part of a replica's log to read: of one attempt (None: the newest that has a log), the lines between two
+    times (Unix seconds), and of these the last `tail_lines`. `follow`: wait for new lines until the attempt has ended.
+    """
+
+    attempt: int | None = None
+    since: float | None = None
+    until: float | None = None
+    tail_lines: int | None = None
+    follow: bool = False
+
+
+DEFAULT_LOG_OPTIONS = LogOptions()
+"""The complete newest log."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableJobItem:
+    """A job that cannot be read: as it came, and what is wrong with it."""
+
+    document: Mapping[str, Any]
+    error: str
+
+    @property
+    def name(self) -> str:
+        """NAMESPACE/NAME."""
+        meta = self.document["metadata"]
+        return f"{meta.get('namespace') or 'default'}/{meta['name']}"
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that it names; None where not even that can be read."""
+        return _text_field(self.document.get("spec"), "queue", "default")
+
+    @property
+    def phase(self) -> str | None:
+        """The phase of its status, if that can be read."""
+        return _text_field(self.document.get("status"), "phase", "Pending")
+
+    @property
+    def flavors(self) -> frozenset[str]:
+        """Flavors that its pods are on, as far as its status tells."""
+        return frozenset(name for part in self._placement() if (name := _text_field(part, "flavor", "")))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that its pods are on, as far as its status tells."""
+        shares = (share for part in self._placement() for share in _list_field(part, "nodes"))
+        return frozenset(name for share in shares if (name := _text_field(share, "node", "")))
+
+    def _placement(self) -> list[object]:
+        return _list_field(self.document.get("status"), "placement")
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """Jobs, oldest first, and those that cannot be read, by name."""
+
+    jobs: list[TrainingJob]
+    unreadable: Sequence[UnreadableJobItem] = ()
+
+
+def _list_field(fields: object, name: str) -> list[object]:
+    found = fields.get(name) if isinstance(fields, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _text_field(fields: object, name: str, default: str) -> str | None:
+    found = fields.get(name, default) if isinstance(fields, dict) else default if fields is None else None
+    return found if isinstance(found, str) else None
+
+
+class ClusterClient(Protocol):
+    """The calls that commands make. They raise `NotFound`, `Refused`, `Conflict`, `ClusterError`: see muster.errors."""
+
+    def status(self) -> dict[str, Any]: ...
+    def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]: ...
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]: ...
+    def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]: ...
+    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]: ...
+    def jobs(self, namespace: str | None = None) -> list[TrainingJob]: ...
+    def job_list(self, namespace: str | None = None) -> JobList: ...
+    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def cancel(self, name: str, namespace: str = "default") -> Any: ...
+    def suspend(self, name: str, namespace: str = "default") -> Any: ...
+    def resume(self, name: str, namespace: str = "default") -> Any: ...
+    def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob: ...
+    def queues(self) -> list[dict[str, Any]]: ...
+    def nodes(self) -> list[dict[str, Any]]: ...
+    def drain(self, node: str) -> list[TrainingJob]: ...
+    def undrain(self, node: str) -> None: ...
+    def jobs_on_node(self, node: str) -> list[TrainingJob]: ...
+    def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
+    def log_attempts(self, name: str, namespace: str = "default") -> Mapping[tuple[str, int], int]: ...
+    def snapshot(self) -> bytes: ...
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]: ...

@@ -1,0 +1,1 @@
+"""Heartbeats of ranks: validation, authenticated transport, progress lines."""
