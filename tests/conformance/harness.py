@@ -103,7 +103,7 @@ class Harness(Protocol):
         """The job now; None once it is gone."""
 
     def live_pods(self, uid: str) -> int:
-        """How many of its pods take up room."""
+        """How many of its pods take capacity."""
 
     def starts(self, uid: str) -> list[Start]:
         """Every start of a pod so far, in order. A pod that was started twice is in it twice."""

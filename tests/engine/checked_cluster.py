@@ -105,7 +105,7 @@ class Watched(SimCluster):
         before, after = self.job(write.job_uid).status, write.status
         if after.eviction is not None and before.eviction != after.eviction:
             hold = self.job(after.eviction.beneficiary).status.nomination
-            assert hold is not None, "somebody leaves before room is held"
+            assert hold is not None, "a gang is evicted before capacity is nominated"
             assert write.job_uid in hold.victims, "somebody leaves whom the hold does not name"
         if is_admitted(after) and not is_admitted(before):
             self._check_admission(write)

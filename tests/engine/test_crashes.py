@@ -39,7 +39,7 @@ def run(cluster: Watched, kills: list[int]) -> None:
 def check_killed(arrivals: Arrivals, kills: list[int]) -> None:
     cluster = cluster_of(arrivals)
     run(cluster, list(kills))
-    assert all(event.reason != "NominationExpired" for event in cluster.events), "room was held for nothing"
+    assert all(event.reason != "NominationExpired" for event in cluster.events), "a nomination expired unused"
     for _, wanted, work in arrivals:
         status = cluster.job(f"uid-default-{wanted.metadata.name}").status
         attempts = {pod.attempt for pod in cluster.created if pod.job_uid.endswith(wanted.metadata.name)}

@@ -97,9 +97,9 @@ def test_usage_is_written_at_most_once_a_minute() -> None:
     times = []
     while (at := cluster.next_event_time()) is not None and at < 280:
         cluster.advance(at)
-        round_ = run_cycle(cluster, engine)
+        cycle = run_cycle(cluster, engine)
         times += [
-            cluster.now for write in round_.writes if isinstance(write, WriteQueueStatus) and write.status.fair_share
+            cluster.now for write in cycle.writes if isinstance(write, WriteQueueStatus) and write.status.fair_share
         ]
     fresh = sorted(set(times))
     assert len(fresh) >= 4

@@ -72,7 +72,7 @@ def test_usage_is_not_negative_after_an_edit_and_the_end_of_a_job() -> None:
     settle(engine, cluster, until=1000)
     assert not engine._state.fair_share.has_charges
     ended = gpu_seconds(engine, 1000)
-    assert 16 * 200 <= ended <= 16 * 300, "it was told to stop, and had some time to"
+    assert 16 * 200 <= ended <= 16 * 300, "it was asked to stop, and had some time to"
     assert gpu_seconds(engine, 100_000) == pytest.approx(ended, rel=0.01)
 
 

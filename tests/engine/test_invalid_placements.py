@@ -47,8 +47,8 @@ def world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float =
     )
 
 
-def statuses(round_: CycleResult) -> dict[str, spec.TrainingJobStatus]:
-    return {write.job_uid: write.status for write in round_.writes if isinstance(write, WriteStatus)}
+def statuses(cycle: CycleResult) -> dict[str, spec.TrainingJobStatus]:
+    return {write.job_uid: write.status for write in cycle.writes if isinstance(write, WriteStatus)}
 
 
 def admitted(one: spec.TrainingJob, seen: list[NodeView]) -> spec.TrainingJob:
@@ -58,16 +58,16 @@ def admitted(one: spec.TrainingJob, seen: list[NodeView]) -> spec.TrainingJob:
     return one.model_copy(update={"status": status})
 
 
-def created(round_: CycleResult) -> set[str]:
-    return {write.node for write in round_.writes if isinstance(write, CreatePod)}
+def created(cycle: CycleResult) -> set[str]:
+    return {write.node for write in cycle.writes if isinstance(write, CreatePod)}
 
 
 def test_a_gang_that_still_fits_gets_its_pods_after_a_crash() -> None:
     seen = nodes(2)
     one = admitted(submitted(job("a", pods=2)), seen)
-    round_ = Engine().reconcile(world((one,), seen))
-    assert created(round_) == {"n0", "n1"}
-    assert statuses(round_) == {}
+    cycle = Engine().reconcile(world((one,), seen))
+    assert created(cycle) == {"n0", "n1"}
+    assert statuses(cycle) == {}
 
 
 def test_a_gang_whose_capacity_was_taken_meanwhile_gets_another_placement_before_any_pod() -> None:
@@ -153,19 +153,19 @@ def changed(seen: list[NodeView], name: str, change: str) -> list[NodeView]:
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_gang_without_pods_whose_node_would_not_be_chosen_any_more_is_un_admitted(change: str) -> None:
     one, seen, _ = half_created()
-    round_ = decided(one, changed(seen, node_of(one, 1), change))
-    assert created(round_) == set()
-    status = statuses(round_)["u-a"]
+    cycle = decided(one, changed(seen, node_of(one, 1), change))
+    assert created(cycle) == set()
+    status = statuses(cycle)["u-a"]
     assert (is_admitted(status), status.restarts, status.start_retries) == (False, 0, 0)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_gang_half_of_whose_pods_exist_is_torn_down_whole_when_the_others_would_not_fit(change: str) -> None:
     one, seen, pod = half_created()
-    round_ = decided(one, changed(seen, node_of(one, 1), change), pod)
-    assert created(round_) == set()
-    assert [write.name for write in round_.writes if isinstance(write, DeletePod)] == [pod.name]
-    evicted = find_condition(statuses(round_)["u-a"], "Evicted")
+    cycle = decided(one, changed(seen, node_of(one, 1), change), pod)
+    assert created(cycle) == set()
+    assert [write.name for write in cycle.writes if isinstance(write, DeletePod)] == [pod.name]
+    evicted = find_condition(statuses(cycle)["u-a"], "Evicted")
     assert evicted is not None
     assert (evicted.status, evicted.reason) == ("True", "PlacementInvalidated")
 
@@ -179,9 +179,9 @@ def test_a_gang_gets_its_other_pods_whatever_happens_to_the_node_of_one_that_is_
 @pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"not ready"}))
 def test_a_gang_that_runs_stays_whatever_would_keep_it_from_starting_there(change: str) -> None:
     one, seen, pod = half_created(pods=1)
-    round_ = decided(one, changed(seen, pod.node, change), pod)
-    assert statuses(round_)["u-a"].phase == "Running"
-    assert not [write for write in round_.writes if isinstance(write, DeletePod)]
+    cycle = decided(one, changed(seen, pod.node, change), pod)
+    assert statuses(cycle)["u-a"].phase == "Running"
+    assert not [write for write in cycle.writes if isinstance(write, DeletePod)]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_a_pod_that_cannot_be_bound_has_its_gang_torn_down_only_if_it_does_not_f
     one, seen, first = half_created()
     name = pod_name("a", "u-a", "trainer", 1, 0)
     other = PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", pending_reason="Unschedulable")
-    round_ = decided(one, seen if change is None else changed(seen, other.node, change), first, other)
-    evicted = find_condition(statuses(round_).get("u-a", one.status), "Evicted")
+    cycle = decided(one, seen if change is None else changed(seen, other.node, change), first, other)
+    evicted = find_condition(statuses(cycle).get("u-a", one.status), "Evicted")
     assert (None if evicted is None else evicted.reason) == reason
-    assert len([write for write in round_.writes if isinstance(write, DeletePod)]) == (2 if reason else 0)
+    assert len([write for write in cycle.writes if isinstance(write, DeletePod)]) == (2 if reason else 0)
 
 
 def waiting_gang() -> tuple[spec.TrainingJob, list[NodeView], PodView, PodView]:

@@ -68,14 +68,14 @@ def test_a_gang_that_asks_for_more_than_can_be_counted_waits_and_others_start(
     large: spec.TrainingJob, limited: tuple[str, ...]
 ) -> None:
     queues = (queue("default", *limited, amount="64Gi"),)
-    round_ = decide(large, SMALL, queues=queues)
-    assert round_.waits["u-a"].reason in ("LargerThanCluster", "LargerThanQuota")
-    assert "u-small" not in round_.waits
+    result = decide(large, SMALL, queues=queues)
+    assert result.waits["u-a"].reason in ("LargerThanCluster", "LargerThanQuota")
+    assert "u-small" not in result.waits
 
 
 def test_a_node_of_which_others_take_more_than_can_be_counted_is_passed_over() -> None:
-    round_ = decide(SMALL, foreign=12 * 10**18)
-    (admitted,) = round_.decisions
+    result = decide(SMALL, foreign=12 * 10**18)
+    (admitted,) = result.decisions
     assert "n0" not in str(admitted)
 
 
@@ -90,16 +90,16 @@ def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_no_gang_from_s
         for name in ("a", "b", "c")
     }
     queues = (queue("default", "memory", amount="64Gi"),)
-    round_ = decide(*(job(name) for name in ("a", "b", "c")), SMALL, queues=queues, pods=leaving)
-    assert round_.waits["u-small"].reason == "QuotaExceeded"
+    result = decide(*(job(name) for name in ("a", "b", "c")), SMALL, queues=queues, pods=leaving)
+    assert result.waits["u-small"].reason == "QuotaExceeded"
     without = decide(*(job(name) for name in ("a", "b", "c")), SMALL, pods=leaving)
     assert "u-small" not in without.waits
 
 
 def test_queues_that_are_given_more_than_can_be_counted_stop_no_gang() -> None:
     red = [queue(name, "memory", parent="all", amount="4611686018427387904") for name in ("a", "b", "default")]
-    round_ = decide(SMALL, queues=(queue("all", "memory", amount="4611686018427387904"), *red))
-    assert "u-small" not in round_.waits
+    result = decide(SMALL, queues=(queue("all", "memory", amount="4611686018427387904"), *red))
+    assert "u-small" not in result.waits
 
 
 @settings(deadline=None)
@@ -131,8 +131,8 @@ def test_every_cycle_ends_whatever_anybody_asks_for(
         one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": f"j{i}", "uid": f"u-{i}"})})
         for i, one in enumerate(jobs)
     ]
-    round_ = decide(*named, queues=tuple(tree), foreign=foreign)
-    assert {one.gang_uid for one in round_.decisions} == {one.metadata.uid for one in named}
+    result = decide(*named, queues=tuple(tree), foreign=foreign)
+    assert {one.gang_uid for one in result.decisions} == {one.metadata.uid for one in named}
 
 
 def test_amounts_of_a_gang_that_can_be_counted_stay_as_they_are_and_others_add_up_to_no_more_than_that() -> None:

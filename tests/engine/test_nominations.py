@@ -78,17 +78,17 @@ VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str
 def settled(
     victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
 ) -> StatusUpdater:
-    """The desk after promises were looked at; `high` holds room and waits for `victims`, `w` leaves for it."""
+    """The updates after nominations were synced; `high` is nominated and waits for `victims`, `w` leaves for it."""
     waiting = transitions.nominate(named("high").status, Nominate("high", ROOM, tuple(victims), NOW + 600))
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
     world = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
-    desk = StatusUpdater(
+    updater = StatusUpdater(
         world, {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
     )
-    desk.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
-    return desk
+    updater.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
+    return updater
 
 
 @pytest.mark.parametrize("state", VICTIMS)
@@ -163,7 +163,7 @@ LOSSES = [
 
 
 def preempting() -> tuple[SimCluster, Engine, list[str], str]:
-    """`high` comes while two gangs run, and needs the room of both."""
+    """`high` arrives while two gangs run, and needs the capacity of both."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     lows = [
@@ -198,12 +198,12 @@ def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
     settle(Engine(), cluster, until=120)
     for low in lows:
         status = cluster.job(low).status
-        assert status.attempt == (low in leaving), "nobody else is told to leave"
+        assert status.attempt == (low in leaving), "no other gang is evicted"
         if loss not in (out_of_its_namespace, in_a_queue_that_is_deleted):  # these keep everybody out
             assert status.phase == "Running"
 
 
-# ---- a crash between a hold and those who have to make room for it
+# ---- a crash between a nomination and the evictions for it
 
 
 def elastic_borrowers() -> tuple[SimCluster, Engine, list[str], str]:

@@ -58,15 +58,15 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
             assert ended, [(uid, cluster.job(uid).status) for uid in cluster.job_uids()]
             return
         cluster.advance(max(cluster.now, min(times)))
-        round_ = engine.reconcile(cluster.observe())
+        cycle = engine.reconcile(cluster.observe())
         for uid in cluster.job_uids():
             if random.random() < 0.1:
                 cluster.edit(uid, priority=random.choice([0, 5, 9]))
         try:
-            undone = carry_out(cluster, round_.phases, random)
-            for part in (part for phase in round_.phases for part in phase):
+            undone = carry_out(cluster, cycle.phases, random)
+            for part in (part for phase in cycle.phases for part in phase):
                 left.pop(part.job_uid, None)
-            left |= {part.job_uid: part for part in round_.deferred}
+            left |= {part.job_uid: part for part in cycle.deferred}
             now = [uid for uid in left if random.random() < 0.5]
             undone |= carry_out(cluster, [tuple(left.pop(uid) for uid in now)], random)
         except Killed:
@@ -75,7 +75,7 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
             cluster.writes_left = kills.pop(0) if kills else None
             continue
         engine.recheck(undone)
-        wake_at = cluster.now if undone or left else round_.wake_at
+        wake_at = cluster.now if undone or left else cycle.wake_at
     raise AssertionError("never ends")
 
 
@@ -108,13 +108,13 @@ def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once(
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(100)) for name in ("a", "b"))
-    round_ = engine.reconcile(cluster.observe())
-    assert [part.job_uid for phase in round_.phases for part in phase if part.job_uid] == [first]
-    assert [part.job_uid for part in round_.deferred] == [second]
+    cycle = engine.reconcile(cluster.observe())
+    assert [part.job_uid for phase in cycle.phases for part in phase if part.job_uid] == [first]
+    assert [part.job_uid for part in cycle.deferred] == [second]
 
 
 def preemption() -> tuple[SimCluster, Engine, list[str], str]:
-    """Two gangs run and a third one waits, which outranks them and needs the room of both."""
+    """Two gangs run and a third one waits, which has a higher priority and needs the capacity of both."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
@@ -124,30 +124,30 @@ def preemption() -> tuple[SimCluster, Engine, list[str], str]:
 
 def test_nomination_victims_and_the_end_of_their_pods_are_three_phases() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.reconcile(cluster.observe())
-    told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in round_.phases]
+    cycle = engine.reconcile(cluster.observe())
+    told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in cycle.phases]
     assert told[0] == [(high, WriteStatus)]
     assert sorted(told[1]) == [(low, WriteStatus) for low in lows]
     assert sorted(uid for uid, _ in told[2]) == lows
-    stops = [write for part in round_.phases[2] for write in part.writes if isinstance(write, DeletePod)]
+    stops = [write for part in cycle.phases[2] for write in part.writes if isinstance(write, DeletePod)]
     assert len(stops) == 2
-    assert [write for phase in round_.phases for part in phase for write in part.writes] == list(round_.writes)
+    assert [write for phase in cycle.phases for part in phase for write in part.writes] == list(cycle.writes)
 
 
 def test_no_victim_is_evicted_for_a_nomination_whose_write_was_refused() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.reconcile(cluster.observe())
+    cycle = engine.reconcile(cluster.observe())
     cluster.edit(high, priority=6)
-    undone = carry_out(cluster, round_.phases, Random(1))
+    undone = carry_out(cluster, cycle.phases, Random(1))
     assert undone == {high, *lows}
     assert all(cluster.job(low).status.eviction is None for low in lows)
 
 
 def test_a_refused_eviction_keeps_the_pods_of_all_victims_until_it_is_written() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.reconcile(cluster.observe())
+    cycle = engine.reconcile(cluster.observe())
     cluster.edit(lows[0], priority=1)
-    engine.recheck(carry_out(cluster, round_.phases, Random(1)))
+    engine.recheck(carry_out(cluster, cycle.phases, Random(1)))
     assert cluster.job(lows[1]).status.eviction is not None
     assert not any(pod.deleting for low in lows for pod in cluster.pods(low))
     settle(engine, cluster, until=106)
@@ -158,9 +158,9 @@ def test_one_refused_admission_does_not_void_another() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
-    round_ = engine.reconcile(cluster.observe())
+    cycle = engine.reconcile(cluster.observe())
     cluster.edit(first, priority=3)
-    undone = carry_out(cluster, round_.phases, Random(1))
+    undone = carry_out(cluster, cycle.phases, Random(1))
     assert first in undone
     assert (len(cluster.pods(first)), len(cluster.pods(second))) == (0, 1)
     engine.recheck(undone)
@@ -175,9 +175,9 @@ def test_no_gang_is_admitted_to_capacity_whose_release_was_refused() -> None:
     second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
     cluster.advance(10)
-    round_ = engine.reconcile(cluster.observe())
+    cycle = engine.reconcile(cluster.observe())
     cluster.edit(first, priority=3)
-    engine.recheck(carry_out(cluster, round_.phases, Random(1)))
+    engine.recheck(carry_out(cluster, cycle.phases, Random(1)))
     assert (cluster.job(first).status.phase, cluster.pods(second)) == ("Running", ())
     settle(engine, cluster, until=11)
     assert cluster.job(first).status.phase == "Succeeded"
@@ -188,9 +188,9 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
     cluster, engine, lows, high = preemption()
     settle(engine, cluster, until=104)
     cluster.advance(105)
-    round_ = engine.reconcile(cluster.observe())
-    phases = {part.job_uid: number for number, phase in enumerate(round_.phases) for part in phase}
-    assert any(isinstance(write, CreatePod) and write.job_uid == high for write in round_.writes)
+    cycle = engine.reconcile(cluster.observe())
+    phases = {part.job_uid: number for number, phase in enumerate(cycle.phases) for part in phase}
+    assert any(isinstance(write, CreatePod) and write.job_uid == high for write in cycle.writes)
     assert max(phases[low] for low in lows) < phases[high]
 
 
@@ -203,11 +203,11 @@ def test_a_gang_whose_capacity_goes_to_another_starts_elsewhere_one_cycle_later(
     high = cluster.submit(job("high", 1, priority=9), JobBehavior(10))
     settle(engine, cluster, until=104)
     cluster.advance(105)  # the one has ended, the other has stopped: both nodes are free
-    rounds = []
+    cycles = []
     for _ in range(2):
-        rounds.append(run_cycle(cluster, engine))
-    created = [[write.job_uid for write in round_.writes if isinstance(write, CreatePod)] for round_ in rounds]
+        cycles.append(run_cycle(cluster, engine))
+    created = [[write.job_uid for write in cycle.writes if isinstance(write, CreatePod)] for cycle in cycles]
     assert cluster.job(ending).status.phase == "Succeeded"
     assert created == [[high], [low]]
-    phases = {part.job_uid: number for number, phase in enumerate(rounds[0].phases) for part in phase}
+    phases = {part.job_uid: number for number, phase in enumerate(cycles[0].phases) for part in phase}
     assert phases[low] < phases[high]

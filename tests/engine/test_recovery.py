@@ -82,7 +82,7 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
 
 @pytest.mark.parametrize("part", ["heartbeats", "pod_rejections"])
 def test_what_changed_before_a_cycle_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
-    """Lives are looked at with beats, the planner's world is made with rejections."""
+    """Lifecycles are reconciled with heartbeats, the snapshot is built with rejections."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, *_ = (cluster.submit(job(name, 1), JobBehavior(100_000.0)) for name in ("a", "b", "c"))

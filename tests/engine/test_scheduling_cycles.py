@@ -18,12 +18,12 @@ from muster.cluster import (
 )
 from muster.engine import CycleResult, Engine, run_cycle
 from muster.lifecycle import find_condition
-from muster.model import Admit, Nominate, Wait
+from muster.model import Admit, Wait
 from muster.simulate import JobBehavior, SimCluster
 
 
-def statuses(round_: CycleResult) -> list[str]:
-    return [write.job_uid for write in round_.writes if isinstance(write, WriteStatus)]
+def statuses(cycle: CycleResult) -> list[str]:
+    return [write.job_uid for write in cycle.writes if isinstance(write, WriteStatus)]
 
 
 def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
@@ -47,8 +47,8 @@ def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
-    rounds = settle(engine, cluster, until=50)
-    assert [uid for round_ in rounds for uid in statuses(round_)] == [uid, uid]
+    cycles = settle(engine, cluster, until=50)
+    assert [uid for cycle in cycles for uid in statuses(cycle)] == [uid, uid]
     assert [event.reason for event in cluster.events] == ["Admitted"]
 
 
@@ -67,11 +67,11 @@ def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first(
     uid = cluster.submit(job("a"), JobBehavior(100))
 
     def told(why: str) -> tuple[str, float | None]:
-        round_ = engine.reconcile(replace(cluster.observe(), pod_rejections={uid: why}))
-        cluster.apply(round_.writes)
+        cycle = engine.reconcile(replace(cluster.observe(), pod_rejections={uid: why}))
+        cluster.apply(cycle.writes)
         condition = find_condition(cluster.job(uid).status, "Admitted")
         assert condition is not None
-        return condition.message, round_.wake_at
+        return condition.message, cycle.wake_at
 
     assert told("not tried yet")[0] == "not tried yet"
     cluster.advance(1)
@@ -87,9 +87,9 @@ def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
     second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
     cluster.advance(10)
-    round_ = run_cycle(cluster, engine)
-    assert [decision.gang_uid for decision in round_.decisions if isinstance(decision, Admit)] == [second]
-    kinds = [type(write).__name__ for write in round_.writes]
+    cycle = run_cycle(cluster, engine)
+    assert [decision.gang_uid for decision in cycle.decisions if isinstance(decision, Admit)] == [second]
+    kinds = [type(write).__name__ for write in cycle.writes]
     assert kinds[: kinds.index("CreatePod")] == [
         "WriteStatus",
         "RecordEvent",
@@ -97,7 +97,7 @@ def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
         "WriteStatus",
         "RecordEvent",
     ]
-    assert any(isinstance(write, RemoveJob) for write in round_.writes)
+    assert any(isinstance(write, RemoveJob) for write in cycle.writes)
 
 
 def preemption() -> tuple[SimCluster, Engine, str, str]:
@@ -111,8 +111,8 @@ def preemption() -> tuple[SimCluster, Engine, str, str]:
 
 def test_the_nomination_is_written_before_the_eviction_and_both_before_a_pod_is_stopped() -> None:
     cluster, engine, low, high = preemption()
-    round_ = run_cycle(cluster, engine)
-    writes = [w for w in round_.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
+    cycle = run_cycle(cluster, engine)
+    writes = [w for w in cycle.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
     assert [(type(w), w.job_uid) for w in writes] == [
         (WriteStatus, high), (WriteStatus, low), (DeletePod, low), (DeletePod, low)
     ]  # fmt: skip
@@ -181,11 +181,11 @@ def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     world = cluster.observe()
-    round_ = engine.reconcile(world)
+    cycle = engine.reconcile(world)
     cluster.edit(first, priority=3)
     assert run_cycle(FixedWorld(cluster, world), Engine()).wake_at == cluster.now
     assert cluster.pods(first) == cluster.pods(second) == ()
-    assert len(statuses(round_)) == 2
+    assert len(statuses(cycle)) == 2
     settle(Engine(), cluster, until=5)
     assert len(cluster.pods(first)) == len(cluster.pods(second)) == 1
 
@@ -213,8 +213,8 @@ def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_m
     position = cluster.job(late).status.queue_position
     cluster.advance(10)
     sooner = cluster.submit(job("sooner", priority=9, pods=4), JobBehavior(10))  # larger than the cluster, told at once
-    round_ = run_cycle(cluster, engine)
-    assert sooner in statuses(round_)
+    cycle = run_cycle(cluster, engine)
+    assert sooner in statuses(cycle)
     cluster.submit(job("before", priority=5, gpus=4, pods=3), JobBehavior(10))
     cluster.advance(20)
     waits = run_cycle(cluster, engine).waits
@@ -286,68 +286,13 @@ def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
     lost = sorted(placed)[0]
     spare = (set(cluster.nodes) - placed).pop()
     cluster.fail_node(lost, deleted=True)
-    rounds = settle(engine, cluster, until=11)
-    assert rounds
+    cycles = settle(engine, cluster, until=11)
+    assert cycles
     settle(engine, cluster, until=20)
     status = cluster.job(uid).status
     now_on = {share.node for part in status.placement for share in part.nodes}
     assert (status.phase, now_on) == ("Running", {spare} | placed - {lost})
     assert (status.node_losses, status.restarts) == (1, 0)
-
-
-def test_priority_classes_give_their_value() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine()
-    cluster.submit(job("plain", 1), JobBehavior(10))
-    urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), JobBehavior(10))
-    world = replace(cluster.observe(), priority_classes={"urgent": 1000})
-    admits = [decision.gang_uid for decision in engine.reconcile(world).decisions if isinstance(decision, Admit)]
-    assert admits == [urgent]
-
-
-def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -> CycleResult:
-    """A round in a cluster that has these priority classes."""
-    round_ = engine.reconcile(replace(cluster.observe(), priority_classes=classes))
-    cluster.apply(round_.writes)
-    return round_
-
-
-def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine()
-    uid = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(10))
-    assert with_classes(engine, cluster, {"other": 5}).waits[uid].reason == "PriorityClassNotFound"
-    status = cluster.job(uid).status
-    assert (status.phase, status.reason, status.priority) == ("Pending", "PriorityClassNotFound", None)
-    with_classes(engine, cluster, {"urgent": 1000})
-    assert cluster.job(uid).status.phase == "Admitted"
-
-
-def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine()
-    first = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(1000))
-    with_classes(engine, cluster, {"urgent": 1000})
-    with_classes(engine, cluster, {"urgent": 1000})
-    assert (cluster.job(first).status.phase, cluster.job(first).status.priority) == ("Running", 1000)
-    second = cluster.submit(job("b", 1, priority=999), JobBehavior(1000))
-    decisions = with_classes(engine, cluster, {}).decisions
-    assert [(type(one), one.gang_uid) for one in decisions if not isinstance(one, Nominate)] == [(Wait, second)]
-    assert cluster.job(first).status.phase == "Running"
-
-
-def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next_write() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
-    engine = Engine()
-    plain = cluster.submit(job("plain", 1, priority=7), JobBehavior(1000))
-    named = cluster.submit(job("named", 1, priorityClassName="low"), JobBehavior(10))
-    with_classes(engine, cluster, {"low": 1})
-    with_classes(engine, cluster, {"low": 1})
-    assert [cluster.job(uid).status.priority for uid in (plain, named)] == [7, 1]
-    assert statuses(with_classes(engine, cluster, {"low": 2})) == []
-    cluster.edit(named, suspend=True)
-    with_classes(engine, cluster, {"low": 2})
-    assert cluster.job(named).status.priority == 2
 
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -> None:

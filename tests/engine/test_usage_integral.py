@@ -166,7 +166,7 @@ def test_usage_is_the_integral_of_what_ran_whatever_happens_to_queues_and_jobs(
 
 
 class Contended(SimCluster):
-    """Of some rounds not all writes happen, or nobody can tell: a user was quicker, the cluster cannot be reached."""
+    """Of some cycles not all writes happen, or it is unknown which: a user was quicker, or no answer came."""
 
     writes_left: int | None = None
     conflict = True
@@ -179,14 +179,14 @@ class Contended(SimCluster):
             raise Conflict("it changed meanwhile") if self.conflict else ClusterError("it cannot be reached")
 
 
-def rounds(engine: Engine, cluster: Contended) -> None:
+def run_cycles(engine: Engine, cluster: Contended) -> None:
     """Until nothing is left to write just now."""
     for _ in range(100):
         try:
-            round_ = run_cycle(cluster, engine)
+            cycle = run_cycle(cluster, engine)
         except ClusterError:
             continue
-        if not round_.writes and (round_.wake_at is None or round_.wake_at > cluster.now):
+        if not cycle.writes and (cycle.wake_at is None or cycle.wake_at > cluster.now):
             return
     raise AssertionError("never settles")
 
@@ -210,12 +210,12 @@ def test_an_engine_counts_what_is_admitted_whatever_is_edited_deleted_or_refused
 
     def wait(until: float) -> None:
         while cluster.now < until:
-            rounds(engine, cluster)
+            run_cycles(engine, cluster)
             at = min(until, max(cluster.now + 1e-3, cluster.next_event_time() or until))
             for name in QUEUES:
                 ran[name].stretches.append((at - cluster.now, taken(cluster, name), 3600.0))
             cluster.advance(at)
-        rounds(engine, cluster)
+        run_cycles(engine, cluster)
         for name in QUEUES:
             counted = published(engine._state.fair_share.status(name, cluster.now))
             assert counted == pytest.approx(ran[name].value(), rel=1e-6, abs=0.1)

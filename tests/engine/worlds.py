@@ -41,13 +41,13 @@ def job(
 
 
 def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[CycleResult]:
-    """Run engine and cluster, event by event, up to a time; the rounds in order."""
-    rounds = []
+    """Run engine and cluster, event by event, up to a time; the cycles in order."""
+    cycles = []
     for _ in range(10_000):
-        rounds.append(run_cycle(cluster, engine))
-        times = [at for at in (cluster.next_event_time(), rounds[-1].wake_at) if at is not None]
+        cycles.append(run_cycle(cluster, engine))
+        times = [at for at in (cluster.next_event_time(), cycles[-1].wake_at) if at is not None]
         if not times or min(times) > until:
             cluster.advance(until)
-            return rounds
+            return cycles
         cluster.advance(max(cluster.now, min(times)))
     raise AssertionError("never settles")

@@ -124,7 +124,7 @@ def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "preempted for b", NOW + 5))
     verdict = look(evicted, pods_of(one), now=NOW + 5)
     assert deleted(verdict) == [pod.name for pod in pods_of(one)]
-    assert verdict.status.phase == "Running", "it has its room until its pods are gone"
+    assert verdict.status.phase == "Running", "it has its capacity until its pods are gone"
     going = tuple(replace(pod, deleting=True) for pod in pods_of(one))
     assert look(evicted, going, now=NOW + 6).writes == ()
     gone = look(evicted, now=NOW + 7).status

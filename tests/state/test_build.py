@@ -319,7 +319,7 @@ def test_pod_changes_without_effect_on_the_planner_keep_the_running_gang() -> No
 def in_order(seen: Snapshot) -> Snapshot:
     """What a snapshot says does not depend on the order of its gangs."""
     waiting = tuple(sorted(seen.pending, key=lambda gang: gang.uid))
-    running = tuple(sorted(seen.running, key=lambda stay: stay.gang.uid))
+    running = tuple(sorted(seen.running, key=lambda running: running.gang.uid))
     return replace(
         seen,
         pending=waiting,
@@ -332,7 +332,7 @@ def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they
     one, state = named("a"), ClusterState()
     seen = world(one)
     soon = one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW)})
-    assert [stay.gang.uid for stay in advance(state, seen, updated_jobs={"a": soon}).snapshot.running] == ["a"]
+    assert [one.gang.uid for one in advance(state, seen, updated_jobs={"a": soon}).snapshot.running] == ["a"]
     refused = advance(state, seen).snapshot
     assert ([gang.uid for gang in refused.pending], refused.running) == (["a"], ())
 
@@ -347,7 +347,7 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
     again, fresh = advance(state, changed).snapshot, snapshot_of(changed).snapshot
     assert in_order(again) == in_order(fresh)
     assert [type(hold) for hold in again.nominations] == [Nomination]
-    assert [type(stay) for stay in again.running] == [RunningGang]
+    assert [type(one) for one in again.running] == [RunningGang]
     assert advance(state, world()).snapshot == snapshot_of(world()).snapshot
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
 from muster.engine.placement_check import invalid_placements
@@ -73,7 +72,7 @@ class Engine:
         self._timeouts = timeouts or Timeouts()
         self._wait_throttle = WaitStatusThrottle(status_refresh_s)
         self._state = ClusterState()
-        self._planner_cache: Any = None
+        self._planner_cache: PlannerCache | None = None
 
     def recheck(self, uids: Iterable[str] | None = None) -> None:
         """Process these jobs (None: every job) again in the next cycle, since some writes of the last one may not have
