@@ -1,4 +1,4 @@
-"""Starts the launcher as a pod would: its own process, the environment of docs/run-folder.md."""
+"""Starts the launcher as in a pod: a process with the environment of docs/run-folder.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 @dataclass
 class Pod:
-    """A launcher that runs, and the file that its log goes to."""
+    """A running launcher and its log file."""
 
     process: subprocess.Popen[bytes]
     log: Path

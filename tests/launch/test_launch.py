@@ -1,4 +1,4 @@
-"""The launcher with real processes: exit codes, signals, grace, output."""
+"""The launcher with real processes: exit codes, signals, grace period, output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_rank_runs_the_script_with_its_arguments(start: Start) -> None:
     assert code == 0
 
 
-def test_one_pod_finds_a_port_of_its_own(start: Start) -> None:
+def test_a_single_pod_uses_any_free_port(start: Start) -> None:
     code, log = start("print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])", "--nproc", "1").end()
     address, port = log.split()
     assert (code, address) == (0, "127.0.0.1")
@@ -58,7 +58,7 @@ def test_a_rank_ended_by_a_signal_gives_128_plus_the_signal(start: Start) -> Non
     assert "killed by SIGKILL (out of memory?)" in log
 
 
-def test_a_failure_recorded_by_torch_is_told_in_its_own_words(start: Start) -> None:
+def test_the_error_recorded_by_torch_is_in_the_log(start: Start) -> None:
     code, log = start(
         """
         with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
@@ -70,7 +70,7 @@ def test_a_failure_recorded_by_torch_is_told_in_its_own_words(start: Start) -> N
     assert "exit code 3: ValueError: no such shard" in log
 
 
-def test_sigterm_reaches_every_rank_and_the_code_tells_that_the_pod_was_stopped(start: Start) -> None:
+def test_sigterm_is_sent_to_every_rank_and_the_exit_code_is_143(start: Start) -> None:
     pod = start(
         """
         def stop(*_):
@@ -91,7 +91,7 @@ def test_sigterm_reaches_every_rank_and_the_code_tells_that_the_pod_was_stopped(
     assert "[r1] saved 1" in log
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_when_its_grace_is_over(start: Start) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Start) -> None:
     pod = start(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
         MUSTER_GRACE_SECONDS="2",
@@ -118,7 +118,7 @@ def test_a_second_signal_kills_at_once(start: Start) -> None:
     assert pod.end()[0] == 128 + signal.SIGINT
 
 
-def test_workers_of_a_rank_live_until_the_rank_has_saved(start: Start) -> None:
+def test_workers_of_a_rank_live_until_it_has_saved_a_checkpoint(start: Start) -> None:
     pod = start(
         """
         import subprocess
@@ -139,7 +139,7 @@ def test_workers_of_a_rank_live_until_the_rank_has_saved(start: Start) -> None:
     assert "worker None" in pod.end()[1]
 
 
-def test_what_a_killed_rank_started_is_killed_with_it(start: Start, tmp_path: Path) -> None:
+def test_the_children_of_a_killed_rank_are_killed(start: Start, tmp_path: Path) -> None:
     pod = start(
         """
         import subprocess
@@ -160,7 +160,7 @@ def test_what_a_killed_rank_started_is_killed_with_it(start: Start, tmp_path: Pa
         time.sleep(0.02)
 
 
-def test_a_grandchild_that_keeps_the_log_open_does_not_keep_the_pod(start: Start, tmp_path: Path) -> None:
+def test_a_grandchild_that_keeps_the_log_open_does_not_delay_the_exit(start: Start, tmp_path: Path) -> None:
     source = """
         import subprocess
         if rank == 1:
@@ -174,14 +174,14 @@ def test_a_grandchild_that_keeps_the_log_open_does_not_keep_the_pod(start: Start
     os.kill(child, signal.SIGKILL)
 
 
-def test_threads_fit_the_host_unless_the_user_says_otherwise(start: Start) -> None:
+def test_the_number_of_threads_fits_the_host_unless_the_user_sets_it(start: Start) -> None:
     cores = len(os.sched_getaffinity(0))
     said = "print('threads', os.environ['OMP_NUM_THREADS'])"
     assert f"threads {max(1, cores // 2)}\n" in start(said, "--nproc", "2").end()[1]
     assert "threads 5\n" in start(said, OMP_NUM_THREADS="5").end()[1]
 
 
-def test_a_port_in_use_is_said_before_any_rank_starts(start: Start, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_any_rank_starts(start: Start, tmp_path: Path) -> None:
     note = tmp_path / "failure.json"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -202,7 +202,7 @@ def test_a_script_that_does_not_exist_is_named() -> None:
     assert "script no/such.py does not exist in" in ran.stdout
 
 
-def test_options_that_mean_nothing_are_refused_by_name() -> None:
+def test_unknown_options_are_named() -> None:
     for options, complaint in (
         (("--nproc", "0", "--", "x.py"), "must be an integer of at least 1; got '0'"),
         (("--nproc", "2"), "the command of the ranks is missing"),
@@ -219,7 +219,7 @@ def test_options_that_mean_nothing_are_refused_by_name() -> None:
         assert complaint in ran.stdout + ran.stderr
 
 
-def test_a_place_that_contradicts_itself_is_refused_by_name() -> None:
+def test_an_inconsistent_layout_names_the_variable() -> None:
     for environ, complaint in (
         ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA must be 0 to 1, for 2 pods; got 2"),
         ({"MUSTER_REPLICAS": "2"}, "MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for 2 pods"),
@@ -239,12 +239,12 @@ def test_lines_of_several_ranks_do_not_mix(start: Start) -> None:
     assert set(log.splitlines()) == expected
 
 
-def test_a_progress_bar_of_rank_0_is_shown_before_its_line_ends(start: Start) -> None:
+def test_output_of_rank_0_without_newline_is_forwarded(start: Start) -> None:
     pod = start("print('\\r 50%', end='', flush=True); time.sleep(600)")
     pod.await_line("\r 50%")
 
 
-def test_an_orphan_is_not_left_when_the_ranks_end_by_themselves(start: Start) -> None:
+def test_no_orphan_remains_when_the_ranks_end(start: Start) -> None:
     pod = start("print('pid', os.getpid(), flush=True)", "--nproc", "2")
     _, log = pod.end()
     pids = [int(line.split("pid ")[1]) for line in log.splitlines() if "pid " in line]
@@ -265,7 +265,7 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def test_a_torch_that_cannot_be_imported_is_named_with_the_last_line_of_its_error(start: Start, tmp_path: Path) -> None:
+def test_an_import_error_of_torch_is_reported_by_its_last_line(start: Start, tmp_path: Path) -> None:
     (tmp_path / "broken" / "torch").mkdir(parents=True)
     (tmp_path / "broken" / "torch" / "__init__.py").write_text(
         "raise ImportError('first line\\n\\nlibcudart.so.12: cannot open shared object file')\n"

@@ -1,4 +1,4 @@
-"""Ranks of two pods meet with torch, and the store outlives rank 0."""
+"""Rendezvous of the ranks of two pods with torch; the store outlives rank 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.matrix
-def test_two_pods_meet_and_the_store_outlives_rank_0(start: Callable[..., Pod]) -> None:
+def test_two_pods_rendezvous_and_the_store_outlives_rank_0(start: Callable[..., Pod]) -> None:
     source = """
         import torch
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Ranks of the trainer as real processes, and text for them to learn."""
+"""Ranks of the trainer as real processes, and text to train on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from muster.local.nodes import free_port
 
 TRAINER = "muster_components.trainer"
 TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
-"""A run whose steps take some hundredths of a second."""
+"""A run with steps of some hundredths of a second."""
 
 HELD = """
 import os, sys, time
@@ -35,12 +35,12 @@ def held(self, step, **how):
 TrainStep.launch = held
 sys.exit(main(sys.argv[1:]))
 """
-"""The trainer, whose ranks wait before one step: what a test does to them before that it does in time."""
+"""A trainer whose ranks wait before one step, so that a test can act before it."""
 
 
 @dataclass
 class Ranks:
-    """The processes of one attempt, and what they leave behind."""
+    """The processes of one attempt, their logs and their run folder."""
 
     processes: list[subprocess.Popen[bytes] | Rank]
     logs: list[Path]
@@ -49,7 +49,7 @@ class Ranks:
     held_until: Path
 
     def go_on(self) -> None:
-        """Past the step at which they were held."""
+        """Let the ranks continue after `held_at`."""
         self.held_until.touch()
 
     def end(self, timeout_s: float = 300) -> list[int]:
@@ -79,7 +79,7 @@ class Ranks:
 
 
 class Starter:
-    """start(world_size, "--steps", "10", run_dir=..., attempt=...) runs the trainer (or `module`) on so many ranks."""
+    """start(world_size, "--steps", "10", run_dir=..., attempt=...) runs the trainer (or `module`) with `world_size` ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -145,7 +145,7 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run of two ranks over nine steps with a checkpoint every three, and how to start it again."""
+    """A completed run of two ranks and nine steps with a checkpoint every three, and its flags."""
 
     run_dir: Path
     flags: tuple[str, ...]
@@ -165,7 +165,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished
 
 @pytest.fixture
 def finished(finished_once: Finished, tmp_path: Path) -> Finished:
-    """The test's own copy of it."""
+    """A copy of `finished_once` for one test."""
     copy = tmp_path / "run"
     shutil.copytree(finished_once.run_dir, copy)
     return replace(finished_once, run_dir=copy)
@@ -187,16 +187,16 @@ def write_text(within: Path) -> Path:
 
 
 def clean_environment(cache: Path) -> dict[str, str]:
-    """Ours, without what a run of Muster or torchrun around the tests may have set; CPU only."""
+    """The environment of the tests without variables of Muster and torchrun; CPU only."""
     foreign = ("MUSTER_", "OMP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
     ours = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**ours, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MUSTER_CACHE_DIR": str(cache / "cache")}
 
 
 def metrics(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """The whole lines of a rank's metrics; of a step that was done twice, the last attempt's."""
+    """The complete lines of a rank's metrics; for a repeated step that of the last attempt."""
     path = run_dir / "metrics" / f"rank-{rank}.jsonl"
-    # The last line may be on its way.
+    # The last line may be incomplete.
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     by_step = {line["step"]: line for line in sorted(lines, key=lambda line: (line["attempt"], line["step"]))}
     return sorted(by_step.values(), key=lambda line: line["step"])
@@ -208,7 +208,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     path = run_dir / "events.jsonl"
-    # The last line may be on its way.
+    # The last line may be incomplete.
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return [line for line in lines if line["kind"] == kind]
 

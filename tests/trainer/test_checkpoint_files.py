@@ -1,4 +1,4 @@
-"""What a checkpoint holds is verified before it is loaded, and nothing in it runs as code."""
+"""Checkpoints are verified before they are loaded, and code in them is not executed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARD = "__0_0.distcp"
 
 
 class Runs:
-    """Unpickled without restrictions, it makes a folder."""
+    """Creates a folder when it is unpickled without restrictions."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -49,7 +49,7 @@ def flip_byte(path: Path, at: int) -> None:
 
 
 def redigest(checkpoint: Path) -> None:
-    """As somebody would who can write the folder: make the manifest fit the files again."""
+    """Update the manifest to match the files, as a program that can write to the folder could."""
     described = json.loads((checkpoint / "muster.json").read_text())
     files = [digest(checkpoint / file["name"]) for file in described.pop("files", [])]
     described.pop("sha256", None)
@@ -67,7 +67,7 @@ def unreadable(run_dir: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_flipped_byte_and_a_file_of_another_checkpoint_are_named_and_the_checkpoint_before_is_used(
+def test_a_corrupt_or_foreign_file_is_named_and_the_previous_checkpoint_is_used(
     start: Starter, finished: Finished
 ) -> None:
     expected = losses(finished.run_dir)
@@ -88,7 +88,7 @@ def test_a_flipped_byte_and_a_file_of_another_checkpoint_are_named_and_the_check
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_code_in_the_metadata_of_a_checkpoint_does_not_run_whatever_its_manifest_says(
+def test_code_in_the_metadata_is_not_executed_even_with_a_matching_manifest(
     start: Starter, finished: Finished, tmp_path: Path
 ) -> None:
     checkpoints = finished.run_dir / "checkpoints"
@@ -108,7 +108,7 @@ def test_code_in_the_metadata_of_a_checkpoint_does_not_run_whatever_its_manifest
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_fifo_for_a_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(
+def test_a_fifo_in_a_checkpoint_is_named_and_the_previous_checkpoint_is_used(
     start: Starter, finished: Finished
 ) -> None:
     checkpoints = finished.run_dir / "checkpoints"
@@ -125,9 +125,7 @@ def test_a_fifo_for_a_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_checkpoint_of_a_version_without_digests_is_loaded_and_an_event_says_so(
-    start: Starter, finished: Finished
-) -> None:
+def test_a_checkpoint_without_digests_is_loaded_and_an_event_is_recorded(start: Starter, finished: Finished) -> None:
     for manifest in finished.run_dir.glob("checkpoints/step-*/muster.json"):
         described = json.loads(manifest.read_text())
         manifest.write_text(json.dumps({k: v for k, v in described.items() if k not in ("files", "sha256")}))
@@ -138,9 +136,7 @@ def test_a_checkpoint_of_a_version_without_digests_is_loaded_and_an_event_says_s
 
 
 @pytest.mark.slow
-def test_a_checkpoint_lists_all_its_files_and_a_file_that_it_does_not_list_changes_nothing(
-    start: Starter, finished: Finished
-) -> None:
+def test_a_checkpoint_lists_all_its_files_and_unlisted_files_are_ignored(start: Starter, finished: Finished) -> None:
     checkpoint = finished.run_dir / "checkpoints" / "step-00000009"
     described = json.loads((checkpoint / "muster.json").read_text())
     listed = {file["name"]: file["bytes"] for file in described["files"]}
@@ -165,7 +161,7 @@ def loaded(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_hashed_while_it_is_written_is_what_lies_there_and_it_loads_again(tmp_path: Path) -> None:
+def test_digests_computed_while_writing_match_the_files_and_the_state_can_be_loaded(tmp_path: Path) -> None:
     state = {"weights": torch.arange(100_000.0), "options": {"betas": (0.9, 0.95), "lr": 0.1, "fused": None}}
     files = saved(tmp_path, state)
     assert files == (digest(tmp_path / SHARD), digest(tmp_path / ".metadata"))
@@ -177,7 +173,7 @@ def test_what_is_hashed_while_it_is_written_is_what_lies_there_and_it_loads_agai
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_code_in_a_value_that_is_no_tensor_does_not_run(tmp_path: Path) -> None:
+def test_code_in_a_value_other_than_a_tensor_is_not_executed(tmp_path: Path) -> None:
     saved(tmp_path / "checkpoint", {"weights": torch.zeros(3), "options": {"lr": Runs(tmp_path / "ran")}})
     with pytest.raises(BaseException, match="mkdir"):
         loaded(tmp_path / "checkpoint", {"weights": torch.zeros(3), "options": {"lr": 0.1}})
@@ -185,7 +181,7 @@ def test_code_in_a_value_that_is_no_tensor_does_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_metadata_that_refers_to_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_metadata_that_refers_to_files_outside_the_checkpoint_is_rejected(tmp_path: Path) -> None:
     saved(tmp_path / "other", {"weights": torch.zeros(3)})
     folder = tmp_path / "checkpoint"
     saved(folder, {"weights": torch.ones(3)})
@@ -200,7 +196,7 @@ def test_metadata_that_refers_to_a_file_elsewhere_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", *map(pickle.dumps, ({"no": "metadata"}, io.BytesIO, torch.load))])
-def test_metadata_that_is_none_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_invalid_metadata_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
         read_metadata(tmp_path, None)
@@ -237,7 +233,7 @@ def test_a_file_of_a_checkpoint_may_be_a_symbolic_link(tmp_path: Path) -> None:
     assert loaded(tmp_path / "checkpoint", {"weights": torch.zeros(3)})["weights"].tolist() == [1.0] * 3
 
 
-def test_a_file_of_more_bytes_than_may_be_read_is_an_error(tmp_path: Path) -> None:
+def test_a_file_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 10)
     assert read_regular(tmp_path / "a", max_bytes=10) == b"x" * 10
     with pytest.raises(ValueError, match="a: must have at most 9 bytes"):
@@ -248,9 +244,7 @@ def test_a_file_of_more_bytes_than_may_be_read_is_an_error(tmp_path: Path) -> No
     "kind", [dcp.Metadata, dcp.MetadataIndex, dcp._MEM_FORMAT_ENCODING, torch.Size, "an instance", "a member"]
 )
 @pytest.mark.parametrize("in_slots", [True, False])
-def test_metadata_sets_no_attribute_but_the_fields_of_its_own_objects(
-    tmp_path: Path, kind: Any, in_slots: bool
-) -> None:
+def test_metadata_may_only_set_fields_of_its_own_objects(tmp_path: Path, kind: Any, in_slots: bool) -> None:
     attributes = {"muster_test_attribute": 1}
     target = {"an instance": dcp.StorageMeta(), "a member": dcp._MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT}
     content = io.BytesIO()
@@ -266,7 +260,7 @@ def test_metadata_sets_no_attribute_but_the_fields_of_its_own_objects(
     assert not any(hasattr(of, "muster_test_attribute") for of in (kind, *target.values()))
 
 
-def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> None:
+def test_a_missing_a_truncated_and_a_changed_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 5000)
     (tmp_path / "b").write_bytes(b"y" * 5000)
     files = (digest(tmp_path / "a"), digest(tmp_path / "b"))
@@ -282,7 +276,7 @@ def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> Non
         verify_files(tmp_path, files)
 
 
-def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_known() -> None:
+def test_a_changed_manifest_is_an_error_and_one_without_digests_is_recognised() -> None:
     files = (FileDigest("a", 5, "0" * 64),)
     described = json.loads(json.dumps(with_digests({"step": 3, "seed": 0, "lr": 0.1}, files)))
     assert read_digests(described) == files
@@ -301,7 +295,7 @@ def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_know
 
 
 def with_raw_files(files: object) -> dict[str, object]:
-    """A manifest with a right digest of wrong files."""
+    """A manifest with a valid digest of an invalid list of files."""
     from muster_components.trainer.checkpoint_manifest import _digest
 
     content: dict[str, object] = {"step": 3, "files": files}

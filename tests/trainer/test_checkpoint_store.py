@@ -1,4 +1,4 @@
-"""The folder of checkpoints: only whole ones count, `latest` never moves back, old ones go."""
+"""The folder of checkpoints: only complete ones are used, `latest` never moves back, old ones are removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in (folder / "checkpoints").iterdir())
 
 
-def test_latest_names_the_newest_whole_checkpoint_by_a_path_in_the_run_folder(tmp_path: Path) -> None:
+def test_latest_has_the_path_of_the_newest_complete_checkpoint_in_the_run_folder(tmp_path: Path) -> None:
     owner = store(tmp_path, attempt=3)
     assert save(owner, 40)
     written = json.loads((tmp_path / "checkpoints" / "latest").read_text())
@@ -36,21 +36,21 @@ def test_latest_names_the_newest_whole_checkpoint_by_a_path_in_the_run_folder(tm
     assert (tmp_path / written["path"] / "part").read_text() == "weights"
 
 
-def test_a_checkpoint_that_is_being_written_is_never_chosen(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_not_a_candidate(tmp_path: Path) -> None:
     owner = store(tmp_path)
     save(owner, 10)
     owner.begin(20)
     assert [found.step for found in owner.candidates()] == [10]
 
 
-def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     owner = store(tmp_path, keep=2)
     for step in (10, 20, 30, 40):
         save(owner, step)
     assert names(tmp_path) == ["latest", "step-00000030", "step-00000040"]
 
 
-def test_an_abandoned_checkpoint_leaves_room_and_the_one_before(tmp_path: Path) -> None:
+def test_a_discarded_checkpoint_frees_its_space_and_the_previous_one_remains(tmp_path: Path) -> None:
     owner = store(tmp_path)
     save(owner, 10)
     owner.begin(20)
@@ -70,14 +70,14 @@ def test_an_older_attempt_that_still_runs_does_not_move_latest(tmp_path: Path) -
     assert names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
 
 
-def test_a_new_attempt_clears_what_earlier_ones_left_half_written_but_not_what_newer_ones_write(tmp_path: Path) -> None:
+def test_a_new_attempt_removes_incomplete_checkpoints_of_earlier_attempts_only(tmp_path: Path) -> None:
     store(tmp_path, attempt=0).begin(10)
     store(tmp_path, attempt=2).begin(10)
     store(tmp_path, attempt=1).begin(5)
     assert names(tmp_path) == [".step-00000005.attempt-1.tmp", ".step-00000010.attempt-2.tmp"]
 
 
-def test_a_step_that_is_reached_again_replaces_the_earlier_checkpoint(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_step_reached_again_replaces_the_earlier_one(tmp_path: Path) -> None:
     for attempt, content in enumerate(("old", "new", "newest")):
         owner = store(tmp_path, attempt)
         save(owner, 10, content)
@@ -108,7 +108,7 @@ assert owner.publish(10, {"step": 10}, at=100.0)
 """
 
 
-def test_killed_before_any_act_of_publishing_a_step_again_the_old_checkpoint_or_the_new_one_is_there(
+def test_a_kill_at_any_system_call_of_publishing_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path,
 ) -> None:
     found: list[str] = []
@@ -131,7 +131,7 @@ def test_killed_before_any_act_of_publishing_a_step_again_the_old_checkpoint_or_
 
 
 def check_whole(folder: Path, reader: CheckpointStore) -> str:
-    """What is in the checkpoint that a run goes on from; it is the one `latest` names, and whole."""
+    """The content of the checkpoint that a run would resume from; it must be complete and the one in `latest`."""
     latest = reader.latest()
     assert latest is not None
     first = reader.candidates()[0]
@@ -140,7 +140,7 @@ def check_whole(folder: Path, reader: CheckpointStore) -> str:
     return (first.path / "part").read_text()
 
 
-def test_after_a_resume_from_an_early_checkpoint_later_ones_are_neither_latest_nor_lost(tmp_path: Path) -> None:
+def test_after_a_resume_from_an_early_checkpoint_later_ones_are_kept_and_not_latest(tmp_path: Path) -> None:
     first = store(tmp_path, attempt=0, keep=3)
     for step in (10, 20, 30):
         save(first, step)
@@ -151,7 +151,7 @@ def test_after_a_resume_from_an_early_checkpoint_later_ones_are_neither_latest_n
 @pytest.mark.parametrize(
     "content", ['{"step": 2', '{"step": 1e999, "attempt": 0, "path": "", "at": 0}', "[" * 200_000, "3"]
 )
-def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_found(
+def test_an_unreadable_latest_is_an_error_and_the_newest_complete_checkpoint_is_found(
     tmp_path: Path, content: str
 ) -> None:
     owner = store(tmp_path)
@@ -165,7 +165,7 @@ def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_fo
 
 
 @pytest.mark.timeout(60)
-def test_a_latest_that_is_a_fifo_a_folder_or_too_large_is_an_error_but_the_newest_whole_one_is_found(
+def test_an_irregular_or_too_large_latest_is_an_error_and_the_newest_complete_checkpoint_is_found(
     tmp_path: Path,
 ) -> None:
     makes: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, lambda path: path.write_bytes(b" " * 100_000)]
@@ -180,7 +180,7 @@ def test_a_latest_that_is_a_fifo_a_folder_or_too_large_is_an_error_but_the_newes
         assert [found.step for found in owner.candidates()] == [10]
 
 
-def test_a_fifo_or_a_link_where_latest_or_the_description_is_written_is_replaced_and_never_opened(
+def test_a_fifo_or_a_link_in_place_of_latest_or_the_description_is_replaced_and_not_opened(
     tmp_path: Path,
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -197,7 +197,7 @@ def test_a_fifo_or_a_link_where_latest_or_the_description_is_written_is_replaced
     assert elsewhere.read_text() == "untouched"
 
 
-def test_a_folder_where_latest_is_written_first_is_an_error_and_latest_stays(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_temporary_latest_is_an_error_and_latest_is_unchanged(tmp_path: Path) -> None:
     owner = store(tmp_path, attempt=1)
     save(owner, 10)
     owner.begin(20)

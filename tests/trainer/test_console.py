@@ -1,4 +1,4 @@
-"""Lines for people."""
+"""Progress lines, durations and counts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_progress_on_a_gpu_names_mfu_and_memory() -> None:
     assert line == "step 1/2  loss 2.00  1,000,000 tok/s  31.6 ms/step  ETA 1h06m  MFU 48.8%  peak 50.3 GiB"
 
 
-def test_the_first_step_says_nothing_about_the_speed() -> None:
+def test_the_line_of_the_first_step_has_no_speed() -> None:
     assert first_step_line(step=1, steps=60, loss=5.6, step_time_s=26.73) == "step 1/60  loss 5.60  first step 26.7 s"
 
 
 @given(st.floats(-10, 1e8))
-def test_the_trainer_tells_durations_as_musters_commands_do(seconds: float) -> None:
+def test_durations_are_formatted_as_by_the_command_line(seconds: float) -> None:
     assert format_duration(seconds) == text.format_duration(seconds)
 
 

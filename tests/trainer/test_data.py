@@ -1,4 +1,4 @@
-"""Files to tokens: what is read, in which order, what is skipped by name, what is refused."""
+"""Files to tokens: order, skipped files with reasons, rejected data, the cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_a_folder_is_read_through_in_the_order_of_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_recursively_in_the_order_of_names(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"b.txt": b"2", "a/z.md": b"1", "c": b"3"})
     corpus = build_corpus(str(folder), tmp_path / "cache")
     assert text_of(corpus) == b"1\x002\x003\x00"
@@ -37,7 +37,7 @@ def test_a_glob_and_a_single_file_work_the_same(tmp_path: Path) -> None:
     assert text_of(build_corpus(str(folder / "b.md"), tmp_path / "cache")) == b"2\x00"
 
 
-def test_files_that_are_no_text_are_named_with_the_reason_and_skipped(tmp_path: Path) -> None:
+def test_files_other_than_text_are_skipped_with_the_reason(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "text",
         {"binary": b"ELF\x00", "broken": b"caf\xc3", "good": "café".encode(), "latin": b"caf\xe9!", "none": b""},
@@ -68,7 +68,7 @@ def test_a_file_without_read_permission_is_named_and_skipped(tmp_path: Path) -> 
     )
 
 
-def test_a_file_that_fails_while_it_is_read_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_read_error_skips_the_file_without_a_part_of_its_text(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.txt").write_text("before")
@@ -81,13 +81,13 @@ def test_a_file_that_fails_while_it_is_read_is_named_and_leaves_nothing_behind(t
     assert corpus.tokens_path.read_bytes() == b"before\0after\0"
 
 
-def test_hidden_files_caches_and_the_run_folder_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_caches_and_the_run_folder_are_skipped(tmp_path: Path) -> None:
     names = (".git/config", ".hidden", "__pycache__/a.pyc", "run/metrics/rank-0.jsonl", "a.txt")
     folder = write(tmp_path / "text", dict.fromkeys(names, b"x"))
     assert find_files(str(folder), exclude=folder / "run") == [folder / "a.txt"]
 
 
-def test_a_link_to_a_folder_is_not_followed_into_a_circle(tmp_path: Path) -> None:
+def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"a.txt": b"x"})
     (folder / "again").symlink_to(folder, target_is_directory=True)
     assert find_files(str(folder)) == [folder / "a.txt"]
@@ -102,7 +102,7 @@ def test_a_link_to_a_folder_is_not_followed_into_a_circle(tmp_path: Path) -> Non
         ({"x": b""}, "", "all are empty"),
     ],
 )
-def test_an_empty_set_is_refused_with_what_was_found(
+def test_data_without_text_is_rejected_with_the_files_found(
     tmp_path: Path, files: dict[str, bytes], path: str, said: str
 ) -> None:
     (tmp_path / "text").mkdir()
@@ -111,7 +111,7 @@ def test_an_empty_set_is_refused_with_what_was_found(
         build_corpus(str(folder / path), tmp_path / "cache")
 
 
-def test_the_second_time_the_cache_is_used_and_a_change_makes_a_new_one(tmp_path: Path) -> None:
+def test_the_cache_is_used_until_a_file_changes(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"a": b"one", "b": b"\0"})
     first = build_corpus(str(folder), tmp_path / "cache")
     assert build_corpus(str(folder), tmp_path / "cache") == first
@@ -121,14 +121,14 @@ def test_the_second_time_the_cache_is_used_and_a_change_makes_a_new_one(tmp_path
     assert second.digest != first.digest
 
 
-def test_a_cache_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+def test_a_truncated_cache_is_written_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"a": b"one"})
     corpus = build_corpus(str(folder), tmp_path / "cache")
     corpus.tokens_path.write_bytes(b"on")
     assert text_of(build_corpus(str(folder), tmp_path / "cache")) == b"one\0"
 
 
-def test_a_fifo_in_the_place_of_the_caches_description_is_replaced(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_caches_description_is_replaced(tmp_path: Path) -> None:
     folder = write(tmp_path / "text", {"a": b"one"})
     corpus = build_corpus(str(folder), tmp_path / "cache")
     description = corpus.tokens_path.with_suffix(".json")
@@ -138,7 +138,7 @@ def test_a_fifo_in_the_place_of_the_caches_description_is_replaced(tmp_path: Pat
     assert description.is_file()
 
 
-def test_a_fifo_that_is_given_as_data_is_refused(tmp_path: Path) -> None:
+def test_a_fifo_as_data_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "text")
     with pytest.raises(InputError, match="must be a regular file"):
         build_corpus(str(tmp_path / "text"), tmp_path / "cache")
@@ -159,27 +159,27 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         build_corpus(str(folder), tmp_path / "cache")
 
 
-def test_windows_share_one_token_so_that_every_next_token_is_learned_once() -> None:
+def test_windows_overlap_by_one_token_so_that_every_token_is_a_target_once() -> None:
     samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
     assert len(samples) == 2
     assert samples.read(np.array([1, 0])).tolist() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5]]
 
 
-def test_a_padded_place_reads_as_padding_throughout() -> None:
+def test_a_padding_position_reads_as_padding() -> None:
     samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
     assert samples.read(np.array([-1])).tolist() == [[-1] * 6]
 
 
-def test_too_little_text_for_one_window_is_refused_with_both_numbers() -> None:
+def test_too_little_text_for_one_window_is_rejected_with_both_numbers() -> None:
     with pytest.raises(InputError, match="must have at least 6 bytes of text for --seq_len 5; got 5"):
         Samples(np.arange(5, dtype=np.uint8), seq_len=5)
 
 
 @pytest.mark.parametrize("moment", [1, 2])
-def test_two_pods_that_share_the_cache_may_fill_it_at_the_same_time(
+def test_two_pods_may_write_a_shared_cache_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """Their processes have the same number, since each pod counts its own."""
+    """Their processes have the same id, since each pod has its own process namespace."""
     folder = write(tmp_path / "text", {"a.txt": b"1"})
     replace, replaced = os.replace, 0
     others: list[bytes] = []
@@ -198,7 +198,7 @@ def test_two_pods_that_share_the_cache_may_fill_it_at_the_same_time(
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in the temporary folder that a user without a home gets; not made yet."""
+    """The cache folder of a user without a home, in the temporary folder; it does not exist yet."""
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -215,7 +215,7 @@ def test_a_user_without_a_home_has_a_private_cache_in_the_temporary_folder(tempo
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o770, 0o740, 0o701])
-def test_a_cache_in_the_temporary_folder_that_other_users_can_access_is_refused(temporary: Path, mode: int) -> None:
+def test_a_cache_in_the_temporary_folder_that_other_users_can_access_is_rejected(temporary: Path, mode: int) -> None:
     temporary.mkdir()
     temporary.chmod(mode)
     with pytest.raises(InputError, match="mode 700"):
@@ -223,7 +223,7 @@ def test_a_cache_in_the_temporary_folder_that_other_users_can_access_is_refused(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
-def test_a_cache_in_the_temporary_folder_that_belongs_to_another_user_is_refused(temporary: Path) -> None:
+def test_a_cache_in_the_temporary_folder_that_belongs_to_another_user_is_rejected(temporary: Path) -> None:
     temporary.mkdir(mode=0o700)
     os.chown(temporary, 12345, 12345)
     with pytest.raises(InputError, match="user 12345"):
@@ -231,7 +231,7 @@ def test_a_cache_in_the_temporary_folder_that_belongs_to_another_user_is_refused
 
 
 @pytest.mark.parametrize("kind", ["symlink", "file"])
-def test_a_cache_in_the_temporary_folder_that_is_not_a_folder_is_refused(
+def test_a_cache_in_the_temporary_folder_that_is_not_a_folder_is_rejected(
     temporary: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "symlink":

@@ -1,4 +1,4 @@
-"""Steps of a script that launches ahead of its GPU: told in order, with the GPU's times, at no cost to training."""
+"""Metrics of a script that launches steps ahead of its GPU: in order, with the GPU's times; errors do not stop it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU_S, GPU_S = 0.002, 0.016
 
 @dataclass
 class Gpu:
-    """Works through what is launched: `now_s` is where it is, `busy_until_s` where it will be with all of it."""
+    """Executes launched work: `now_s` is its time, `busy_until_s` the time when all launched work has ended."""
 
     now_s: float = 0.0
     busy_until_s: float = 0.0
@@ -98,7 +98,7 @@ def shown(lines: list[StepMetrics]) -> list[tuple[int, float | None]]:
     return [(line.step, line.step_time_s and round(line.step_time_s, 6)) for line in lines]
 
 
-def test_a_step_is_told_once_the_gpu_has_ended_it_with_the_time_it_took_there() -> None:
+def test_a_step_is_returned_when_it_has_ended_on_the_gpu_with_its_gpu_time() -> None:
     script = Script()
     assert script.launch(4) == []
     script.gpu.now_s = 2.5 * GPU_S
@@ -110,7 +110,7 @@ def test_a_step_is_told_once_the_gpu_has_ended_it_with_the_time_it_took_there() 
     assert script.gpu.waited == 0
 
 
-def test_a_script_that_does_not_use_cuda_is_told_at_once_as_the_cpu_sees_it() -> None:
+def test_without_cuda_steps_are_returned_at_once_with_the_cpu_time() -> None:
     clock = DeviceClock(lambda _: None)
     for step in (1, 2, 3):
         assert shown(clock.step_launched(object(), StepMetrics(step=step, step_time_s=CPU_S))) == [(step, CPU_S)]
@@ -118,7 +118,7 @@ def test_a_script_that_does_not_use_cuda_is_told_at_once_as_the_cpu_sees_it() ->
     assert clock.drain() == []
 
 
-def test_the_first_step_after_cuda_was_started_has_the_cpus_time() -> None:
+def test_the_first_step_with_cuda_has_the_cpu_time() -> None:
     script, events = Script(), iter([None])
     script.clock = DeviceClock(lambda _: next(events, script.gpu.event()))
     assert script.launch() == [(1, None)]
@@ -127,7 +127,7 @@ def test_the_first_step_after_cuda_was_started_has_the_cpus_time() -> None:
     assert script.last() == [(2, CPU_S), (3, GPU_S)]
 
 
-def test_what_tracing_takes_between_two_steps_is_no_part_of_either() -> None:
+def test_tracing_between_two_steps_counts_for_neither() -> None:
     script = Script()
     script.launch(2)
     script.gpu.now_s = 0.5  # a trace was started meanwhile
@@ -138,7 +138,7 @@ def test_what_tracing_takes_between_two_steps_is_no_part_of_either() -> None:
 
 
 @pytest.mark.parametrize("fails", ["record", "query", "elapsed_time"])
-def test_after_an_error_of_cuda_the_cpus_times_count_for_good(fails: str) -> None:
+def test_after_a_cuda_error_cpu_times_are_used_for_the_rest_of_the_run(fails: str) -> None:
     script = Script()
     script.launch(3)
     script.gpu.now_s, script.gpu.fails = 2.5 * GPU_S, fails
@@ -150,7 +150,7 @@ def test_after_an_error_of_cuda_the_cpus_times_count_for_good(fails: str) -> Non
     assert script.gpu.asked == asked
 
 
-def test_an_error_while_tracing_loses_no_line() -> None:
+def test_an_error_while_tracing_loses_no_step() -> None:
     script = Script()
     script.launch(2)
     script.gpu.fails = "record"
@@ -158,14 +158,14 @@ def test_an_error_while_tracing_loses_no_line() -> None:
     assert script.launch() == [(1, None), (2, CPU_S), (3, CPU_S)]
 
 
-def test_an_error_at_the_end_leaves_the_cpus_times() -> None:
+def test_after_an_error_at_the_end_cpu_times_are_used() -> None:
     script = Script()
     script.launch(3)
     script.gpu.fails = "query"
     assert script.last() == [(1, None), (2, CPU_S), (3, CPU_S)]
 
 
-def test_so_many_steps_ahead_the_oldest_is_waited_for_and_no_other() -> None:
+def test_at_the_maximum_of_pending_steps_only_the_oldest_is_waited_for() -> None:
     script = Script()
     assert script.launch(MAX_PENDING_STEPS) == []
     assert script.gpu.waited == 0
@@ -174,7 +174,7 @@ def test_so_many_steps_ahead_the_oldest_is_waited_for_and_no_other() -> None:
     assert script.gpu.now_s == pytest.approx(2 * GPU_S)
 
 
-def test_the_last_steps_are_waited_for_but_not_for_ever() -> None:
+def test_the_last_steps_are_waited_for_until_a_timeout() -> None:
     script = Script()
     script.launch()
     script.gpu.launch(2.0)
@@ -185,7 +185,7 @@ def test_the_last_steps_are_waited_for_but_not_for_ever() -> None:
     assert script.waited_s == DRAIN_TIMEOUT_S
 
 
-def test_a_forks_child_tells_its_own_steps_and_leaves_cuda_alone() -> None:
+def test_a_forked_child_returns_only_its_own_steps_and_does_not_use_cuda() -> None:
     script = Script()
     script.launch(2)
     asked, script.pid = script.gpu.asked, 2
@@ -194,7 +194,7 @@ def test_a_forks_child_tells_its_own_steps_and_leaves_cuda_alone() -> None:
     assert script.gpu.asked == asked
 
 
-def test_no_event_is_recorded_where_cuda_is_not_in_use() -> None:
+def test_no_event_is_recorded_without_cuda() -> None:
     import torch
 
     before = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -204,10 +204,10 @@ def test_no_event_is_recorded_where_cuda_is_not_in_use() -> None:
 
 
 class Optimizer:
-    """Something that a watcher can count."""
+    """An optimizer whose steps can be counted."""
 
 
-def test_a_watched_script_on_a_gpu_leaves_its_steps_in_order_also_those_it_did_not_wait_for(tmp_path: Path) -> None:
+def test_all_steps_of_a_script_on_a_gpu_are_written_in_order(tmp_path: Path) -> None:
     context, gpu, optimizer = run_context({}, output=str(tmp_path)), Gpu(), Optimizer()
     clock = DeviceClock(gpu.event, sleep=gpu.catch_up)
     watcher = OptimizerWatcher(context, TraceConfig(), Reporter(context), clock)

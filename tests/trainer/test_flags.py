@@ -1,4 +1,4 @@
-"""The command line: what is understood, what is refused and with which words."""
+"""The command line: defaults, precedence, and errors that name flag, value and valid values."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def plan(*flags: str, machine: HostCapabilities = LAPTOP) -> TrainPlan:
     return resolve_plan(parse_train_config([*NEEDED, *flags], {}), machine)
 
 
-def test_what_is_left_open_fits_the_device() -> None:
+def test_defaults_depend_on_the_device() -> None:
     small, large = plan("--steps", "60"), plan("--steps", "60", machine=GPUS)
     assert (small.seq_len, small.global_batch, small.precision, small.micro_batch) == (128, 16, "fp32", 8)
     assert (large.seq_len, large.global_batch, large.precision, large.micro_batch) == (1024, 64, "bf16", 32)
     assert (small.compile, small.warmup, small.checkpoint_every, small.log_every) == (True, 10, 15, 6)
 
 
-def test_without_a_compiler_nothing_is_compiled_unless_asked_for() -> None:
+def test_without_a_compiler_compilation_is_off_by_default() -> None:
     bare = HostCapabilities(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
     assert not plan(machine=bare).compile
     with pytest.raises(InputError, match="--compile requires a C"):
@@ -43,13 +43,13 @@ def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
         assert made.micro_batch * made.gradient_accumulation_steps * world_size >= 16
 
 
-def test_dashes_and_underscores_mean_the_same() -> None:
+def test_dashes_and_underscores_are_equivalent() -> None:
     assert plan("--seq-len", "64", "--no-compile", "--global-batch=4") == plan(
         "--seq_len=64", "--no_compile", "--global_batch", "4"
     )
 
 
-def test_the_traced_steps_come_from_the_environment_unless_flags_say_otherwise() -> None:
+def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
     told = parse_train_config(NEEDED, environ).trace
     assert (told.start, told.end, told.ranks) == (20, 25, (0, 3))
@@ -87,13 +87,13 @@ def test_the_traced_steps_come_from_the_environment_unless_flags_say_otherwise()
         (("--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
     ],
 )
-def test_a_mistake_is_named_with_what_would_be_right(flags: tuple[str, ...], said: str) -> None:
+def test_an_invalid_flag_is_named_with_valid_values(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(InputError) as refused:
         plan(*flags)
     assert said in str(refused.value)
 
 
-def test_every_recipe_is_a_possible_shape() -> None:
+def test_every_recipe_has_a_valid_shape() -> None:
     for name in RECIPES:
         model = model_config(name)
         assert model.name == name

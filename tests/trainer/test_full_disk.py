@@ -36,7 +36,7 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_costs_one_checkpoint_and_with_room_again_the_next_is_saved(
+def test_a_full_disk_loses_one_checkpoint_and_with_free_space_the_next_is_saved(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -60,7 +60,9 @@ def test_a_disk_that_fills_up_costs_one_checkpoint_and_with_room_again_the_next_
     assert list(losses(run_dir)) == list(range(1, 401))
 
 
-def test_where_no_large_file_can_be_written_training_goes_on_and_only_the_end_fails(start: Starter, text: Path) -> None:
+def test_if_no_checkpoint_can_be_written_training_continues_and_the_run_fails_at_its_end(
+    start: Starter, text: Path
+) -> None:
     ranks = start(1, *TINY, "--data", str(text), "--steps", "6", "--checkpoint_every", "2", limit_file_bytes=1_000_000)
     assert ranks.end() == [EXIT_FAILED]
     assert list(losses(ranks.run_dir)) == list(range(1, 7))
@@ -69,7 +71,7 @@ def test_where_no_large_file_can_be_written_training_goes_on_and_only_the_end_fa
     assert not list((ranks.run_dir / "checkpoints").iterdir())
 
 
-def test_a_full_disk_costs_the_trace_not_the_training(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_a_full_disk_loses_the_trace_and_training_continues(start: Starter, text: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with small_disk(run_dir / "traces", 0.1):
         ranks = start(2, *TINY, "--data", str(text), "--steps", "6", "--trace_steps", "2:4")
@@ -80,7 +82,7 @@ def test_a_full_disk_costs_the_trace_not_the_training(start: Starter, text: Path
     assert "[rank 1] no trace of steps 2:4" in ranks.said(1)
 
 
-def test_with_no_room_for_metrics_and_beats_the_run_still_ends_well(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_without_space_for_metrics_and_heartbeats_the_run_succeeds(start: Starter, text: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with small_disk(run_dir / "metrics", 0.008):
         ranks = start(1, *TINY, "--data", str(text), "--steps", "60", "--checkpoint_every", "0")

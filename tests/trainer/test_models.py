@@ -1,4 +1,4 @@
-"""The network: shapes, causality, counts, and first weights that do not depend on how they are spread."""
+"""The network: shapes, causality, parameter counts, and initial weights that do not depend on sharding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["gpt:1m", "gpt:10m", "gpt:124m", "gpt2:124m", "gpt:350m", "gpt:1b", "llama:8b"])
-def test_a_recipe_has_the_matrices_that_its_flops_are_counted_by(name: str) -> None:
+def test_the_parameters_counted_for_flops_are_those_of_the_model(name: str) -> None:
     import torch
 
     from muster_components.trainer.models import Transformer
@@ -55,7 +55,7 @@ def test_a_recipe_has_the_matrices_that_its_flops_are_counted_by(name: str) -> N
     assert matrices == matmul_parameters(model_config(name))
 
 
-def test_sizes_are_what_the_names_say() -> None:
+def test_sizes_match_the_names_of_recipes() -> None:
     import torch
 
     from muster_components.trainer.models import Transformer, parameter_count
@@ -70,14 +70,14 @@ def test_sizes_are_what_the_names_say() -> None:
 
 
 @pytest.mark.parametrize("config", [SMALL, SMALL_GPT2], ids=["modern", "gpt2"])
-def test_the_first_loss_is_that_of_a_guess_among_all_bytes(config: ModelConfig) -> None:
+def test_the_initial_loss_is_that_of_uniform_predictions(config: ModelConfig) -> None:
     source, target = tokens(4, 16)
     loss = build(config)(source, target) / target.numel()
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
 
 
 @pytest.mark.parametrize("config", [SMALL, SMALL_GPT2], ids=["modern", "gpt2"])
-def test_no_position_sees_what_comes_after_it(config: ModelConfig) -> None:
+def test_attention_is_causal(config: ModelConfig) -> None:
     import torch
 
     model = build(config)
@@ -97,7 +97,7 @@ def test_no_position_sees_what_comes_after_it(config: ModelConfig) -> None:
     assert difference[10:].min() > 0
 
 
-def test_rotary_attention_depends_on_distance_not_on_place() -> None:
+def test_rotary_attention_depends_on_relative_positions_only() -> None:
     import torch
 
     from muster_components.trainer.models import apply_rotary_emb, rope_table
@@ -112,7 +112,7 @@ def test_rotary_attention_depends_on_distance_not_on_place() -> None:
     assert score(9, 4) != pytest.approx(score(9, 5), abs=1e-3)
 
 
-def test_padded_targets_count_nothing() -> None:
+def test_padding_targets_have_no_loss() -> None:
     import torch
 
     from muster_components.trainer.models import IGNORE_INDEX
@@ -125,7 +125,7 @@ def test_padded_targets_count_nothing() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputing_activations_changes_no_gradient(recompute: str) -> None:
+def test_activation_checkpointing_does_not_change_gradients(recompute: str) -> None:
     import torch
 
     plain, saving = build(SMALL), build(SMALL)
@@ -137,7 +137,7 @@ def test_recomputing_activations_changes_no_gradient(recompute: str) -> None:
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
-def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
+def test_initial_weights_depend_on_the_seed_only() -> None:
     import torch
 
     first, same, other = build(SMALL, seed=1), build(SMALL, seed=1), build(SMALL, seed=2)
@@ -146,7 +146,7 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     assert not torch.equal(first.blocks[0].attention.qkv.weight, first.blocks[1].attention.qkv.weight)  # type: ignore[union-attr, arg-type]
 
 
-def test_the_learning_rate_rises_straight_then_falls_to_a_tenth() -> None:
+def test_the_learning_rate_rises_linearly_then_decays_to_a_tenth() -> None:
     from muster_components.trainer.train_step import learning_rate
 
     rates = [learning_rate(step, peak=1.0, warmup=4, steps=12) for step in range(1, 13)]

@@ -1,4 +1,4 @@
-"""Traces of the agreed steps and ranks, whole, and telling whose they are."""
+"""Traces of the configured steps and ranks: complete, with job, rank and steps in the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import TINY, Starter, events, metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_each_rank_writes_the_agreed_steps(start: Starter, text: Path) -> None:
+def test_each_rank_writes_the_configured_steps(start: Starter, text: Path) -> None:
     ranks = start(
         2, *TINY, "--data", str(text), "--steps", "8",
         environ={"MUSTER_TRACE_STEPS": "3:6", "MUSTER_JOB": "learn"}, attempt=4,
@@ -40,7 +40,7 @@ def test_each_rank_writes_the_agreed_steps(start: Starter, text: Path) -> None:
 
 
 def switches(run_dir: Path, rank: int) -> dict[str, list[int]]:
-    """Before which steps a rank says that it started its profiler and wrote its trace, and how long that took."""
+    """The steps before which a rank started its profiler and wrote its trace, with the seconds in its metrics."""
     lines = metrics(run_dir, rank)
     return {
         name: [line["step"] for line in lines if line[name] is not None and line[name] > 0]
@@ -48,7 +48,7 @@ def switches(run_dir: Path, rank: int) -> dict[str, list[int]]:
     }
 
 
-def test_only_the_ranks_that_were_asked_for_and_only_steps_that_exist_are_traced(start: Starter, text: Path) -> None:
+def test_only_configured_ranks_and_existing_steps_are_traced(start: Starter, text: Path) -> None:
     run = (*TINY, "--data", str(text), "--steps", "4")
     some = start(2, *run, "--trace_steps", "1:99", "--trace_ranks", "1")
     assert some.end() == [EXIT_OK] * 2
@@ -56,7 +56,7 @@ def test_only_the_ranks_that_were_asked_for_and_only_steps_that_exist_are_traced
     assert trace.name == "rank-1.attempt-0.steps-1-5.json"
 
 
-def test_steps_beyond_the_end_are_missed_with_a_word(start: Starter, text: Path) -> None:
+def test_configured_steps_after_the_last_one_are_reported_as_missed(start: Starter, text: Path) -> None:
     ranks = start(1, *TINY, "--data", str(text), "--steps", "2", "--trace_steps", "20:25")
     assert ranks.end() == [EXIT_OK]
     (missed,) = events(ranks.run_dir, "trace_missed")
@@ -64,9 +64,7 @@ def test_steps_beyond_the_end_are_missed_with_a_word(start: Starter, text: Path)
     assert ranks.said().count("no trace of steps 20:25") == 1
 
 
-def test_steps_after_the_one_in_which_a_run_is_stopped_are_missed_on_whichever_ranks(
-    start: Starter, text: Path
-) -> None:
+def test_configured_steps_after_a_stop_are_reported_as_missed_for_any_ranks(start: Starter, text: Path) -> None:
     ranks = start(
         2, *TINY, "--data", str(text), "--steps", "100000", "--trace_steps", "90000:90002", "--trace_ranks", "1"
     )

@@ -1,4 +1,4 @@
-"""Steps that are to be traced and never come are said in events, by rank 0 for all."""
+"""Events about configured steps that are not reached, recorded by rank 0 for all ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kinds(folder: Path) -> list[str]:
         ("", "", 1, 60, 60, []),
     ],
 )
-def test_whether_the_steps_come_is_said_once(
+def test_planned_and_missed_steps_are_recorded_once(
     tmp_path: Path, steps: str, ranks: str, first: int, last: int | None, done: int, expected: list[str]
 ) -> None:
     of_run = window(tmp_path, steps, ranks)
@@ -51,7 +51,7 @@ def test_whether_the_steps_come_is_said_once(
     assert all(steps in event["message"] for kind in expected for event in events(tmp_path, kind))
 
 
-def test_ranks_other_than_0_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_record_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = window(tmp_path, "200:205", rank=3)
     other.announce(1, 60)
     other.finish(1, 60, 60)

@@ -1,4 +1,4 @@
-"""Whole runs with real ranks: the same losses whatever happens to the ranks in between."""
+"""Complete runs with real ranks: interruptions and other world sizes do not change the losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .conftest import TINY, Finished, Starter, clean_environment, events, latest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_losses_are_those_of_an_undisturbed_run(
+def test_kills_stops_and_resumes_with_another_world_size_or_ddp_do_not_change_the_losses(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:
     run = (*TINY, "--data", str(text), "--steps", "60", "--checkpoint_every", "10")
@@ -63,7 +63,7 @@ def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_loss
     assert losses(folder) == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_rank_replicas_and_shards_learn_the_same(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_one_rank_ddp_and_fsdp_have_the_same_losses(start: Starter, text: Path, tmp_path: Path) -> None:
     run = (*TINY, "--data", str(text), "--steps", "6", "--checkpoint_every", "0")
     ways = {
         "one": (1, ()),
@@ -79,7 +79,7 @@ def test_one_rank_replicas_and_shards_learn_the_same(start: Starter, text: Path,
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), name
 
 
-def test_compiled_blocks_learn_the_same_as_plain_ones(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_compilation_does_not_change_the_losses(start: Starter, text: Path, tmp_path: Path) -> None:
     run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
     for name, flags in {"compiled": ("--compile",), "plain": ("--no_compile",)}.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
@@ -88,7 +88,7 @@ def test_compiled_blocks_learn_the_same_as_plain_ones(start: Starter, text: Path
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), abs=1e-3)
 
 
-def test_under_torchrun_sigterm_saves_and_ends_with_143_on_every_rank(text: Path, tmp_path: Path) -> None:
+def test_under_torchrun_sigterm_saves_a_checkpoint_and_every_rank_exits_with_143(text: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -128,7 +128,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step(start: Starter, text: P
     assert metrics(tmp_path / "run", 0)[-1]["step"] == metrics(tmp_path / "run", 1)[-1]["step"]
 
 
-def test_when_one_rank_is_gone_the_others_end_soon_with_a_traceback(start: Starter, text: Path) -> None:
+def test_when_a_rank_is_killed_the_others_end_with_a_traceback(start: Starter, text: Path) -> None:
     ranks = start(2, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "2")
     ranks.wait_until(lambda: ranks.steps_done() > 3)
     ranks.processes[1].kill()
@@ -136,7 +136,7 @@ def test_when_one_rank_is_gone_the_others_end_soon_with_a_traceback(start: Start
     assert "Traceback" in ranks.said()
 
 
-def test_ctrl_c_saves_too_and_has_its_own_exit_code(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_has_its_own_exit_code(start: Starter, text: Path, tmp_path: Path) -> None:
     ranks = start(1, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "0")
     ranks.wait_until(lambda: ranks.steps_done() > 3)
     ranks.send(signal.SIGINT)
@@ -144,9 +144,7 @@ def test_ctrl_c_saves_too_and_has_its_own_exit_code(start: Starter, text: Path, 
     assert latest(tmp_path / "run") is not None
 
 
-def test_checkpoints_that_cannot_be_read_are_named_and_the_one_before_is_used(
-    start: Starter, finished: Finished
-) -> None:
+def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: Starter, finished: Finished) -> None:
     expected = losses(finished.run_dir)
     checkpoints = finished.run_dir / "checkpoints"
     (checkpoints / "step-00000009" / ".metadata").unlink()
@@ -164,7 +162,7 @@ def test_checkpoints_that_cannot_be_read_are_named_and_the_one_before_is_used(
     assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
 
 
-def test_if_no_checkpoint_can_be_read_the_run_fails_rather_than_start_over(start: Starter, finished: Finished) -> None:
+def test_if_no_checkpoint_can_be_read_the_run_fails(start: Starter, finished: Finished) -> None:
     for part in finished.run_dir.glob("checkpoints/step-*/*.distcp"):
         part.write_bytes(b"")
     again = start(1, *finished.flags, attempt=1)
@@ -172,15 +170,13 @@ def test_if_no_checkpoint_can_be_read_the_run_fails_rather_than_start_over(start
     assert "--resume never starts from the beginning" in again.said()
 
 
-def test_a_checkpoint_of_another_run_is_refused_with_both_values(start: Starter, finished: Finished) -> None:
+def test_a_checkpoint_of_another_run_is_rejected_with_both_values(start: Starter, finished: Finished) -> None:
     other = start(1, *finished.flags, "--global_batch", "4", attempt=1)
     assert other.end() == [EXIT_BAD_INPUT]
     assert "global_batch was 8, is 4" in other.said()
 
 
-def test_other_data_is_refused_since_its_samples_would_be_repeated_or_skipped(
-    start: Starter, finished: Finished, tmp_path: Path
-) -> None:
+def test_a_resume_with_other_data_is_rejected(start: Starter, finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("quite another text, long enough for a few windows of it\n" * 200)
     changed = start(1, *finished.flags, "--data", str(tmp_path / "other.txt"), attempt=1)
     assert changed.end() == [EXIT_BAD_INPUT]
@@ -188,13 +184,13 @@ def test_other_data_is_refused_since_its_samples_would_be_repeated_or_skipped(
     assert "11,201 bytes of text" in changed.said()
 
 
-def test_a_run_that_is_already_done_says_so(start: Starter, finished: Finished) -> None:
+def test_a_completed_run_has_nothing_to_do(start: Starter, finished: Finished) -> None:
     again = start(1, *finished.flags, attempt=1)
     assert again.end() == [EXIT_OK]
     assert "nothing to do: step 9/9 was already done" in again.said()
 
 
-def test_the_first_step_of_an_attempt_and_the_last_are_told_besides_every_few(start: Starter, text: Path) -> None:
+def test_the_first_and_the_last_step_are_always_printed(start: Starter, text: Path) -> None:
     run = (*TINY, "--data", str(text), "--log_every", "4")
     first = start(1, *run, "--steps", "5")
     assert first.end() == [EXIT_OK]
@@ -209,7 +205,7 @@ def steps_told(said: str) -> list[str]:
     return [parts[0] + (": first step" if parts[-1].startswith("first step ") else "") for parts in lines]
 
 
-def test_numbers_that_are_no_longer_finite_end_the_run_and_are_never_saved(start: Starter, text: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(start: Starter, text: Path) -> None:
     ranks = start(
         2, *TINY, "--data", str(text), "--steps", "200", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1"
     )
@@ -220,14 +216,14 @@ def test_numbers_that_are_no_longer_finite_end_the_run_and_are_never_saved(start
     assert saved is None or saved["step"] < diverged["step"]
 
 
-def test_ranks_that_have_no_text_end_alike_and_one_says_why(start: Starter, tmp_path: Path) -> None:
+def test_without_text_all_ranks_exit_alike_and_rank_0_prints_the_reason(start: Starter, tmp_path: Path) -> None:
     ranks = start(2, *TINY, "--data", str(tmp_path / "nowhere"), "--steps", "2")
     assert ranks.end() == [EXIT_BAD_INPUT] * 2
     assert "does not exist: give a folder" in ranks.said(0)
     assert ranks.said(1) == ""
 
 
-def test_the_last_beat_and_line_tell_how_it_ended(finished: Finished) -> None:
+def test_the_last_heartbeat_and_line_have_the_result(finished: Finished) -> None:
     for rank in (0, 1):
         beat = json.loads((finished.run_dir / "heartbeats" / f"rank-{rank}.json").read_text())
         assert (beat["phase"], beat["step"], beat["steps"], beat["world_size"]) == ("done", 9, 9, 2)
@@ -241,5 +237,5 @@ def test_the_last_beat_and_line_tell_how_it_ended(finished: Finished) -> None:
 
 
 def compile_cache() -> dict[str, str]:
-    """Compiled kernels outlive the test, if the caller has a place for them."""
+    """The cache of compiled kernels, which outlives the test if TORCHINDUCTOR_CACHE_DIR is set."""
     return {name: os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR",) if name in os.environ}

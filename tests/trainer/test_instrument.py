@@ -1,4 +1,4 @@
-"""Any script, unchanged, under `instrument`: it runs as it would alone, and is watched."""
+"""Unmodified scripts under `instrument`: same behaviour, with heartbeats, metrics and traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script(folder: Path, source: str, name: str = "train.py") -> str:
     return str(folder / name)
 
 
-def test_a_missing_script_or_module_is_named_and_ends_with_2(start: Starter) -> None:
+def test_a_missing_script_or_module_is_named_and_the_exit_code_is_2(start: Starter) -> None:
     for arguments, said in {
         ("gone.py",): "script 'gone.py' does not exist",
         ("-m", "gone.away"): "module 'gone.away' does not exist",
@@ -55,7 +55,7 @@ def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start:
     assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
 
 
-def test_steps_that_a_script_never_makes_are_said_to_be_missed(start: Starter, tmp_path: Path) -> None:
+def test_configured_steps_that_a_script_does_not_reach_are_reported(start: Starter, tmp_path: Path) -> None:
     ranks = start(1, "--trace_steps", "200:205", script(tmp_path, "print('no torch')"), module=ATTACH)
     assert ranks.end() == [0]
     (missed,) = events(ranks.run_dir, "trace_missed")
@@ -64,7 +64,7 @@ def test_steps_that_a_script_never_makes_are_said_to_be_missed(start: Starter, t
 
 
 @pytest.mark.parametrize("how", ["script", "module"])
-def test_a_scripts_traceback_shows_the_script_alone(start: Starter, tmp_path: Path, how: str) -> None:
+def test_a_traceback_has_only_frames_of_the_script(start: Starter, tmp_path: Path, how: str) -> None:
     path = script(tmp_path, "def fail():\n    raise ValueError('no luck')\n\nfail()\n", "job.py")
     ranks = start(1, *(["-m", "job"] if how == "module" else [path]), module=ATTACH)
     assert ranks.end() == [1]
@@ -76,7 +76,7 @@ def test_a_scripts_traceback_shows_the_script_alone(start: Starter, tmp_path: Pa
     assert beat["phase"] == "done"
 
 
-def test_a_script_with_a_hook_for_exceptions_keeps_it(start: Starter, tmp_path: Path) -> None:
+def test_the_scripts_own_exception_hook_is_called(start: Starter, tmp_path: Path) -> None:
     source = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error)\n1 / 0\n"
     ranks = start(1, script(tmp_path, source), module=ATTACH)
     assert ranks.end() == [1]
@@ -90,7 +90,7 @@ def test_a_module_runs_as_python_m_would(start: Starter, tmp_path: Path) -> None
     assert ranks.said() == "__main__ job ['a']\n"
 
 
-def test_an_exception_of_the_script_ends_with_1_and_its_traceback(start: Starter, tmp_path: Path) -> None:
+def test_an_exception_of_the_script_gives_exit_code_1_and_its_traceback(start: Starter, tmp_path: Path) -> None:
     ranks = start(1, script(tmp_path, "def f():\n    raise ValueError('odd')\nf()"), module=ATTACH)
     assert ranks.end() == [1]
     assert 'train.py", line 2, in f' in ranks.said()
@@ -98,7 +98,7 @@ def test_an_exception_of_the_script_ends_with_1_and_its_traceback(start: Starter
 
 
 @pytest.mark.slow
-def test_optimizer_steps_are_counted_once_and_the_agreed_ones_traced(start: Starter, tmp_path: Path) -> None:
+def test_optimizer_steps_are_counted_once_and_the_configured_ones_traced(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WHERE = 'here'")
     path = script(tmp_path, GAN)
     ranks = start(1, path, "--lr", "0.1", module=ATTACH, environ={"MUSTER_TRACE_STEPS": "3:5"})
@@ -119,7 +119,7 @@ def test_optimizer_steps_are_counted_once_and_the_agreed_ones_traced(start: Star
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_while_traced_leaves_the_steps_it_did(start: Starter, tmp_path: Path) -> None:
+def test_a_script_that_ends_while_it_is_traced_leaves_a_trace_of_its_steps(start: Starter, tmp_path: Path) -> None:
     path = script(tmp_path, GAN.replace("range(8)", "range(4)"))
     (tmp_path / "beside.py").write_text("WHERE = 'here'")
     ranks = start(1, "--trace_steps", "3:50", path, "--lr", "0.1", module=ATTACH)

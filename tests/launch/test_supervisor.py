@@ -1,4 +1,4 @@
-"""What becomes of the ranks when something other than a rank goes wrong."""
+"""The supervisor without a pod: a failing store, signals during a failure, ranks that cannot start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Inbox = queue.SimpleQueue[LauncherEvent]
 
 
 def sleeper(inbox: Inbox, *, deaf: bool = False) -> RankProcess:
-    """A rank that sleeps; a deaf one ignores SIGTERM."""
+    """A rank that sleeps; with `deaf` it ignores SIGTERM."""
     text = "trap '' TERM; echo ready; sleep 600 & wait; sleep 600" if deaf else "echo ready; exec sleep 600"
     rank = start_rank(0, ["sh", "-c", text], dict(os.environ), inbox.put)
     deadline = time.monotonic() + 60
@@ -29,7 +29,7 @@ def sleeper(inbox: Inbox, *, deaf: bool = False) -> RankProcess:
     return rank
 
 
-def test_a_store_that_breaks_stops_the_ranks_and_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_of_the_store_stops_the_ranks_and_has_its_own_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox)
     inbox.put(StoreFailed(EXIT_STORE, "the rendezvous store cannot be served"))
@@ -37,7 +37,7 @@ def test_a_store_that_breaks_stops_the_ranks_and_has_a_code_of_its_own(capfd: py
     assert "muster: the rendezvous store cannot be served" in capfd.readouterr().out
 
 
-def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: Path) -> None:
+def test_the_first_failure_is_written_before_the_other_ranks_have_ended(tmp_path: Path) -> None:
     inbox: Inbox = queue.SimpleQueue()
     note = tmp_path / "failure.json"
     seen: list[dict[str, float]] = []
@@ -62,7 +62,7 @@ def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: 
 
 
 @pytest.mark.slow
-def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
+def test_a_signal_does_not_extend_the_time_after_a_failure() -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox, deaf=True)
     inbox.put(StoreFailed(EXIT_STORE, "broken"))
@@ -70,6 +70,6 @@ def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
     assert supervise({0: rank}, stop_timeout_s=600, events=inbox) == EXIT_STORE  # or this test runs into its limit
 
 
-def test_a_rank_that_cannot_be_started_takes_the_others_with_it() -> None:
+def test_if_a_rank_cannot_be_started_the_others_are_killed() -> None:
     with pytest.raises(FileNotFoundError):
         start_ranks(RankLayout(nproc=2), ["/no/such/python"], {}, None, queue.SimpleQueue())

@@ -1,4 +1,4 @@
-"""Beats, metrics and events: whole at any moment, throttled, and never a reason to stop."""
+"""Heartbeats, metrics and events: written atomically, at limited rate, and errors do not stop training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def context(run_dir: Path, rank: int = 0) -> RunContext:
 
 
 class Clock:
-    """Time that moves when told to."""
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null(tmp_path: Path) -> None:
+def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_path: Path) -> None:
     Reporter(context(tmp_path), Clock()).write_heartbeat(BEAT)
     beat = json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())
     assert beat == {
@@ -39,7 +39,7 @@ def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null
     }  # fmt: skip
 
 
-def test_a_metrics_line_has_every_field_of_the_run_folder_page(tmp_path: Path) -> None:
+def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:
     Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=0.5, loss=2.5))
     (line,) = (tmp_path / "metrics" / "rank-0.jsonl").read_text().splitlines()
     assert json.loads(line) == {
@@ -49,7 +49,7 @@ def test_a_metrics_line_has_every_field_of_the_run_folder_page(tmp_path: Path) -
     }  # fmt: skip
 
 
-def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_at_once(tmp_path: Path) -> None:
+def test_heartbeats_are_at_least_a_second_apart_except_for_a_new_phase(tmp_path: Path) -> None:
     clock = Clock()
     reporter = Reporter(context(tmp_path), clock)
 
@@ -66,7 +66,7 @@ def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_
     assert [file.name for file in (tmp_path / "heartbeats").iterdir()] == ["rank-0.json"]
 
 
-def test_events_are_written_by_rank_0_and_said_by_every_rank(
+def test_events_are_written_by_rank_0_and_logged_by_every_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Reporter(context(tmp_path, rank=1)).record_event("odd", "something happened", step=3)
@@ -78,9 +78,7 @@ def test_events_are_written_by_rank_0_and_said_by_every_rank(
     }  # fmt: skip
 
 
-def test_a_disk_that_refuses_is_said_once_and_raises_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_error_is_logged_once_and_does_not_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "metrics").write_text("a file where the folder should be")
     reporter = Reporter(context(tmp_path))
     for step in range(3):
@@ -90,21 +88,21 @@ def test_a_disk_that_refuses_is_said_once_and_raises_nothing(
     assert "training continues" in said
 
 
-def test_the_context_names_a_variable_that_is_no_count() -> None:
+def test_an_environment_variable_that_must_be_an_integer_is_named() -> None:
     with pytest.raises(InputError, match="MUSTER_ATTEMPT must be an integer of at least 0; got 'first'"):
         run_context({"MUSTER_ATTEMPT": "first"})
     with pytest.raises(InputError, match="RANK must be less than WORLD_SIZE=2; got 2"):
         run_context({"RANK": "2", "WORLD_SIZE": "2"})
 
 
-def test_the_run_folder_is_musters_then_the_users() -> None:
+def test_the_environment_variable_of_the_run_folder_takes_precedence_over_the_flag() -> None:
     assert run_context({"MUSTER_RUN_DIR": "/run"}, "/mine").run_dir == Path("/run")
     assert run_context({}, "/mine").run_dir == Path("/mine")
     alone = run_context({})
     assert (alone.run_dir, alone.world_size, alone.rank) == (Path.cwd() / "muster-run", 1, 0)
 
 
-def test_a_fifo_that_nobody_reads_in_the_place_of_the_metrics_does_not_block_the_rank(
+def test_a_fifo_without_reader_in_place_of_the_metrics_does_not_block(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "metrics").mkdir()

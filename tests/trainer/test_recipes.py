@@ -1,4 +1,4 @@
-"""What a token costs, against figures that others published."""
+"""FLOPs per token, compared with published numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from muster_components.trainer.recipes import flops_per_token, mfu, model_config, peak_flops
 
 
-def test_llama_8b_costs_what_torchtitan_counts() -> None:
-    """57.9 GFLOP a token at 8,192 tokens with Llama 3's vocabulary."""
+def test_flops_of_llama_8b_equal_torchtitans() -> None:
+    """57.9 GFLOP per token at 8,192 tokens with Llama 3's vocabulary."""
     cost = flops_per_token(model_config("llama:8b", vocab_size=128_256), 8192)
     assert cost / 1e9 == pytest.approx(57.9, abs=0.05)
 
 
-def test_gpt2_small_costs_what_nanogpt_counts() -> None:
+def test_flops_of_gpt2_small_equal_nanogpts() -> None:
     """nanoGPT: 6 x 123.6M (the tied embedding counts as the head) + 12 x 12 x 768 x 1024."""
     cost = flops_per_token(model_config("gpt2:124m", vocab_size=50_304), 1024)
     assert cost == pytest.approx(6 * 123.6e6 + 12 * 12 * 768 * 1024, rel=0.002)
 
 
-def test_peaks_are_found_by_the_name_the_driver_gives() -> None:
+def test_peaks_are_found_by_device_name() -> None:
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
@@ -28,6 +28,6 @@ def test_peaks_are_found_by_the_name_the_driver_gives() -> None:
     assert peak_flops("AMD EPYC 9554") is None
 
 
-def test_mfu_is_a_share_of_all_devices_and_unknown_where_the_peak_is() -> None:
+def test_mfu_is_relative_to_all_devices_and_unknown_without_a_peak() -> None:
     assert mfu(1000.0, 10**9, 2e12, 2) == pytest.approx(0.25)
     assert mfu(1000.0, 10**9, None, 2) is None

@@ -1,4 +1,4 @@
-"""The order of samples: no sample twice, none left out, whoever reads it."""
+"""The order of samples: each once per epoch, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster_components.trainer.data import permute, sample_indices
 
 
 def read_by(ranks: int, micro_batch: int, *, seed: int, step: int, global_batch: int, samples: int) -> list[int]:
-    """What so many ranks read together in one step, by place, as the trainer's ranks do."""
+    """The samples that all ranks read in one step, by position, computed as in the trainer."""
     micro_steps = math.ceil(math.ceil(global_batch / ranks) / micro_batch)
     by_place: dict[int, int] = {}
     for micro_step in range(micro_steps):
@@ -27,7 +27,7 @@ def read_by(ranks: int, micro_batch: int, *, seed: int, step: int, global_batch:
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_the_permutation_meets_every_index_once(size: int, key: int) -> None:
+def test_the_permutation_contains_every_index_once(size: int, key: int) -> None:
     permuted = permute(np.arange(size, dtype=np.uint64), size, key)
     assert sorted(permuted.tolist()) == list(range(size))
 
@@ -57,7 +57,7 @@ def test_a_resume_on_another_world_size_repeats_and_skips_no_sample(
 
 
 @given(seed=st.integers(0, 2**40), global_batch=st.integers(1, 20), samples=st.integers(1, 200))
-def test_an_epoch_holds_every_sample_once_even_if_it_ends_within_a_step(
+def test_an_epoch_has_every_sample_once_even_if_it_ends_within_a_step(
     seed: int, global_batch: int, samples: int
 ) -> None:
     steps = math.ceil(2 * samples / global_batch)
@@ -79,7 +79,7 @@ def test_seeds_and_epochs_differ_in_their_order() -> None:
     assert len(orders) == 4
 
 
-def test_the_order_stays_what_it_was_in_earlier_releases() -> None:
-    """A job that resumes under a newer release must not see samples twice."""
+def test_the_order_is_that_of_earlier_releases() -> None:
+    """A job that resumes with a newer release must not read samples twice."""
     chosen = sample_indices(seed=7, step=3, positions=range(8), global_batch=8, samples=1000)
     assert chosen.tolist() == [34, 983, 611, 752, 28, 51, 994, 703]

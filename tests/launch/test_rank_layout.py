@@ -1,4 +1,4 @@
-"""Where a pod stands, without any process."""
+"""The layout of ranks and their environment, without processes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from muster_components.launch.rank_layout import (
 )
 
 
-def test_outside_muster_a_pod_stands_alone() -> None:
+def test_outside_muster_there_is_one_pod() -> None:
     assert read_rank_layout({}, nproc=2) == RankLayout(nproc=2, run_id="local-0")
 
 
-def test_ranks_count_through_the_pods() -> None:
+def test_ranks_are_numbered_across_pods() -> None:
     place = read_rank_layout(
         {"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "4", "MUSTER_RANK0_HOST": "h", "MUSTER_RANK0_PORT": "29500"}, nproc=8
     )
     assert (place.world_size, place.rank(0), place.rank(7)) == (32, 16, 23)
 
 
-def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> None:
+def test_ranks_have_the_variables_of_torchrun_and_of_the_user() -> None:
     place = RankLayout(nproc=2, replica=1, replicas=3, host="10.0.0.7", port=2345, run_id="u-0", role="trainer")
     found = rank_environment(place, 1, {"OMP_NUM_THREADS": "5", "HOME": "/h", "RANK": "stale"}, threads=4)
     expected = {
@@ -39,7 +39,7 @@ def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> 
     assert expected.items() <= found.items()
 
 
-def test_every_attempt_meets_under_its_own_name() -> None:
+def test_every_attempt_has_its_own_run_id() -> None:
     runs = {read_rank_layout({"MUSTER_JOB_UID": "u", "MUSTER_ATTEMPT": str(attempt)}, 1).run_id for attempt in range(3)}
     assert runs == {"u-0", "u-1", "u-2"}
 
@@ -51,21 +51,23 @@ def test_the_restart_count_of_torchelastic_is_the_attempt() -> None:
     assert [one["TORCHELASTIC_RESTART_COUNT"] for one in found] == ["0", "3"]
 
 
-def test_an_attempt_that_is_not_a_whole_number_is_refused() -> None:
+def test_an_attempt_that_is_not_an_integer_is_rejected() -> None:
     with pytest.raises(InvalidLayout, match="MUSTER_ATTEMPT must be an integer of at least 0; got 'first'"):
         read_rank_layout({"MUSTER_ATTEMPT": "first"}, 1)
 
 
 @pytest.mark.parametrize(("grace_s", "timeout_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])
-def test_ranks_get_ten_seconds_less_than_the_pod_but_at_least_half(grace_s: float, timeout_s: float) -> None:
+def test_the_stop_timeout_is_the_grace_period_minus_ten_seconds_or_at_least_half(
+    grace_s: float, timeout_s: float
+) -> None:
     assert RankLayout(nproc=1, grace_s=grace_s).stop_timeout_s == timeout_s
 
 
-def test_threads_never_fall_to_zero() -> None:
+def test_there_is_at_least_one_thread_per_rank() -> None:
     assert [threads_per_rank(cores, nproc) for cores, nproc in ((8, 2), (2, 2), (2, 8), (7, 2))] == [4, 1, 1, 3]
 
 
-def test_a_cgroup_that_grants_less_counts(tmp_path: Path) -> None:
+def test_the_limit_of_a_cgroup_is_used(tmp_path: Path) -> None:
     granted = tmp_path / "cpu.max"
     unlimited = usable_cores(tmp_path / "absent")
     granted.write_text("max 100000\n")
