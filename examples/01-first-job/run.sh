@@ -28,7 +28,7 @@ job=${job##*/}
 say "muster queues"
 muster queues
 
-printf '\nto look around meanwhile or afterwards: export MUSTER_HOME=%s\n' "$MUSTER_HOME"
+printf '\nto use this MUSTER_HOME in another terminal: export MUSTER_HOME=%s\n' "$MUSTER_HOME"
 
 say "muster watch $job"
 muster watch "$job"

@@ -1,4 +1,4 @@
-"""Counts to a number, 0.1 s a step, and survives evictions: the minimum that a script needs for that.
+"""Counts to a number, 0.1 s per step, and resumes after evictions: a minimal script with checkpoints.
 
 On SIGTERM it finishes its step, writes a checkpoint, and ends. When it starts, it resumes from the checkpoint.
 docs/run-folder.md defines the names of the files; a real trainer writes the same ones.
@@ -30,9 +30,9 @@ signal.signal(signal.SIGTERM, lambda signal_number, frame: stopping.set())
 def replace(path: Path, content: dict[str, object]) -> None:
     """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(json.dumps(content))
-    draft.replace(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
 
 
 def save(step: int) -> None:
@@ -43,7 +43,7 @@ def save(step: int) -> None:
 
 
 step = json.loads(latest.read_text())["step"] if latest.exists() else 0
-print(f"attempt {attempt} begins at step {step}", flush=True)
+print(f"attempt {attempt} starts at step {step}", flush=True)
 metrics = run_dir / "metrics" / "rank-0.jsonl"
 metrics.parent.mkdir(parents=True, exist_ok=True)
 
@@ -55,8 +55,8 @@ while step < steps and not stopping.is_set():
     if writes:
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step, "attempt": attempt, "at": time.time()}) + "\n")
-        beat = {"rank": 0, "world_size": 2, "attempt": attempt, "step": step, "steps": steps, "at": time.time()}
-        replace(run_dir / "heartbeats" / "rank-0.json", beat | {"phase": "train", "step_time_s": 0.1})
+        heartbeat = {"rank": 0, "world_size": 2, "attempt": attempt, "step": step, "steps": steps, "at": time.time()}
+        replace(run_dir / "heartbeats" / "rank-0.json", heartbeat | {"phase": "train", "step_time_s": 0.1})
 
 save(step)
 if step < steps:

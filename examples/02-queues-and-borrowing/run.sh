@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-source ../story.sh
+source ../functions.sh
 
 used() { # QUEUE WORD: how many GPUs
   muster queues --json | python -c 'import json, sys
@@ -16,11 +16,11 @@ finish() { # JOB: allow its last step, see count.py
   for run_dir in "$MUSTER_HOME"/runs/default-"$1"-*/; do touch "$run_dir/finish"; done
 }
 
-act "A cluster of 4 nodes of 8 GPUs, shared by two teams"
+heading "A cluster of 4 nodes of 8 GPUs, shared by two teams"
 muster local up --nodes 4x8
 muster apply queues.yaml
 
-act "Team a takes its own 16 GPUs, and borrows the 16 that team b leaves idle"
+heading "Team a takes its own 16 GPUs, and borrows the 16 that team b leaves idle"
 muster submit a-one.yaml
 await "a-one" Running phase a-one
 muster submit a-two.yaml
@@ -30,7 +30,7 @@ await "GPUs used by team a" 32 used team-a used
 await "GPUs borrowed by team a" 16 used team-a borrowed
 muster queues
 
-act "Team b reclaims its guarantee: the borrowing job that loses the least work is evicted and waits again"
+heading "Team b reclaims its guarantee: the borrowing job that loses the least work is evicted and waits again"
 muster submit b-one.yaml
 await_step b-one 1
 await "a-two" Pending phase a-two
@@ -40,7 +40,7 @@ await "a-one" Running phase a-one
 muster queues
 muster jobs
 
-act "Team b is done: the evicted job resumes from its checkpoint"
+heading "Team b is done: the evicted job resumes from its checkpoint"
 finish b-one
 muster watch b-one --no-report
 await "a-two" Running phase a-two

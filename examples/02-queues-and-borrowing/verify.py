@@ -1,4 +1,4 @@
-"""Check that every step was done once, in order, over two attempts; end with an error otherwise."""
+"""Checks that every step was done once, in order, over at least two attempts; exits with an error otherwise."""
 
 from __future__ import annotations
 

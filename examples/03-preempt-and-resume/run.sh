@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-source ../story.sh
+source ../functions.sh
 
 train() { # NAME PRIORITY STEPS: submits and prints the job's name
   local handle
@@ -24,17 +24,17 @@ data=$(python -c 'import json, os; print(os.path.dirname(json.__file__))')
 muster local up > /dev/null
 muster apply queues.yaml
 
-act "A long job of priority 0 trains until it is cancelled"
+heading "A long job of priority 0 trains until it is cancelled"
 low=$(train low 0 100000)
 await_step "$low" 10
 muster jobs
 
-act "A job of priority 10 preempts it: the long job saves a checkpoint and ends"
+heading "A job of priority 10 preempts it: the long job saves a checkpoint and ends"
 high=$(train high 10 10)
 muster watch "$high" --no-report
 muster describe "$low"
 
-act "The long job resumes from its checkpoint; it is cancelled after 20 more steps"
+heading "The long job resumes from its checkpoint; it is cancelled after 20 more steps"
 await "attempts of $low" 2 attempts "$low"
 await_step "$low" $(($(step "$low") + 20))
 muster cancel "$low"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A script of a training framework, which knows nothing of Muster, is started by TorchX's own dist.ddp, then traced,
-# preempted and resumed. Ends with an error when it does not resume after the step that it had reached.
+# An unmodified script of a training framework is started by TorchX's own dist.ddp, then traced,
+# preempted and resumed. Ends with an error if it does not resume after its last step.
 #   bash examples/06-frameworks/run.sh accelerate|deepspeed|lightning|transformers
 set -euo pipefail
 cd "$(dirname "$0")"
 framework=${1:?one of accelerate, deepspeed, lightning, transformers}
 script=train_$framework.py
 
-source ../story.sh
+source ../functions.sh
 
 steps() { # JOB ATTEMPT: how many optimizer steps rank 0 has done in this attempt
   python - "$MUSTER_HOME"/runs/default-"$1"-*/metrics/rank-0.jsonl "$2" << 'END'
@@ -34,23 +34,23 @@ await_steps() { # JOB ATTEMPT STEPS
 muster local up > /dev/null
 muster apply queues.yaml
 
-act "TorchX's dist.ddp: torchrun starts two ranks of $script"
+heading "TorchX's dist.ddp: torchrun starts two ranks of $script"
 torchx run -s muster_local --wait --log dist.ddp -j 1x2 --cpu 2 --script "$script" -- --steps 60 --save_every 30 \
   --output "$MUSTER_HOME/output/\${app_id}" 2>&1 | tee "$MUSTER_HOME/ddp.log"
 grep -q "starts after step 0 on 2 ranks" "$MUSTER_HOME/ddp.log"
 grep -q "done after step 60" "$MUSTER_HOME/ddp.log"
 
-act "muster.train.script: the same script with heartbeats, and a trace of steps 20 to 22"
+heading "muster.train.script: the same script with heartbeats, and a trace of steps 20 to 22"
 handle=$(torchx run -s muster_local muster.train.script --name "$framework" -j 1x2 --script "$script" --trace_steps 20:23 \
   --queue shared -- --steps 1000000 --save_every 100000 --output "$MUSTER_HOME/output/\${app_id}" 2> /dev/null)
 job=${handle##*/}
 await_steps "$job" 0 50
 muster jobs
 
-act "A job of higher priority comes: the script saves a checkpoint on SIGTERM, and makes way"
+heading "A job of higher priority preempts it: the script saves a checkpoint on SIGTERM and ends"
 muster submit urgent.yaml --wait
 
-act "It is started again, and resumes from its own checkpoint; cancelled after 50 more steps"
+heading "It restarts and resumes from its checkpoint; it is cancelled after 50 more steps"
 await_steps "$job" 1 50
 muster cancel "$job"
 await "$job" Cancelled phase "$job"

@@ -19,7 +19,7 @@ args = parser.parse_args()
 
 set_seed(0)
 accelerator = Accelerator(
-    cpu=not torch.cuda.is_available(),  # on CPUs Accelerate does not look for other ranks unless it is told
+    cpu=not torch.cuda.is_available(),  # without it, Accelerate uses only one rank on CPUs
     project_config=ProjectConfiguration(args.output, automatic_checkpoint_naming=True, total_limit=2),
 )
 x = torch.randn(4096, 16)

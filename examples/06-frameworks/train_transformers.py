@@ -66,7 +66,7 @@ trainer = Trainer(
         logging_steps=100,
         report_to="none",
         disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),  # on CPUs it does not look for other ranks unless it is told
+        use_cpu=not torch.cuda.is_available(),  # without it, only one rank is used on CPUs
     ),
     train_dataset=RandomTokens(),
     callbacks=[save_on_sigterm],

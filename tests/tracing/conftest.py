@@ -1,4 +1,4 @@
-"""What a collector does to its process is undone."""
+"""Restores what a collector changes in its process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`main` makes itself nice and takes over signals; the test run wants neither."""
+    """Restore signal handlers after the test, and keep the priority of the test process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr(os, "nice", lambda increment: 0)
     yield

@@ -1,4 +1,4 @@
-"""An endpoint of a collector, and who asks it."""
+"""A collector's heartbeat server, and requests to it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def signed(peer: HeartbeatSigner = PEER, path: str = "/heartbeat", ahead_s: floa
 def ask(
     port: int, path: str = "/heartbeat", authorization: str | None = None, verb: str = "GET", body: str | None = None
 ) -> Any:
-    """The status and the body. Signed with the token unless an authorization is given; the answer's signature is looked
-    at."""
+    """Status and body of a response. The request is signed unless `authorization` is given; checks the signature of
+    the response."""
     header = signed(path=path) if authorization is None else authorization
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request(verb, path, body, {"Authorization": header} if header else {})

@@ -1,8 +1,9 @@
-"""Run the collector over and over, each time killing it (SIGKILL) one executed line later, and look at what it left.
+"""Kills the collector (SIGKILL) after each line that it executes, and checks that no trace is lost or duplicated.
 
-In every other case the collector of another pod finishes the work, so that what the first one wrote down counts too.
+In every second run the collector of another pod finishes the work, so that the first one's manifest is also checked.
 
-A process of its own, because it forks: `python -m tests.tracing.killed_at_every_line FOLDER`. Prints at how many lines.
+It is a separate process, because it forks: `python -m tests.tracing.killed_at_every_line FOLDER`. Prints the number of
+lines.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ BAD = "rank-1.attempt-0.steps-20-25.json"
 
 
 def collect_all(run_dir: Path, pod: int = 0) -> None:
-    """What the collector's process does with what is in the spool."""
-    duty = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "kept"))
-    with spool_claims.collector_lock(duty.run_folder, duty.owner):
-        collector = spool_collector.start_collector(duty, time.time())
+    """Collect all traces in the spool as the collector's process does."""
+    options = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "store"))
+    with spool_claims.collector_lock(options.run_folder, options.owner):
+        collector = spool_collector.start_collector(options, time.time())
         while collector.collect_finished(time.time(), respect_backoff=False):
             pass
 
 
 def killed_after(lines: int, run_dir: Path) -> bool:
-    """Collect in a child that dies at its `lines`-th line in our files; False if it came to its end before."""
+    """Collect in a child that is killed at its `lines`-th line in the watched files; False if it ended before."""
     child = os.fork()
     if child == 0:
         left = lines
@@ -67,8 +68,8 @@ def fresh(run_dir: Path, good: bytes, bad: bytes) -> None:
     (spool / BAD).write_bytes(bad)
 
 
-def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
-    """Right after the kill, each trace is still somewhere, and what has its final name is whole."""
+def check_nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
+    """After the kill, each trace exists somewhere, and files with final names are complete."""
     traces = run_dir / "traces"
     packed = traces / f"{GOOD}.gz"
     claimed = traces / "claimed" / "trainer-0"
@@ -77,24 +78,24 @@ def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
         assert not (folder / BAD).exists() or (folder / BAD).read_bytes() == bad
     if not (traces / "spool" / BAD).exists() and not (claimed / BAD).exists():
         assert (traces / "corrupt" / BAD).read_bytes() == bad
-    for path in (packed, run_dir / "kept" / "traces" / f"{GOOD}.gz"):
+    for path in (packed, run_dir / "store" / "traces" / f"{GOOD}.gz"):
         assert not path.exists() or gzip.decompress(path.read_bytes()) == good
     if (traces / "manifest-trainer-0.json").exists():
         for entry in read_manifest(SharedFolder(run_dir), "manifest-trainer-0.json").traces:
             assert entry.status == "corrupt" or packed.exists()
 
 
-def all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
-    """After another one finished: one entry each in all manifests, the right bytes, nothing claimed, no leftovers."""
-    traces, kept = run_dir / "traces", run_dir / "kept" / "traces"
+def check_all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
+    """At the end: one entry per trace in all manifests, the right content, no claims, no leftovers."""
+    traces, store = run_dir / "traces", run_dir / "store" / "traces"
     entries = [entry for found in trace_files.read_manifests(SharedFolder(run_dir)) for entry in found.traces]
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good
-    assert (kept / f"{GOOD}.gz").read_bytes() == (traces / f"{GOOD}.gz").read_bytes()
+    assert (store / f"{GOOD}.gz").read_bytes() == (traces / f"{GOOD}.gz").read_bytes()
     names = [path.name for path in traces.glob("manifest-*.json")]
     for name in names:
-        assert (kept / name).read_bytes() == (traces / name).read_bytes()
+        assert (store / name).read_bytes() == (traces / name).read_bytes()
     found = (path.relative_to(traces) for path in traces.rglob("*") if path.is_file())
     left = sorted(str(path) for path in found if path.suffix != ".lock")
     assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz"]), left
@@ -109,9 +110,9 @@ def main(folder: Path) -> int:
         fresh(run_dir, good, bad)
         killed = killed_after(lines, run_dir)
         try:
-            nothing_is_lost(run_dir, good, bad)
+            check_nothing_is_lost(run_dir, good, bad)
             collect_all(run_dir, pod=lines % 2)
-            all_is_collected_once(run_dir, good, bad)
+            check_all_is_collected_once(run_dir, good, bad)
         except AssertionError as error:
             raise AssertionError(f"killed at line {lines}: {error}") from error
         if not killed:

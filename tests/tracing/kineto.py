@@ -1,4 +1,4 @@
-"""Small traces for tests, written the way the profiler writes them."""
+"""Small traces in the format of the profiler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def launch(correlation: int, start: float) -> Event:
 
 
 def trace_text(events: Sequence[Event], *, rank: int | None = 0, world_size: int = 1, indent: int | None = 1) -> bytes:
-    """A whole trace document."""
+    """A complete trace document."""
     document: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": []}
     if rank is not None:
         document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": world_size}

@@ -1,4 +1,4 @@
-"""Run folders as jobs leave them, and what people see of a report."""
+"""Run folders of finished jobs, and the output of reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def metrics_line(number: int, **values: object) -> str:
 
 
 def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int | None = None) -> Path:
-    """What a job of `ranks` ranks leaves that traced steps 20 to 22; the slow rank computes longer, the others wait."""
+    """The run folder of a job that traced steps 20 to 22; the slow rank computes longer and the others wait for it."""
     for name in ("metrics", "heartbeats", "traces/spool"):
         (folder / name).mkdir(parents=True)
     for rank in range(ranks):
         lines = [metrics_line(i, step_time_s=2.0 if i == 0 else 0.1) for i in range(steps)]
         (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
-        beat = {
+        heartbeat = {
             "rank": rank,
             "world_size": ranks,
             "attempt": 0,
@@ -35,7 +35,7 @@ def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int 
             "steps": steps,
             "peak_memory_bytes": 2**31,
         }
-        (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(beat))
+        (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(heartbeat))
         compute_us, wait_us = (700, 100) if rank == slow_rank else (400, 400)
         events = training_steps(3, compute_us=compute_us, wait_us=wait_us)
         write_trace(
@@ -56,7 +56,7 @@ def page_of(report: Report) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser would see: tags, texts and what it would load."""
+    """The elements and texts of a page, and the attributes that would load or execute something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A real S3 server: moto's, as a process of its own on loopback."""
+"""A real S3 server: that of moto, as a process on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ server.serve_forever()
 
 @contextmanager
 def serving() -> Iterator[dict[str, str]]:
-    """The environment in which S3 is that server, with one empty bucket."""
+    """The environment variables for this server, with one empty bucket."""
     process = subprocess.Popen(
         [sys.executable, "-c", _RUN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -49,7 +49,7 @@ def serving() -> Iterator[dict[str, str]]:
 
 
 def _port(process: subprocess.Popen[str]) -> str:
-    """What it prints once it listens."""
+    """The port that it prints when it listens."""
     said: Queue[str] = Queue()
     assert process.stdout is not None
     threading.Thread(target=lambda out=process.stdout: said.put(out.readline()), daemon=True).start()

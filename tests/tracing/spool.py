@@ -1,4 +1,4 @@
-"""A run folder with traces in its spool, and a collector, in this process or as one of its own."""
+"""A run folder with traces in its spool, and a collector, in this process or a separate one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(run_dir: Path, *options: str, pod: int = 0) -> list[str]:
 
 
 def uncollected(run_dir: Path) -> list[str]:
-    """What lies in the spool or is claimed."""
+    """The names of files in the spool and of claimed ones."""
     folders = (run_dir / "traces" / "spool", run_dir / "traces" / "claimed")
     return sorted(path.name for folder in folders for path in folder.rglob("*") if path.is_file())
 
@@ -60,7 +60,7 @@ def collector(run_dir: Path, *options: str, pod: int = 0, **how: object) -> Iter
 
 
 def run_once(run_dir: Path, *options: str, pod: int = 0) -> int:
-    """In this process, so quick: everything but signals."""
+    """Run the collector in this process until no trace is left."""
     return main(["--run-dir", str(run_dir), "--role", "trainer", "--index", str(pod), "--until-idle", *options])
 
 

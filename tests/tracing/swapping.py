@@ -1,7 +1,7 @@
-"""A trainer that was taken over, against the collector of its pod: it has the same user id, and writes the run folder.
+"""A compromised trainer, with the user id of the collector of its pod, that replaces files in the run folder.
 
-`collect_while_swapping` runs the collector in this process and, the first time that it is about to execute a given
-line, replaces a file or a folder under its hands. So every window between two system calls is tried, not guessed.
+`collect_while_swapping` runs the collector in this process and, before a given line is executed for the first time,
+replaces a file or a folder. So every window between two system calls is tested.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from muster.tracing.spool_collector import CollectorOptions
 SECRET = b"AWS_SECRET_ACCESS_KEY"
 NAME = "rank-0.attempt-0.steps-20-25.json"
 TRACE = trace_text(training_steps(3))
-BEAT = b'{"step": 1}'
+HEARTBEAT = b'{"step": 1}'
 LEAK = TRACE.replace(b"aten::mm", SECRET)
-"""A trace like any other, so that nothing but its place tells that the collector must not read it."""
+"""A valid trace outside of the run folder, which the collector must not read."""
 Line = tuple[str, int]
 
 
-class Stage:
-    """A run folder with one trace in its spool and one beat, a store, and what lies outside of both."""
+class AttackedRun:
+    """A run folder with a trace in its spool and a heartbeat, a store, and files outside of both."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir, self.kept, self.outside = folder / "run", folder / "kept", folder / "outside"
+        self.run_dir, self.store, self.outside = folder / "run", folder / "store", folder / "outside"
         self.traces = self.run_dir / "traces"
         self.write(self.traces / "spool" / NAME, TRACE)
-        self.write(self.run_dir / "heartbeats/rank-0.json", BEAT)
-        self.kept.mkdir()
+        self.write(self.run_dir / "heartbeats/rank-0.json", HEARTBEAT)
+        self.store.mkdir()
         for name in (f"claimed/trainer-0/{NAME}", f"spool/{NAME}", f"{NAME}.gz", "rank-0.json"):
             self.write(self.outside / name, LEAK)
         (self.outside / f"{NAME}.gz").write_bytes(gzip.compress(LEAK))
@@ -55,13 +55,13 @@ class Stage:
                 yield str(path.relative_to(folder)), path.read_bytes()
 
     def leaked(self) -> list[str]:
-        """Files of the run folder and the store with what only lies outside."""
-        folders = (self.run_dir, self.kept)
+        """Files of the run folder and the store with content from outside."""
+        folders = (self.run_dir, self.store)
         found = [
             (name, text)
             for folder in folders
             for name, text in self.files(folder)
-            if (folder / name).stat().st_nlink == 1  # the trainer's own hard link is no copy
+            if (folder / name).stat().st_nlink == 1  # the trainer's own hard link is not a copy
         ]
         return [name for name, text in found if SECRET in (gzip.decompress(text) if name.endswith(".gz") else text)]
 
@@ -70,53 +70,53 @@ class Stage:
         return sorted(name for name in {*after, *self.before} if after.get(name) != self.before.get(name))
 
 
-# ---- what it swaps
+# ---- replacements
 
 
-def trace_for_a_link(stage: Stage) -> None:
-    for path in _copies(stage):
-        _replace(path, lambda new: new.symlink_to(stage.outside / "spool" / NAME))
+def trace_for_a_link(attacked: AttackedRun) -> None:
+    for path in _copies(attacked):
+        _replace(path, lambda new: new.symlink_to(attacked.outside / "spool" / NAME))
 
 
-def trace_for_a_pipe(stage: Stage) -> None:
-    for path in _copies(stage):
+def trace_for_a_pipe(attacked: AttackedRun) -> None:
+    for path in _copies(attacked):
         _replace(path, os.mkfifo)
 
 
-def trace_for_a_hard_link(stage: Stage) -> None:
-    for path in _copies(stage):
-        _replace(path, lambda new: new.hardlink_to(stage.outside / "spool" / NAME))
+def trace_for_a_hard_link(attacked: AttackedRun) -> None:
+    for path in _copies(attacked):
+        _replace(path, lambda new: new.hardlink_to(attacked.outside / "spool" / NAME))
 
 
-def claims_for_a_link(stage: Stage) -> None:
-    _folder_for_a_link(stage.traces / "claimed/trainer-0", stage.outside / "claimed/trainer-0")
+def claims_for_a_link(attacked: AttackedRun) -> None:
+    _folder_for_a_link(attacked.traces / "claimed/trainer-0", attacked.outside / "claimed/trainer-0")
 
 
-def spool_for_a_link(stage: Stage) -> None:
-    _folder_for_a_link(stage.traces / "spool", stage.outside / "spool")
+def spool_for_a_link(attacked: AttackedRun) -> None:
+    _folder_for_a_link(attacked.traces / "spool", attacked.outside / "spool")
 
 
-def traces_for_a_link(stage: Stage) -> None:
-    _folder_for_a_link(stage.traces, stage.outside)
+def traces_for_a_link(attacked: AttackedRun) -> None:
+    _folder_for_a_link(attacked.traces, attacked.outside)
 
 
-def results_for_links(stage: Stage) -> None:
-    """The compressed trace, the manifest, and whatever is being written, each for a link to a file outside."""
-    for path in stage.traces.iterdir():
+def results_for_links(attacked: AttackedRun) -> None:
+    """Replace compressed trace, manifest and temporary files by links to a file outside."""
+    for path in attacked.traces.iterdir():
         if path.is_file():
-            _replace(path, lambda new: new.symlink_to(stage.outside / f"{NAME}.gz"))
+            _replace(path, lambda new: new.symlink_to(attacked.outside / f"{NAME}.gz"))
 
 
-def beats_for_links(stage: Stage) -> None:
-    _folder_for_a_link(stage.run_dir / "heartbeats", stage.outside)
+def heartbeats_for_links(attacked: AttackedRun) -> None:
+    _folder_for_a_link(attacked.run_dir / "heartbeats", attacked.outside)
 
 
 SWAPS = (trace_for_a_link, trace_for_a_pipe, trace_for_a_hard_link, claims_for_a_link, spool_for_a_link,
-         traces_for_a_link, results_for_links, beats_for_links)  # fmt: skip
+         traces_for_a_link, results_for_links, heartbeats_for_links)  # fmt: skip
 
 
-def _copies(stage: Stage) -> list[Path]:
-    places = (stage.traces / "spool" / NAME, stage.traces / "claimed/trainer-0" / NAME)
+def _copies(attacked: AttackedRun) -> list[Path]:
+    places = (attacked.traces / "spool" / NAME, attacked.traces / "claimed/trainer-0" / NAME)
     return [path for path in places if os.path.lexists(path)]
 
 
@@ -132,7 +132,7 @@ def _folder_for_a_link(path: Path, target: Path) -> None:
         path.symlink_to(target)
 
 
-# ---- when
+# ---- times
 
 
 def watched() -> set[str | None]:
@@ -140,8 +140,10 @@ def watched() -> set[str | None]:
     return {module.__file__ for module in modules}
 
 
-def collect_while_swapping(stage: Stage, swap: Callable[[Stage], None] | None, at: Line | None) -> list[Line]:
-    """Collect what is there, and swap when this line is reached first; the lines that were executed, each once."""
+def collect_while_swapping(
+    attacked: AttackedRun, swap: Callable[[AttackedRun], None] | None, at: Line | None
+) -> list[Line]:
+    """Collect all traces, and call `swap` when this line is first reached; returns the executed lines."""
     seen: dict[Line, None] = {}
     files = watched()
 
@@ -152,14 +154,14 @@ def collect_while_swapping(stage: Stage, swap: Callable[[Stage], None] | None, a
         if event == "line" and line not in seen:
             seen[line] = None
             if swap is not None and line == at:
-                swap(stage)
+                swap(attacked)
         return trace
 
-    duty = CollectorOptions(stage.run_dir, "trainer", 0, store=str(stage.kept), sync_metrics=True)
+    options = CollectorOptions(attacked.run_dir, "trainer", 0, store=str(attacked.store), sync_metrics=True)
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        run_collector(CollectorState(duty), follow=False, poll_s=0.0)
+        run_collector(CollectorState(options), follow=False, poll_s=0.0)
     finally:
         sys.settrace(before)
     return list(seen)

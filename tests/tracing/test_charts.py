@@ -1,4 +1,4 @@
-"""What a chart of curves shows of the points above the cut of its axis."""
+"""Line charts: points above the limit of the axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
 
 
 def test_an_outlier_within_the_axis_is_drawn_at_its_value() -> None:
-    """The cut at 42 ms is rounded up to 60 ms: a step of 50 ms can be shown as it is, one of 80 ms cannot."""
+    """The limit of 42 ms is rounded up to 60 ms: 50 ms is drawn at its value, 80 ms is not."""
     inside, outside = Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(40, 0.08, "c0", "step 40: 80.0 ms")
     curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
     chart = line_chart(

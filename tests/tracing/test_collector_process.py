@@ -1,4 +1,4 @@
-"""The collector as a process: nothing but SIGTERM ends it, SIGKILL loses nothing, and a full disk is waited out."""
+"""The collector as a process: only SIGTERM ends it, SIGKILL loses no trace, and a full disk is retried."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_on_sigterm_the_collector_empties_the_spool_and_exits_with_0(tmp_path: P
 
 @contextmanager
 def in_memory(otherwise: Path) -> Iterator[Path]:
-    """A folder where syncing a file costs nothing, if there is one: hundreds of runs sync thousands of files."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
+    """A folder in memory if possible, since the test syncs thousands of files."""
+    in_memory_folder = Path("/dev/shm")
+    if not os.access(in_memory_folder, os.W_OK):
         yield otherwise
         return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory(dir=in_memory_folder) as folder:
         yield Path(folder)
 
 
 def test_a_kill_at_any_line_loses_and_duplicates_no_trace(tmp_path: Path) -> None:
-    """SIGKILL after every single line it executes, restart, and look (see killed_at_every_line.py)."""
+    """See killed_at_every_line.py."""
     with in_memory(tmp_path) as folder:
         script = [sys.executable, "-m", "tests.tracing.killed_at_every_line", str(folder)]
         done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
@@ -79,12 +79,12 @@ def test_a_kill_at_any_line_loses_and_duplicates_no_trace(tmp_path: Path) -> Non
 def test_random_kills_while_ranks_write_lose_and_duplicate_no_trace(tmp_path: Path) -> None:
     contents = {rank: trace_text(training_steps(400 + rank), rank=rank) for rank in range(12)}
     pending = dict(contents)
-    for round_ in range(26):
-        if pending and round_ % 2 == 0:
+    for number in range(26):
+        if pending and number % 2 == 0:
             rank, content = pending.popitem()
             spooled(tmp_path, rank, content=content)
         with collector(tmp_path) as process:
-            time.sleep(0.2 + 0.017 * round_ % 0.3)
+            time.sleep(0.2 + 0.017 * number % 0.3)
             process.send_signal(signal.SIGKILL)
             process.wait()
     assert run_once(tmp_path) == 0
@@ -95,11 +95,11 @@ def test_random_kills_while_ranks_write_lose_and_duplicate_no_trace(tmp_path: Pa
     assert uncollected(tmp_path) == []
 
 
-# ---- no room
+# ---- full disks
 
 
 def files_up_to(limit_bytes: int) -> Callable[[], None]:
-    """What a full disk looks like to a process: no file may grow beyond the limit."""
+    """Simulate a full disk: no file may grow beyond the limit."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
@@ -118,15 +118,15 @@ def test_on_a_full_disk_the_original_is_kept_until_space_is_free(tmp_path: Path)
         assert "File too large" in waiting.reason
         assert claimed(source).read_bytes() == content
         assert process.poll() is None
-        eventually(lambda: not list((tmp_path / "traces").glob(".*.tmp")))  # it may be trying again right now
+        eventually(lambda: not list((tmp_path / "traces").glob(".*.tmp")))  # a retry may be in progress
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         eventually(lambda: not claimed(source).exists())
         eventually(lambda: manifest_of(tmp_path).waiting == ())
     assert gzip.decompress(collected(tmp_path).read_bytes()) == content
 
 
-def said_about(process: subprocess.Popen[str], source: Path) -> str:
-    """The first line of the collector's log that is about this file."""
+def log_line_about(process: subprocess.Popen[str], source: Path) -> str:
+    """The first line of the collector's log with the name of this file."""
     assert process.stderr is not None
     return next(line for line in process.stderr if source.name in line)
 
@@ -138,12 +138,12 @@ def fill(path: Path) -> None:
 
 
 def test_the_collector_starts_once_a_full_disk_has_space(tmp_path: Path) -> None:
-    """A real full file system, where this machine lets us mount one."""
+    """A real full file system, if mounting is permitted."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True, check=False)
     if mounted.returncode != 0:
-        pytest.skip("may not mount a file system here")
+        pytest.skip("mounting a file system is not permitted")
     try:
         content = trace_text(training_steps(300))
         source = spooled(disk, content=content)
@@ -156,7 +156,7 @@ def test_the_collector_starts_once_a_full_disk_has_space(tmp_path: Path) -> None
             with pytest.raises(OSError, match="No space left"):
                 fill(ballast)
             process.send_signal(signal.SIGCONT)
-            assert "No space left" in said_about(process, source)
+            assert "No space left" in log_line_about(process, source)
             assert claimed(source).read_bytes() == content
             ballast.unlink()
             eventually(lambda: not claimed(source).exists())

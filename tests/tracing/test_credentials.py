@@ -1,4 +1,4 @@
-"""Secrets of the collector: from files, into its memory alone."""
+"""Secrets of the collector: read from files, visible to no other process."""
 
 from __future__ import annotations
 

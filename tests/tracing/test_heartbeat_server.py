@@ -1,4 +1,4 @@
-"""What a collector answers, asked over real sockets."""
+"""Responses of a collector's heartbeat server over real sockets."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def unreadable(port: int) -> list[str]:
 
 
 def test_a_response_has_the_heartbeat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_path: Path) -> None:
-    said = {"rank": 0, "world_size": 2, "attempt": 1, "step": 7, "loss": 2.5, "at": 100.5, "phase": "train"}
-    write(tmp_path, "heartbeats/rank-0.json", json.dumps(said))
-    write(tmp_path, "heartbeats/rank-1.json", json.dumps({**said, "rank": 1, "step": 9}))
+    written = {"rank": 0, "world_size": 2, "attempt": 1, "step": 7, "loss": 2.5, "at": 100.5, "phase": "train"}
+    write(tmp_path, "heartbeats/rank-0.json", json.dumps(written))
+    write(tmp_path, "heartbeats/rank-1.json", json.dumps({**written, "rank": 1, "step": 9}))
     write(tmp_path, "checkpoints/latest", '{"step": 5, "attempt": 1, "path": "step-5", "at": 90.0}')
     before = time.time()
     code, answer = ask(port)
     assert code == 200
     assert before <= answer["now"] <= time.time()
     assert (answer["job_uid"], answer["pod"]) == ("uid-1", "pod-0")
-    assert {name: value for name, value in answer["heartbeat"].items() if value is not None} == said
+    assert {name: value for name, value in answer["heartbeat"].items() if value is not None} == written
     assert answer["checkpoint"] == {"step": 5, "at": 90.0}
     assert answer["unreadable"] == []
 
@@ -133,31 +133,31 @@ def test_a_corrupt_heartbeat_is_listed_as_unreadable(port: int, tmp_path: Path, 
 
 def test_a_heartbeat_above_the_size_limit_is_listed_as_unreadable(port: int, tmp_path: Path) -> None:
     write(tmp_path, "heartbeats/rank-0.json", json.dumps({"step": 1, "more": "x" * MAX_FILE_BYTES}))
-    (why,) = unreadable(port)
-    assert f"at most {MAX_FILE_BYTES} bytes" in why
+    (reason,) = unreadable(port)
+    assert f"at most {MAX_FILE_BYTES} bytes" in reason
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a symbolic link", "a file with 2 hard links"])
 def test_an_irregular_file_is_not_read_and_does_not_block(port: int, tmp_path: Path, kind: str) -> None:
     write(tmp_path, "elsewhere", '{"step": 1}')
     (tmp_path / "heartbeats").mkdir()
-    beat = tmp_path / "heartbeats" / "rank-0.json"
+    heartbeat = tmp_path / "heartbeats" / "rank-0.json"
     if kind == "a FIFO":
-        os.mkfifo(beat)
+        os.mkfifo(heartbeat)
     elif kind == "a folder":
-        beat.mkdir()
+        heartbeat.mkdir()
     elif kind == "a symbolic link":
-        beat.symlink_to(tmp_path / "elsewhere")
+        heartbeat.symlink_to(tmp_path / "elsewhere")
     else:
-        beat.hardlink_to(tmp_path / "elsewhere")
+        heartbeat.hardlink_to(tmp_path / "elsewhere")
     assert unreadable(port) == [f"heartbeats/rank-0.json: must be a regular file; got {kind}"]
 
 
 def test_only_numbers_and_known_phases_are_passed_on(port: int, tmp_path: Path) -> None:
-    said = '{"step": 3, "loss": NaN, "at": "now", "phase": "secret", "token": "word", "rank": true, "steps": 1e999}'
-    write(tmp_path, "heartbeats/rank-0.json", said)
-    beat = ask(port)[1]["heartbeat"]
-    assert {name: value for name, value in beat.items() if value is not None} == {"step": 3}
+    text = '{"step": 3, "loss": NaN, "at": "now", "phase": "secret", "token": "word", "rank": true, "steps": 1e999}'
+    write(tmp_path, "heartbeats/rank-0.json", text)
+    heartbeat = ask(port)[1]["heartbeat"]
+    assert {name: value for name, value in heartbeat.items() if value is not None} == {"step": 3}
 
 
 @pytest.mark.parametrize("sent", [b"GET /heartbeat HTTP/1.0\r\nX: ", b"x" * (MAX_REQUEST_BYTES + 1)])
@@ -173,7 +173,7 @@ def test_a_connection_without_a_complete_request_is_closed(
 
 def test_a_port_in_use_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_server, "_RETRY_S", 0.05)
-    said = threading.Event()
+    logged = threading.Event()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -182,10 +182,10 @@ def test_a_port_in_use_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             ListenAddress("127.0.0.1", number),
             TOKEN,
             HeartbeatSource(SharedFolder(tmp_path)),
-            lambda message: said.set(),
+            lambda message: logged.set(),
         )
         one.start()
-        assert said.wait(60)
+        assert logged.wait(60)
     assert one.wait_for_port(60.0) == number
     one.stop()
 
@@ -218,7 +218,7 @@ def test_a_port_without_token_and_an_unreadable_secret_are_rejected(
 
 @pytest.mark.slow
 def test_the_process_serves_heartbeats_from_start_to_end(tmp_path: Path) -> None:
-    number = free_port((), random.Random())  # none that the kernel gives to others in the meantime
+    number = free_port((), random.Random())  # outside of the range of ephemeral ports
     write(tmp_path, "heartbeats/rank-0.json", '{"step": 4, "at": 1.0}')
     command = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(tmp_path), "--role", "r", "--index"]
     write(tmp_path, "token", TOKEN)
@@ -234,7 +234,7 @@ def test_the_process_serves_heartbeats_from_start_to_end(tmp_path: Path) -> None
                 return False
 
         eventually(answers)
-        if sys.platform == "linux" and os.geteuid() == 0:  # others may not even look
+        if sys.platform == "linux" and os.geteuid() == 0:  # the process is not dumpable
             shown = Path(f"/proc/{process.pid}")
             assert TOKEN not in (shown / "environ").read_text() + (shown / "cmdline").read_text()
         assert (tmp_path / "traces" / "spool").stat().st_mode & 0o7777 == 0o1777

@@ -1,4 +1,4 @@
-"""On HolisticTraceAnalysis's own sample traces we find what it finds with its defaults, to the microsecond."""
+"""Equal results to HolisticTraceAnalysis with its defaults, on its own sample traces, to the microsecond."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_kernels_are_typed_by_their_names(name: str, expected: KernelType) -> No
 
 
 def test_full_resolution_includes_work_that_rounding_drops() -> None:
-    """Rounding every start up and every end down makes 6.5 ms of idleness look like 10.1 ms."""
+    """With starts rounded up and ends rounded down, 6.5 ms of idle time become 10.1 ms."""
     exact = sample("ns_resolution.pt.trace.json.gz")
     idle_us = [
         sum(idle.total_ns for idle in idle_by_stream(trace, select_device_work(trace, include_last_step=False))) // 1000

@@ -1,4 +1,4 @@
-"""Reading block by block gives what reading at once gives, and damage is named by file and byte."""
+"""Reading in blocks gives the same events as reading at once; errors name file and byte."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_flipped_bits_in_a_compressed_file_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", r"is empty \(0 bytes\)"),
         (b'{"a": 1}', "without traceEvents"),
@@ -111,15 +111,15 @@ def test_flipped_bits_in_a_compressed_file_are_damage(tmp_path: Path) -> None:
         (b'{"traceEvents": 3}', "without traceEvents"),
     ],
 )
-def test_a_file_that_is_not_a_trace_is_rejected_with_the_reason(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_that_is_not_a_trace_is_rejected_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(InvalidTrace, match=says):
+    with pytest.raises(InvalidTrace, match=message):
         checked(path)
 
 
 def test_nonstandard_numbers_and_texts_are_read(tmp_path: Path) -> None:
-    """Profilers have written nan, inf, raw control characters and bytes that are no UTF-8."""
+    """Profilers have written nan, inf, raw control characters and bytes that are not UTF-8."""
     text = trace_text(training_steps(200)).replace(b'"args": {}', b'"args": {"bandwidth": -inf, "x": nan}')
     text = text.replace(b"aten::mm", b"aten::m\x01m\xff", 1)
     path = tmp_path / "odd.json"
@@ -188,7 +188,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("before", "odd", "after", "says"),
+    ("before", "odd", "after", "message"),
     [
         (
             b'{"traceEvents":[{"ph":"X","args":{"x":["',
@@ -200,30 +200,30 @@ MIB = 1 << 20
     ],
 )
 def test_an_event_or_the_header_may_have_16_mib(
-    tmp_path: Path, before: bytes, odd: bytes, after: bytes, says: str
+    tmp_path: Path, before: bytes, odd: bytes, after: bytes, message: str
 ) -> None:
     path = tmp_path / "large.json"
     path.write_bytes(before + odd * (15 * MIB) + after)
     assert checked(path) == 1
     path.write_bytes(before + odd * (18 * MIB) + after)
-    with pytest.raises(InvalidTrace, match=f"large.json: {says}"):
+    with pytest.raises(InvalidTrace, match=f"large.json: {message}"):
         checked(path)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "says"),
+    ("before", "after", "message"),
     [
         (b'{"traceEvents":[{"ph":"X","pid":[', b"]}]}", r"damaged after byte 16: .*pid"),
         (b'{"distributedInfo":[', b'],"traceEvents":[{"ph":"X"}]}', ""),
     ],
 )
-def test_values_of_unexpected_types_are_not_built(tmp_path: Path, before: bytes, after: bytes, says: str) -> None:
-    """As Python's objects, 6 MiB of empty lists would be 140."""
+def test_values_of_unexpected_types_are_not_built(tmp_path: Path, before: bytes, after: bytes, message: str) -> None:
+    """6 MiB of empty lists would take 140 MiB as Python objects."""
     path = tmp_path / "odd.json"
     path.write_bytes(before + b"[]," * (2 * MIB) + b"0" + after)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidTrace, match=says) if says else nullcontext():
+        with pytest.raises(InvalidTrace, match=message) if message else nullcontext():
             assert checked(path) == 1
         assert tracemalloc.get_traced_memory()[1] < 64 * MIB
     finally:

@@ -1,4 +1,4 @@
-"""Traces that are small as files and large once they are unpacked: refused past a bound, before they take memory."""
+"""Limits for traces that are small as files and large in memory: rejected before they are read completely."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def packed(path: Path, parts: Iterator[bytes]) -> Path:
 
 
 def of_skipped_events(mib: int) -> Iterator[bytes]:
-    """Text without an event that is kept, one MiB after the other."""
+    """`mib` MiB of text with one event that is kept."""
     block = b'{"ph":"i","s":"' + b"x" * 1000 + b'"},'
     yield b'{"traceEvents":['
     for _ in range(mib):
@@ -60,7 +60,7 @@ def test_a_trace_above_the_size_limit_is_rejected_without_reading_the_rest(tmp_p
 
 @pytest.mark.parametrize("fields", [{}, {"ph": "M", "name": "thread_name", "tid": "{}", "args": "{}"}])
 def test_a_trace_above_the_event_limit_is_rejected(tmp_path: Path, fields: dict[str, str]) -> None:
-    if fields:  # names of threads are kept too
+    if fields:  # names of threads are also kept
         events = [{"ph": "M", "name": "thread_name", "tid": number, "args": {"name": "x"}} for number in range(1500)]
         text = json.dumps({"traceEvents": [*events, json.loads(EVENT)]}).encode()
         path = packed(tmp_path / "x.json.gz", iter([text]))
@@ -137,7 +137,7 @@ def test_the_collector_quarantines_a_trace_above_its_size_limit(tmp_path: Path, 
     spooled(tmp_path, 1)
     large = spooled(tmp_path, 2)
     with large.open("r+b") as file:
-        file.truncate(1 << 40)  # takes no room on the disk
+        file.truncate(1 << 40)  # a sparse file
     assert run_once(tmp_path, "--max-trace-bytes", "1Mi") == 0
     entries = manifest_of(tmp_path).traces
     assert {entry.rank: entry.status for entry in entries} == {0: "corrupt", 1: "ok", 2: "corrupt"}

@@ -1,4 +1,4 @@
-"""Reports of run folders, also damaged ones: values, page, terminal."""
+"""Reports of run folders: values, findings, page, terminal; also of incomplete folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets that hold a collector's endpoint open, and connect again when cut off, keep nobody else from an answer."""
+"""Clients that keep connections to a collector open, and reconnect when closed, do not block others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from muster.tracing import heartbeat_server
 
 
 @contextmanager
-def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
-    """So many sockets that send a part of a request and connect again as soon as they are cut off, from several
-    addresses of loopback (0: ours); the block begins once each has connected."""
+def idle_connections(port: int, sockets: int, peers: int) -> Iterator[None]:
+    """Sockets that send a part of a request and reconnect when closed, from `peers` loopback addresses (0: 127.0.0.1);
+    the block begins when each has connected."""
     over, connected = threading.Event(), threading.Semaphore(0)
 
     def hold(number: int) -> None:
@@ -53,6 +53,6 @@ def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
 def test_idle_connections_do_not_block_other_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: int, peers: int
 ) -> None:
-    monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 600.0)  # so that the bounds on connections have to do
-    with listening(tmp_path) as port, crowd(port, sockets, peers):
+    monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 600.0)  # only the limits on connections apply
+    with listening(tmp_path) as port, idle_connections(port, sockets, peers):
         assert [ask(port)[0] for _ in range(5)] == [200] * 5

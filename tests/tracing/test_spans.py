@@ -1,4 +1,4 @@
-"""Interval algebra against brute force: a set of spans is just a set of nanoseconds."""
+"""Set operations on spans, compared with sets of single nanoseconds."""
 
 from __future__ import annotations
 

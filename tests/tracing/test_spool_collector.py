@@ -1,4 +1,4 @@
-"""The collector: what it takes, and what it leaves."""
+"""The collector: which traces it collects, and its results."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_store_has_the_same_names_as_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_traces_wait_for_an_unreachable_store_and_are_uploaded_later(tmp_path: Path) -> None:
-    """The trace stays claimed, the manifest says why, and the next try succeeds."""
+    """The trace remains claimed, the manifest has the reason, and the next attempt succeeds."""
     source = spooled(tmp_path)
     (tmp_path / "kept").write_text("a file where the folder should be")
     assert run_once(tmp_path, "--store", str(tmp_path / "kept")) == 1

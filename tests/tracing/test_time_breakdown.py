@@ -1,4 +1,4 @@
-"""What time is counted as: nesting, kinds of work, overlap, steps, operators, reasons of idleness."""
+"""Time by kind of work: nesting, overlap, steps, operators, causes of idle time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def traced(tmp_path: Path) -> Traced:
 
 
 class Traced:
-    """Events written to a file and read again."""
+    """The trace of these events, written to a file and read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ def a_step(number: int, start_ms: float, ms: float) -> Event:
 
 
 def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) -> None:
-    """10 ms: 4 compute (1 of them beside communication), 3 communication alone, 1 optimizer, 1 data, 1 of nothing."""
+    """10 ms: 4 compute (1 with communication), 3 communication alone, 1 optimizer, 1 data, 1 without operator."""
     summary = traced.summary(
         [
             a_step(1, 0, 10),
@@ -163,7 +163,7 @@ def test_on_a_device_kernels_launched_by_a_closure_are_compute_and_later_ones_op
 
 
 def test_a_lightning_run_has_more_compute_than_optimizer_time() -> None:
-    """Its forward and backward passes run in the closure that it hands to `optimizer.step`."""
+    """Its forward and backward passes run in the closure of `optimizer.step`."""
     summary = summarise_trace(read_trace(DATA / "lightning.json.gz"))
     assert [number for number, _ in summary.steps] == [5, 6, 7]
     assert summary.share(TimeCategory.COMPUTE) > summary.share(TimeCategory.OPTIMIZER) > 0
@@ -178,7 +178,7 @@ def test_communication_inside_the_optimizer_is_communication(traced: Traced) -> 
 
 
 def test_enclosing_operators_are_not_work(traced: Traced) -> None:
-    """What runs directly in an annotation, a subclass dispatch or autograd's frame is Python."""
+    """Time directly in an annotation, a subclass dispatch or an autograd frame is Python."""
     frames = [annotation("FSDP::pre_forward", 0, 4), op("PythonSubclass", 1, 3), op("aten::mm", 2, 1)]
     assert work_ms(traced.summary([a_step(1, 0, 4), *frames])) == {TimeCategory.COMPUTE: 1.0, TimeCategory.OTHER: 3.0}
 
@@ -283,7 +283,7 @@ spans = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, 
 def test_self_times_of_a_thread_sum_to_its_busy_time(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]]
 ) -> None:
-    """Also when events do not nest cleanly, as rounded timestamps have it: nothing counts twice."""
+    """Also for events that overlap without nesting, due to rounded timestamps: no time counts twice."""
     events = [Event(f"op{i}", start, length) for i, (start, length) in enumerate(pairs)]
     trace = read_trace(write_trace(tmp_path_factory.mktemp("nest") / "t.json", events))
     tree = build_call_tree(trace.of_kind(EventKind.CPU_OP))

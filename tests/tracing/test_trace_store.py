@@ -1,4 +1,4 @@
-"""Stores: what is uploaded is whole or absent, whatever happens to the upload."""
+"""Stores: an uploaded file is complete or absent, also after errors and kills."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Ranks:
 
 
 class Starter:
-    """start(world_size, "--steps", "10", run_dir=..., attempt=...) runs the trainer (or `module`) with `world_size` ranks."""
+    """start(world_size, "--steps", "10", run_dir=..., attempt=...) runs the trainer (or `module`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -60,9 +60,7 @@ def test_a_full_disk_loses_one_checkpoint_and_with_free_space_the_next_is_saved(
     assert list(losses(run_dir)) == list(range(1, 401))
 
 
-def test_if_no_checkpoint_can_be_written_training_continues_and_the_run_fails_at_its_end(
-    start: Starter, text: Path
-) -> None:
+def test_if_no_checkpoint_can_be_written_the_run_fails_at_its_end(start: Starter, text: Path) -> None:
     ranks = start(1, *TINY, "--data", str(text), "--steps", "6", "--checkpoint_every", "2", limit_file_bytes=1_000_000)
     assert ranks.end() == [EXIT_FAILED]
     assert list(losses(ranks.run_dir)) == list(range(1, 7))

@@ -1,4 +1,4 @@
-"""Heartbeats, metrics and events: written atomically, at limited rate, and errors do not stop training."""
+"""Heartbeats, metrics, events and progress lines: written atomically, at limited rate; errors do not stop training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from muster import text
+from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import RunContext, run_context
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.reporter import RankHeartbeat, Reporter, StepMetrics
+from muster_components.trainer.reporter import (
+    RankHeartbeat,
+    Reporter,
+    StepMetrics,
+    TraceWindow,
+    first_step_line,
+    format_count,
+    format_duration,
+    progress_line,
+)
+
+from .conftest import events
 
 BEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
 
@@ -109,3 +124,87 @@ def test_a_fifo_without_reader_in_place_of_the_metrics_does_not_block(
     os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
     Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
     assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err
+
+
+# ---- planned and missed traces
+
+
+def window(folder: Path, steps: str, ranks: str = "", rank: int = 0) -> TraceWindow:
+    context = run_context({"MUSTER_RUN_DIR": str(folder), "RANK": str(rank), "WORLD_SIZE": "4"})
+    return TraceWindow(parse_trace_config(steps, ranks), context, Reporter(context))
+
+
+def kinds(folder: Path) -> list[str]:
+    return [kind for kind in ("trace_planned", "trace_missed") for _ in events(folder, kind)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks", "first", "last", "done", "expected"),
+    [
+        ("20:25", "", 1, 60, 60, ["trace_planned"]),
+        ("20:25", "3", 1, 60, 22, ["trace_planned"]),
+        ("58:65", "", 1, 60, 60, ["trace_planned"]),
+        ("20:25", "", 22, 60, 60, ["trace_planned"]),
+        ("200:205", "", 1, 60, 60, ["trace_missed"]),
+        ("200:205", "3", 1, 60, 60, ["trace_missed"]),
+        ("20:25", "", 1, 60, 12, ["trace_planned", "trace_missed"]),
+        ("200:205", "", 2, None, 60, ["trace_planned", "trace_missed"]),
+        ("5:8", "", 2, None, 0, ["trace_planned", "trace_missed"]),
+        ("1:2", "", 2, None, 60, ["trace_missed"]),
+        ("20:25", "", 31, 60, 60, ["trace_missed"]),
+        ("20:25", "4,5", 1, 60, 60, ["trace_missed"]),
+        ("", "", 1, 60, 60, []),
+    ],
+)
+def test_planned_and_missed_steps_are_recorded_once(
+    tmp_path: Path, steps: str, ranks: str, first: int, last: int | None, done: int, expected: list[str]
+) -> None:
+    of_run = window(tmp_path, steps, ranks)
+    of_run.announce(first, last)
+    assert kinds(tmp_path) == expected[:1]
+    of_run.finish(first, done, last)
+    assert kinds(tmp_path) == expected
+    assert all(steps in event["message"] for kind in expected for event in events(tmp_path, kind))
+
+
+def test_other_ranks_record_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = window(tmp_path, "200:205", rank=3)
+    other.announce(1, 60)
+    other.finish(1, 60, 60)
+    assert (kinds(tmp_path), capsys.readouterr().err) == ([], "")
+
+
+# ---- progress lines
+
+
+def test_progress_on_a_cpu() -> None:
+    line = progress_line(step=20, steps=60, loss=2.312, tokens_per_s=12345.4, step_time_s=0.52, eta_s=20.8)
+    assert line == "step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 21s"
+
+
+def test_progress_on_a_gpu_names_mfu_and_memory() -> None:
+    line = progress_line(
+        step=1,
+        steps=2,
+        loss=2,
+        tokens_per_s=1e6,
+        step_time_s=0.0316,
+        eta_s=4000,
+        mfu=0.488,
+        peak_memory_bytes=54 * 10**9,
+    )
+    assert line == "step 1/2  loss 2.00  1,000,000 tok/s  31.6 ms/step  ETA 1h06m  MFU 48.8%  peak 50.3 GiB"
+
+
+def test_the_line_of_the_first_step_has_no_speed() -> None:
+    assert first_step_line(step=1, steps=60, loss=5.6, step_time_s=26.73) == "step 1/60  loss 5.60  first step 26.7 s"
+
+
+@given(st.floats(-10, 1e8))
+def test_durations_are_formatted_as_by_the_command_line(seconds: float) -> None:
+    assert format_duration(seconds) == text.format_duration(seconds)
+
+
+def test_durations_and_counts() -> None:
+    assert [format_duration(s) for s in (-1, 0.6, 59.5, 3599, 3600)] == ["0s", "1s", "1m00s", "59m59s", "1h00m"]
+    assert [format_count(n) for n in (512, 857_216, 10_800_000, 8_030_000_000)] == ["512", "857k", "10.8M", "8.03B"]

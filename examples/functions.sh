@@ -10,24 +10,24 @@ TIMEOUT_S=600
 bold='' plain=''
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 
-act() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
+heading() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 
 fail() {
-  printf '\nthe example fails: %s\n' "$*" >&2
+  printf '\nthe example failed: %s\n' "$*" >&2
   muster jobs >&2
   exit 1
 }
 
-await() { # WHAT WANTED COMMAND...: until the command prints what is wanted
-  local what=$1 wanted=$2 found until=$((SECONDS + TIMEOUT_S))
+await() { # NAME EXPECTED COMMAND...: wait until the command prints the expected value
+  local name=$1 expected=$2 found until=$((SECONDS + TIMEOUT_S))
   shift 2
-  while found=$("$@") && [ "$found" != "$wanted" ]; do
-    if [ "$SECONDS" -ge "$until" ]; then fail "$what: $found instead of $wanted after $TIMEOUT_S s"; fi
+  while found=$("$@") && [ "$found" != "$expected" ]; do
+    if [ "$SECONDS" -ge "$until" ]; then fail "$name: $found instead of $expected after $TIMEOUT_S s"; fi
     sleep 0.3
   done
 }
 
-await_step() { # JOB STEP: until rank 0 has done that step
+await_step() { # JOB STEP: wait until rank 0 has done this step
   local until=$((SECONDS + TIMEOUT_S))
   while [ "$(step "$1")" -lt "$2" ]; do
     if [ "$SECONDS" -ge "$until" ]; then fail "$1 is at step $(step "$1") instead of $2 after $TIMEOUT_S s"; fi
