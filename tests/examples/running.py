@@ -1,4 +1,4 @@
-"""Runs an example as a reader would run it."""
+"""Runs an example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(example: str, *arguments: str, limit_s: float, **environment: str) -> str:
-    """Its stdout. The venv of this Python is first on PATH; on a timeout its processes go too."""
+    """Its standard output. The venv of this Python is first on PATH; on a timeout its processes are terminated."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         ["bash", str(EXAMPLES / example / "run.sh"), *arguments],

@@ -1,4 +1,4 @@
-"""The examples are stories that check themselves: each is run as a reader would run it."""
+"""The examples, each run as in its README; they check their own results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_one_team_borrows_and_the_other_reclaims() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1900)
-def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
+def test_a_preempted_job_resumes_from_its_checkpoint() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("torchx")
     out = run("03-preempt-and-resume", limit_s=1800)

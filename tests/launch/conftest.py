@@ -23,15 +23,15 @@ class Pod:
     log: Path
 
     def end(self, timeout_s: float = 100) -> tuple[int, str]:
-        return self.process.wait(timeout_s), self.said()
+        return self.process.wait(timeout_s), self.log_text()
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_bytes().decode()
 
     def await_line(self, text: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
-        while text not in self.said():
-            assert time.monotonic() < deadline, f"no {text!r} in {self.said()!r}"
+        while text not in self.log_text():
+            assert time.monotonic() < deadline, f"no {text!r} in {self.log_text()!r}"
             time.sleep(0.02)
 
 

@@ -151,7 +151,7 @@ def test_the_children_of_a_killed_rank_are_killed(start: Start, tmp_path: Path) 
         MUSTER_GRACE_SECONDS="1",
     )
     pod.await_line("worker")
-    worker = int(pod.said().split()[1])
+    worker = int(pod.log_text().split()[1])
     pod.process.terminate()
     pod.end()
     deadline = time.monotonic() + 60
@@ -176,9 +176,9 @@ def test_a_grandchild_that_keeps_the_log_open_does_not_delay_the_exit(start: Sta
 
 def test_the_number_of_threads_fits_the_host_unless_the_user_sets_it(start: Start) -> None:
     cores = len(os.sched_getaffinity(0))
-    said = "print('threads', os.environ['OMP_NUM_THREADS'])"
-    assert f"threads {max(1, cores // 2)}\n" in start(said, "--nproc", "2").end()[1]
-    assert "threads 5\n" in start(said, OMP_NUM_THREADS="5").end()[1]
+    script = "print('threads', os.environ['OMP_NUM_THREADS'])"
+    assert f"threads {max(1, cores // 2)}\n" in start(script, "--nproc", "2").end()[1]
+    assert "threads 5\n" in start(script, OMP_NUM_THREADS="5").end()[1]
 
 
 def test_a_port_in_use_is_reported_before_any_rank_starts(start: Start, tmp_path: Path) -> None:

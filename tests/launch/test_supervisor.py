@@ -43,7 +43,7 @@ def test_the_first_failure_is_written_before_the_other_ranks_have_ended(tmp_path
     seen: list[dict[str, float]] = []
 
     class Watched(RankProcess):
-        """Looks for the note when it is told to stop."""
+        """Checks the failure file when it is terminated."""
 
         def terminate(self) -> None:
             seen.append(json.loads(note.read_text()))

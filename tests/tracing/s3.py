@@ -50,11 +50,11 @@ def serving() -> Iterator[dict[str, str]]:
 
 def _port(process: subprocess.Popen[str]) -> str:
     """The port that it prints when it listens."""
-    said: Queue[str] = Queue()
+    lines: Queue[str] = Queue()
     assert process.stdout is not None
-    threading.Thread(target=lambda out=process.stdout: said.put(out.readline()), daemon=True).start()
+    threading.Thread(target=lambda out=process.stdout: lines.put(out.readline()), daemon=True).start()
     try:
-        line = said.get(timeout=_START_S).strip()
+        line = lines.get(timeout=_START_S).strip()
     except Empty:
         line = ""
     assert line.isdecimal(), "the S3 server did not start"

@@ -84,7 +84,7 @@ def test_a_trace_with_the_longest_possible_name_has_a_page(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("folder", "must be a trace; got a folder"), ("gone.json", "no such file")]
+    ("name", "problem"), [("folder", "must be a trace; got a folder"), ("missing.json", "no such file")]
 )
 def test_an_invalid_path_among_traces_is_rejected_before_anything_is_written(
     tmp_path: Path, name: str, problem: str
@@ -154,13 +154,13 @@ def opened_for_reading(pipe: Path, until: float) -> int:
     while True:
         with suppress(OSError):
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        assert time.monotonic() < until, f"nobody reads {pipe}"
+        assert time.monotonic() < until, f"no process reads {pipe}"
         time.sleep(0.02)
 
 
 @pytest.mark.slow
 def test_reader_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """They read from pipes into which nobody writes, so that they are in the middle of it."""
+    """The workers read from pipes without data, so that they cannot finish."""
     pipes = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
     for pipe in pipes:
         os.mkfifo(pipe)

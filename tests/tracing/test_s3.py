@@ -77,8 +77,8 @@ def pod(folder: Path, rank: int, attempt: int = 0) -> Path:
     for name in ("metrics", "heartbeats", "traces/spool"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(metrics_line(i) for i in range(30)))
-    beat = {"rank": rank, "world_size": 2, "attempt": attempt, "step": 30, "steps": 30}
-    (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(beat))
+    heartbeat = {"rank": rank, "world_size": 2, "attempt": attempt, "step": 30, "steps": 30}
+    (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(heartbeat))
     (folder / f"traces/spool/rank-{rank}.attempt-{attempt}.steps-20-25.json").write_text(_trace(rank))
     (folder / "events.jsonl").write_text('{"kind": "note", "message": "hello", "at": 1.0}\n')
     return folder
@@ -100,9 +100,9 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
     with collector(
         folder, "--until-idle", *where, "--termination-message-path", str(ending), pod=index, env=without
     ) as process:
-        _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
-    assert "testing" not in said  # neither key
+        _, log_text = process.communicate(timeout=100)
+    assert process.returncode == 0, log_text
+    assert "testing" not in log_text  # neither key
     words: dict[str, Any] = json.loads(ending.read_text())
     return words
 

@@ -57,20 +57,20 @@ class Ranks:
         try:
             return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout_s} s:\n{self.said()}") from None
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.log_text()}") from None
 
     def send(self, number: int) -> None:
         for process in self.processes:
             process.send_signal(number)
 
-    def said(self, rank: int = 0) -> str:
+    def log_text(self, rank: int = 0) -> str:
         return self.logs[rank].read_text(errors="replace")
 
     def wait_until(self, what: Callable[[], object], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not what():
-            assert all(process.poll() is None for process in self.processes), f"ended early:\n{self.said()}"
-            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.said()}"
+            assert all(process.poll() is None for process in self.processes), f"ended early:\n{self.log_text()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.log_text()}"
             time.sleep(0.005)
 
     def steps_done(self) -> int:
@@ -149,7 +149,7 @@ class Finished:
 
     run_dir: Path
     flags: tuple[str, ...]
-    said: str
+    log_text: str
 
 
 @pytest.fixture(scope="session")
@@ -158,8 +158,8 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished
     flags = (*TINY, "--data", str(write_text(folder)), "--steps", "9", "--checkpoint_every", "3", "--keep", "3")
     starter = Starter(folder)
     ranks = starter(2, *flags)
-    assert ranks.end() == [0, 0], ranks.said()
-    yield Finished(ranks.run_dir, flags, ranks.said())
+    assert ranks.end() == [0, 0], ranks.log_text()
+    yield Finished(ranks.run_dir, flags, ranks.log_text())
     starter.kill_all()
 
 

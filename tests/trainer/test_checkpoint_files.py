@@ -78,7 +78,7 @@ def test_a_corrupt_or_foreign_file_is_named_and_the_previous_checkpoint_is_used(
     foreign.write_bytes((checkpoints / "step-00000003" / SHARD).read_bytes())
 
     again = start(2, *finished.flags, attempt=1)
-    assert again.end() == [EXIT_OK] * 2, again.said()
+    assert again.end() == [EXIT_OK] * 2, again.log_text()
     named = unreadable(finished.run_dir)
     assert ["step-00000009" in named[0], "__1_0.distcp must have sha256" in named[0]] == [True, True]
     assert ["step-00000006" in named[1], f"{SHARD} must have sha256" in named[1]] == [True, True]
@@ -100,7 +100,7 @@ def test_code_in_the_metadata_is_not_executed_even_with_a_matching_manifest(
     old.write_text(json.dumps(described))
 
     again = start(1, *finished.flags, attempt=1)
-    assert again.end() == [1], again.said()
+    assert again.end() == [1], again.log_text()
     assert not (tmp_path / "ran").exists()
     assert [".metadata must have" in unreadable(finished.run_dir)[0]] == [True]
     assert ["mkdir" in message for message in unreadable(finished.run_dir)[1:]] == [True, True]
@@ -116,7 +116,7 @@ def test_a_fifo_in_a_checkpoint_is_named_and_the_previous_checkpoint_is_used(
         (checkpoints / name).unlink()
         os.mkfifo(checkpoints / name)
     again = start(1, *finished.flags, attempt=1)
-    assert again.end() == [EXIT_OK], again.said()
+    assert again.end() == [EXIT_OK], again.log_text()
     first, second = unreadable(finished.run_dir)
     assert ["step-00000009" in first, "muster.json" in first, "must be a regular file" in first] == [True] * 3
     assert ["step-00000006" in second, SHARD in second, "must be a regular file" in second] == [True] * 3
@@ -130,7 +130,7 @@ def test_a_checkpoint_without_digests_is_loaded_and_an_event_is_recorded(start: 
         described = json.loads(manifest.read_text())
         manifest.write_text(json.dumps({k: v for k, v in described.items() if k not in ("files", "sha256")}))
     again = start(1, *finished.flags, attempt=1)
-    assert again.end() == [EXIT_OK], again.said()
+    assert again.end() == [EXIT_OK], again.log_text()
     assert [event["step"] for event in events(finished.run_dir, "checkpoint_unverified")] == [9]
     assert [event["step"] for event in events(finished.run_dir, "resumed")] == [9]
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_lists_all_its_files_and_unlisted_files_are_ignored(start: 
     assert list(listed) == ["__0_0.distcp", "__1_0.distcp", ".metadata"]
     (checkpoint / "__2_0.distcp").write_bytes(b"not of this checkpoint")
     again = start(1, *finished.flags, attempt=1)
-    assert again.end() == [EXIT_OK], again.said()
+    assert again.end() == [EXIT_OK], again.log_text()
     assert [event["step"] for event in events(finished.run_dir, "resumed")] == [9]
 
 

@@ -42,7 +42,7 @@ def test_files_other_than_text_are_skipped_with_the_reason(tmp_path: Path) -> No
         tmp_path / "text",
         {"binary": b"ELF\x00", "broken": b"caf\xc3", "good": "café".encode(), "latin": b"caf\xe9!", "none": b""},
     )
-    (folder / "gone").symlink_to(folder / "nowhere")
+    (folder / "dangling").symlink_to(folder / "nowhere")
     corpus = build_corpus(str(folder), tmp_path / "cache")
     assert text_of(corpus) == "café\0".encode()
     assert corpus.skipped == (
@@ -94,7 +94,7 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "path", "said"),
+    ("files", "path", "message"),
     [
         ({}, "nowhere", "does not exist: give a folder, a file, or a glob"),
         ({"x": b"1"}, "*.md", "has no files"),
@@ -103,11 +103,11 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_data_without_text_is_rejected_with_the_files_found(
-    tmp_path: Path, files: dict[str, bytes], path: str, said: str
+    tmp_path: Path, files: dict[str, bytes], path: str, message: str
 ) -> None:
     (tmp_path / "text").mkdir()
     folder = write(tmp_path / "text", files)
-    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
         build_corpus(str(folder / path), tmp_path / "cache")
 
 

@@ -51,15 +51,15 @@ def test_dashes_and_underscores_are_equivalent() -> None:
 
 def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
-    told = parse_train_config(NEEDED, environ).trace
-    assert (told.start, told.end, told.ranks) == (20, 25, (0, 3))
+    parsed = parse_train_config(NEEDED, environ).trace
+    assert (parsed.start, parsed.end, parsed.ranks) == (20, 25, (0, 3))
     asked = parse_train_config([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
     assert (asked.start, asked.end, asked.ranks) == (2, 3, ())
     assert not parse_train_config(NEEDED, {}).trace.covers(0)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--steps", "0"), "--steps must be at least 1; got 0"),
         (("--steps", "many"), "--steps: must be an integer; got 'many'"),
@@ -87,10 +87,10 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
         (("--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
     ],
 )
-def test_an_invalid_flag_is_named_with_valid_values(flags: tuple[str, ...], said: str) -> None:
+def test_an_invalid_flag_is_named_with_valid_values(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as refused:
         plan(*flags)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_every_recipe_has_a_valid_shape() -> None:

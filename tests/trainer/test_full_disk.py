@@ -54,7 +54,7 @@ def test_a_full_disk_loses_one_checkpoint_and_with_free_space_the_next_is_saved(
         more = f"remount,size={int(4 * CHECKPOINT_MB)}m"
         subprocess.run(["mount", "-o", more, str(run_dir / "checkpoints")], check=True)
         ranks.go_on()
-        assert ranks.end() == [EXIT_OK] * 2, ranks.said()
+        assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
         names = sorted(entry.name for entry in (run_dir / "checkpoints").iterdir())
         assert names == ["latest", "step-00000400"]
     assert list(losses(run_dir)) == list(range(1, 401))
@@ -77,7 +77,7 @@ def test_a_full_disk_loses_the_trace_and_training_continues(start: Starter, text
         assert list((run_dir / "traces" / "spool").iterdir()) == []
     (failed,) = events(run_dir, "trace_failed")
     assert "no trace of steps 2:4" in failed["message"]
-    assert "[rank 1] no trace of steps 2:4" in ranks.said(1)
+    assert "[rank 1] no trace of steps 2:4" in ranks.log_text(1)
 
 
 def test_without_space_for_metrics_and_heartbeats_the_run_succeeds(start: Starter, text: Path, tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_without_space_for_metrics_and_heartbeats_the_run_succeeds(start: Starte
         written = (run_dir / "metrics" / "rank-0.jsonl").read_text()
         assert 0 < len(metrics(run_dir)) < 60
         assert all(json.loads(line) for line in written.splitlines())
-    assert ranks.said().count("cannot write") == 1
+    assert ranks.log_text().count("cannot write") == 1

@@ -32,9 +32,9 @@ def script(folder: Path, source: str, name: str = "train.py") -> str:
 
 
 def test_a_missing_script_or_module_is_named_and_the_exit_code_is_2(start: Starter) -> None:
-    for arguments, said in {
-        ("gone.py",): "script 'gone.py' does not exist",
-        ("-m", "gone.away"): "module 'gone.away' does not exist",
+    for arguments, message in {
+        ("missing.py",): "script 'missing.py' does not exist",
+        ("-m", "missing.module"): "module 'missing.module' does not exist",
         (".",): "script '.' is a folder",
         (): "nothing to run: give a Python script, or -m MODULE",
         ("--trace_steps", "9", "x.py"): "--trace_steps must be FIRST:END",
@@ -42,17 +42,17 @@ def test_a_missing_script_or_module_is_named_and_the_exit_code_is_2(start: Start
     }.items():
         ranks = start(1, *arguments, module=ATTACH)
         assert ranks.end() == [2]
-        assert ranks.said().startswith(f"instrument: {said}")
-        assert ranks.said().count("\n") == 1
+        assert ranks.log_text().startswith(f"instrument: {message}")
+        assert ranks.log_text().count("\n") == 1
 
 
 def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start: Starter, tmp_path: Path) -> None:
     path = script(tmp_path, "import sys; print(sys.argv[1:], 'torch' in sys.modules); sys.exit(5)")
     ranks = start(1, path, "-m", "--trace_steps", "x", module=ATTACH)
     assert ranks.end() == [5]
-    assert ranks.said() == "['-m', '--trace_steps', 'x'] False\n"
-    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
-    assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
+    assert ranks.log_text() == "['-m', '--trace_steps', 'x'] False\n"
+    heartbeat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
+    assert (heartbeat["phase"], heartbeat["step"], heartbeat["step_time_s"]) == ("done", 0, None)
 
 
 def test_configured_steps_that_a_script_does_not_reach_are_reported(start: Starter, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_configured_steps_that_a_script_does_not_reach_are_reported(start: Start
     assert ranks.end() == [0]
     (missed,) = events(ranks.run_dir, "trace_missed")
     assert (missed["step"], missed["message"]) == (0, "no trace of steps 200:205: no step was seen")
-    assert ranks.said() == "no torch\nno trace of steps 200:205: no step was seen\n"
+    assert ranks.log_text() == "no torch\nno trace of steps 200:205: no step was seen\n"
 
 
 @pytest.mark.parametrize("how", ["script", "module"])
@@ -68,33 +68,33 @@ def test_a_traceback_has_only_frames_of_the_script(start: Starter, tmp_path: Pat
     path = script(tmp_path, "def fail():\n    raise ValueError('no luck')\n\nfail()\n", "job.py")
     ranks = start(1, *(["-m", "job"] if how == "module" else [path]), module=ATTACH)
     assert ranks.end() == [1]
-    lines = ranks.said().splitlines()
+    lines = ranks.log_text().splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert [line.split(",")[0] for line in lines if line.startswith("  File ")] == [f'  File "{path}"'] * 2
     assert lines[-1] == "ValueError: no luck"
-    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
-    assert beat["phase"] == "done"
+    heartbeat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
+    assert heartbeat["phase"] == "done"
 
 
 def test_the_scripts_own_exception_hook_is_called(start: Starter, tmp_path: Path) -> None:
     source = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error)\n1 / 0\n"
     ranks = start(1, script(tmp_path, source), module=ATTACH)
     assert ranks.end() == [1]
-    assert ranks.said() == "mine: division by zero\n"
+    assert ranks.log_text() == "mine: division by zero\n"
 
 
 def test_a_module_runs_as_python_m_would(start: Starter, tmp_path: Path) -> None:
     script(tmp_path, "import sys; print(__name__, __spec__.name, sys.argv[1:])", "job.py")
     ranks = start(1, "-m", "job", "a", module=ATTACH)
     assert ranks.end() == [0]
-    assert ranks.said() == "__main__ job ['a']\n"
+    assert ranks.log_text() == "__main__ job ['a']\n"
 
 
 def test_an_exception_of_the_script_gives_exit_code_1_and_its_traceback(start: Starter, tmp_path: Path) -> None:
     ranks = start(1, script(tmp_path, "def f():\n    raise ValueError('odd')\nf()"), module=ATTACH)
     assert ranks.end() == [1]
-    assert 'train.py", line 2, in f' in ranks.said()
-    assert ranks.said().endswith("ValueError: odd\n")
+    assert 'train.py", line 2, in f' in ranks.log_text()
+    assert ranks.log_text().endswith("ValueError: odd\n")
 
 
 @pytest.mark.slow
@@ -102,16 +102,16 @@ def test_optimizer_steps_are_counted_once_and_the_configured_ones_traced(start: 
     (tmp_path / "beside.py").write_text("WHERE = 'here'")
     path = script(tmp_path, GAN)
     ranks = start(1, path, "--lr", "0.1", module=ATTACH, environ={"MUSTER_TRACE_STEPS": "3:5"})
-    assert ranks.end() == [7], ranks.said()
-    assert ranks.said() == "trained here\n"
+    assert ranks.end() == [7], ranks.log_text()
+    assert ranks.log_text() == "trained here\n"
     lines = metrics(ranks.run_dir)
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[0]["step_time_s"] is None
     assert all(line["step_time_s"] > 0 for line in lines[1:])
     assert [line["step"] for line in lines if line["trace_start_s"]] == [2]
     assert [line["step"] for line in lines if line["trace_write_s"]] == [5]
-    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
-    assert (beat["phase"], beat["step"]) == ("done", 8)
+    heartbeat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
+    assert (heartbeat["phase"], heartbeat["step"]) == ("done", 8)
     trace = json.loads((ranks.run_dir / "traces" / "spool" / "rank-0.attempt-0.steps-3-5.json").read_text())
     assert steps_in(trace) == ["ProfilerStep#3", "ProfilerStep#4"]
     assert trace["distributedInfo"] == {"backend": "none", "rank": 0, "world_size": 1}

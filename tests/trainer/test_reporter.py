@@ -28,7 +28,7 @@ from muster_components.trainer.reporter import (
 
 from .conftest import events
 
-BEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
+HEARTBEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
 
 
 def context(run_dir: Path, rank: int = 0) -> RunContext:
@@ -45,9 +45,9 @@ class Clock:
 
 
 def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_path: Path) -> None:
-    Reporter(context(tmp_path), Clock()).write_heartbeat(BEAT)
-    beat = json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())
-    assert beat == {
+    Reporter(context(tmp_path), Clock()).write_heartbeat(HEARTBEAT)
+    heartbeat = json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())
+    assert heartbeat == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
         "checkpoint_at": None, "phase": "train", "at": 100.0,
@@ -68,16 +68,16 @@ def test_heartbeats_are_at_least_a_second_apart_except_for_a_new_phase(tmp_path:
     clock = Clock()
     reporter = Reporter(context(tmp_path), clock)
 
-    def told(beat: RankHeartbeat) -> int:
-        reporter.write_heartbeat(beat)
+    def written_step(heartbeat: RankHeartbeat) -> int:
+        reporter.write_heartbeat(heartbeat)
         return int(json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["step"])
 
-    assert told(replace(BEAT, step=1)) == 1
+    assert written_step(replace(HEARTBEAT, step=1)) == 1
     clock.now += 0.9
-    assert told(replace(BEAT, step=2)) == 1
-    assert told(replace(BEAT, step=3, phase="checkpoint")) == 3
+    assert written_step(replace(HEARTBEAT, step=2)) == 1
+    assert written_step(replace(HEARTBEAT, step=3, phase="checkpoint")) == 3
     clock.now += 1.1
-    assert told(replace(BEAT, step=4, phase="checkpoint")) == 4
+    assert written_step(replace(HEARTBEAT, step=4, phase="checkpoint")) == 4
     assert [file.name for file in (tmp_path / "heartbeats").iterdir()] == ["rank-0.json"]
 
 
@@ -98,9 +98,9 @@ def test_a_disk_error_is_logged_once_and_does_not_raise(tmp_path: Path, capsys: 
     reporter = Reporter(context(tmp_path))
     for step in range(3):
         reporter.write_metrics(StepMetrics(step=step, step_time_s=1.0))
-    said = capsys.readouterr().err
-    assert said.count("cannot write") == 1
-    assert "training continues" in said
+    log_text = capsys.readouterr().err
+    assert log_text.count("cannot write") == 1
+    assert "training continues" in log_text
 
 
 def test_an_environment_variable_that_must_be_an_integer_is_named() -> None:

@@ -61,7 +61,7 @@ def test_configured_steps_after_the_last_one_are_reported_as_missed(start: Start
     assert ranks.end() == [EXIT_OK]
     (missed,) = events(ranks.run_dir, "trace_missed")
     assert missed["message"] == "no trace of steps 20:25: the run ends with step 2"
-    assert ranks.said().count("no trace of steps 20:25") == 1
+    assert ranks.log_text().count("no trace of steps 20:25") == 1
 
 
 def test_configured_steps_after_a_stop_are_reported_as_missed_for_any_ranks(start: Starter, text: Path) -> None:

@@ -49,17 +49,17 @@ def test_kills_stops_and_resumes_with_another_world_size_or_ddp_do_not_change_th
     second.send(signal.SIGTERM)
     second.go_on()
     assert second.end() == [EXIT_STOPPED]
-    assert f"resumed after step {saved['step']} " in second.said()
+    assert f"resumed after step {saved['step']} " in second.log_text()
     stopped = latest(folder)
     assert stopped is not None
     assert saved["step"] < stopped["step"] < 60
     assert stopped["attempt"] == 1
 
-    # Three ranks do not divide eight places: one is padding.
+    # Eight sequences on three ranks need one padding sequence.
     third = start(3, *run, "--parallel", "ddp", run_dir=folder, attempt=2)
     assert third.end() == [EXIT_OK] * 3
-    assert "1 padding sequences" in third.said()
-    assert "3 ranks on CPU, ddp" in third.said()
+    assert "1 padding sequences" in third.log_text()
+    assert "3 ranks on CPU, ddp" in third.log_text()
     assert losses(folder) == pytest.approx(expected, abs=1e-4)
 
 
@@ -83,8 +83,8 @@ def test_compilation_does_not_change_the_losses(start: Starter, text: Path, tmp_
     run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
     for name, flags in {"compiled": ("--compile",), "plain": ("--no_compile",)}.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
-        assert ranks.end(400) == [EXIT_OK] * 2, ranks.said()
-        assert name in ranks.said().replace("not compiled", "plain")
+        assert ranks.end(400) == [EXIT_OK] * 2, ranks.log_text()
+        assert name in ranks.log_text().replace("not compiled", "plain")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), abs=1e-3)
 
 
@@ -108,12 +108,12 @@ def test_under_torchrun_sigterm_saves_a_checkpoint_and_every_rank_exits_with_143
     finally:
         agent.kill()
         agent.wait()
-    said = (tmp_path / "log").read_text()
+    log_text = (tmp_path / "log").read_text()
     saved = latest(run_dir)
-    assert saved is not None, said
+    assert saved is not None, log_text
     for rank in (0, 1):
         assert metrics(run_dir, rank)[-1]["step"] == saved["step"]
-    assert f"stopped after step {saved['step']}/100000" in said
+    assert f"stopped after step {saved['step']}/100000" in log_text
     assert [event["kind"] for event in map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())][-2:] == [
         "stopping",
         "checkpoint_saved",
@@ -133,7 +133,7 @@ def test_when_a_rank_is_killed_the_others_end_with_a_traceback(start: Starter, t
     ranks.wait_until(lambda: ranks.steps_done() > 3)
     ranks.processes[1].kill()
     assert ranks.end()[0] == EXIT_FAILED
-    assert "Traceback" in ranks.said()
+    assert "Traceback" in ranks.log_text()
 
 
 def test_ctrl_c_saves_a_checkpoint_and_has_its_own_exit_code(start: Starter, text: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: St
 
     again = start(2, *finished.flags, attempt=1)
     assert again.end() == [EXIT_OK] * 2
-    assert "resumed after step 3 " in again.said()
+    assert "resumed after step 3 " in again.log_text()
     named = [event["message"] for event in events(finished.run_dir, "checkpoint_unreadable")]
     assert len(named) == 3
     for name, message in zip(("latest", "step-00000009", "step-00000006"), named, strict=True):
@@ -167,41 +167,41 @@ def test_if_no_checkpoint_can_be_read_the_run_fails(start: Starter, finished: Fi
         part.write_bytes(b"")
     again = start(1, *finished.flags, attempt=1)
     assert again.end() == [EXIT_FAILED]
-    assert "--resume never starts from the beginning" in again.said()
+    assert "--resume never starts from the beginning" in again.log_text()
 
 
 def test_a_checkpoint_of_another_run_is_rejected_with_both_values(start: Starter, finished: Finished) -> None:
     other = start(1, *finished.flags, "--global_batch", "4", attempt=1)
     assert other.end() == [EXIT_BAD_INPUT]
-    assert "global_batch was 8, is 4" in other.said()
+    assert "global_batch was 8, is 4" in other.log_text()
 
 
 def test_a_resume_with_other_data_is_rejected(start: Starter, finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("quite another text, long enough for a few windows of it\n" * 200)
     changed = start(1, *finished.flags, "--data", str(tmp_path / "other.txt"), attempt=1)
     assert changed.end() == [EXIT_BAD_INPUT]
-    assert "data was '" in changed.said()
-    assert "11,201 bytes of text" in changed.said()
+    assert "data was '" in changed.log_text()
+    assert "11,201 bytes of text" in changed.log_text()
 
 
 def test_a_completed_run_has_nothing_to_do(start: Starter, finished: Finished) -> None:
     again = start(1, *finished.flags, attempt=1)
     assert again.end() == [EXIT_OK]
-    assert "nothing to do: step 9/9 was already done" in again.said()
+    assert "nothing to do: step 9/9 was already done" in again.log_text()
 
 
 def test_the_first_and_the_last_step_are_always_printed(start: Starter, text: Path) -> None:
     run = (*TINY, "--data", str(text), "--log_every", "4")
     first = start(1, *run, "--steps", "5")
     assert first.end() == [EXIT_OK]
-    assert steps_told(first.said()) == ["step 1/5: first step", "step 4/5", "step 5/5"]
+    assert printed_steps(first.log_text()) == ["step 1/5: first step", "step 4/5", "step 5/5"]
     second = start(1, *run, "--steps", "8", attempt=1)
     assert second.end() == [EXIT_OK]
-    assert steps_told(second.said()) == ["step 6/8: first step", "step 8/8"]
+    assert printed_steps(second.log_text()) == ["step 6/8: first step", "step 8/8"]
 
 
-def steps_told(said: str) -> list[str]:
-    lines = [line.split("  ") for line in said.splitlines() if line.startswith("step ")]
+def printed_steps(log_text: str) -> list[str]:
+    lines = [line.split("  ") for line in log_text.splitlines() if line.startswith("step ")]
     return [parts[0] + (": first step" if parts[-1].startswith("first step ") else "") for parts in lines]
 
 
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(start: Starter,
         2, *TINY, "--data", str(text), "--steps", "200", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1"
     )
     assert ranks.end() == [EXIT_DIVERGED] * 2
-    assert "must be finite" in ranks.said()
+    assert "must be finite" in ranks.log_text()
     (diverged,) = events(ranks.run_dir, "diverged")
     saved = latest(ranks.run_dir)
     assert saved is None or saved["step"] < diverged["step"]
@@ -219,21 +219,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(start: Starter,
 def test_without_text_all_ranks_exit_alike_and_rank_0_prints_the_reason(start: Starter, tmp_path: Path) -> None:
     ranks = start(2, *TINY, "--data", str(tmp_path / "nowhere"), "--steps", "2")
     assert ranks.end() == [EXIT_BAD_INPUT] * 2
-    assert "does not exist: give a folder" in ranks.said(0)
-    assert ranks.said(1) == ""
+    assert "does not exist: give a folder" in ranks.log_text(0)
+    assert ranks.log_text(1) == ""
 
 
 def test_the_last_heartbeat_and_line_have_the_result(finished: Finished) -> None:
     for rank in (0, 1):
-        beat = json.loads((finished.run_dir / "heartbeats" / f"rank-{rank}.json").read_text())
-        assert (beat["phase"], beat["step"], beat["steps"], beat["world_size"]) == ("done", 9, 9, 2)
-        assert beat["loss"] == pytest.approx(metrics(finished.run_dir, rank)[-1]["loss"])
-        assert beat["peak_memory_bytes"] > 1e6
-        assert beat["mfu"] is None
-        assert beat["checkpoint_step"] == (9 if rank == 0 else None)
+        heartbeat = json.loads((finished.run_dir / "heartbeats" / f"rank-{rank}.json").read_text())
+        assert (heartbeat["phase"], heartbeat["step"], heartbeat["steps"], heartbeat["world_size"]) == ("done", 9, 9, 2)
+        assert heartbeat["loss"] == pytest.approx(metrics(finished.run_dir, rank)[-1]["loss"])
+        assert heartbeat["peak_memory_bytes"] > 1e6
+        assert heartbeat["mfu"] is None
+        assert heartbeat["checkpoint_step"] == (9 if rank == 0 else None)
     first, last = losses(finished.run_dir)[1], losses(finished.run_dir)[9]
-    assert f"done: loss {first:.2f} -> {last:.2f}, " in finished.said
-    assert "step 9/9  loss " in finished.said
+    assert f"done: loss {first:.2f} -> {last:.2f}, " in finished.log_text
+    assert "step 9/9  loss " in finished.log_text
 
 
 def compile_cache() -> dict[str, str]:
