@@ -69,8 +69,7 @@ class LocalClient:
 
     def status(self) -> dict[str, Any]:
         """Version, pid, nodes and job counts of the daemon."""
-        answer: dict[str, Any] = self._daemon.request("GET", "/status")
-        return answer
+        return dict(self._daemon.request("GET", "/status"))
 
     @classmethod
     def up(
@@ -101,23 +100,18 @@ class LocalClient:
         unchanged. A queue with a questionable quota also has `notices`."""
         items = [annotate_submitter(item) if isinstance(item, TrainingJob) else item for item in documents]
         url = f"/v{API_VERSION}/apply"
-        answer: list[dict[str, Any]] = self._daemon.request(
-            "POST", url, _with_environments(items), start_if_stopped=True
-        )
-        return answer
+        return list(self._daemon.request("POST", url, _with_environments(items), start_if_stopped=True))
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         """Delete an object: {kind, namespace, name, result}. Result `deleting`: a job's replicas stop first, a queue
         waits for its unfinished jobs; a repeated delete is no error. The run folder is kept."""
         url = f"/v{API_VERSION}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
-        answer: dict[str, Any] = self._daemon.request("DELETE", url)
-        return answer
+        return dict(self._daemon.request("DELETE", url))
 
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Delete objects, (kind, name, namespace) each, in this order: all of them, or none."""
         body = [{"kind": kind, "name": name, "namespace": namespace} for kind, name, namespace in targets]
-        answer: list[dict[str, Any]] = self._daemon.request("POST", f"/v{API_VERSION}/delete", body)
-        return answer
+        return list(self._daemon.request("POST", f"/v{API_VERSION}/delete", body))
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
         """Submit a job and return it with server-set fields; `dry_run` only validates. Raises `Refused` if it could
@@ -180,8 +174,7 @@ class LocalClient:
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.tables`)."""
-        answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/queues")
-        return answer
+        return list(self._daemon.request("GET", f"/v{API_VERSION}/queues"))
 
     def flavors(self) -> list[Flavor]:
         """All flavors."""
@@ -189,8 +182,7 @@ class LocalClient:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
-        answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/nodes")
-        return answer
+        return list(self._daemon.request("GET", f"/v{API_VERSION}/nodes"))
 
     def drain(self, node: str) -> list[TrainingJob]:
         """Raises `Refused`, since all nodes are this host; `NotFound` for an unknown node."""
@@ -217,21 +209,19 @@ class LocalClient:
         """The scheduling snapshot of the last cycle, for `muster replay`."""
         return json.dumps(self._daemon.request("GET", f"/v{API_VERSION}/snapshot")).encode()
 
-    # ---- what a job does
+    # ---- pods, logs and events of a job
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{at, type, reason, message, count}], oldest first."""
-        answer: list[dict[str, Any]] = self._daemon.request("GET", f"{_job_url(namespace, name)}/events")
-        return answer
+        return list(self._daemon.request("GET", f"{_job_url(namespace, name)}/events"))
 
     def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{name, role, index, attempt, node, phase, gpus, exitCode, reason}]."""
-        answer: list[dict[str, Any]] = self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")["pods"]
-        return answer
+        return list(self._pods_response(name, namespace)["pods"])
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
         """The run folder; it is created when the first replica starts."""
-        return Path(self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")["runDir"])
+        return Path(self._pods_response(name, namespace)["runDir"])
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """The last heartbeat of every rank, by rank (docs/run-folder.md)."""
@@ -243,11 +233,13 @@ class LocalClient:
         mark = uid = ""
         while True:
             query = urlencode({"after": mark, "timeout": _WATCH_TIMEOUT_S})
-            answer = self._daemon.request("GET", f"{_job_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_TIMEOUT_S)
-            if answer["mark"] == mark:
+            response = self._daemon.request(
+                "GET", f"{_job_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_TIMEOUT_S
+            )
+            if response["mark"] == mark:
                 continue
-            mark = answer["mark"]
-            job = TrainingJob.model_validate(answer["job"])
+            mark = response["mark"]
+            job = TrainingJob.model_validate(response["job"])
             if job.metadata.uid != (uid := uid or job.metadata.uid):
                 raise NotFound(f"job {namespace}/{name} was deleted")
             yield job
@@ -267,14 +259,14 @@ class LocalClient:
         for an attempt that has not begun.
         """
         attempt, until, follow = options.attempt, options.until, options.follow
-        seen = self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")
-        job = TrainingJob.model_validate(seen["job"])
-        run_dir = Path(seen["runDir"])
+        response = self._pods_response(name, namespace)
+        job = TrainingJob.model_validate(response["job"])
+        run_dir = Path(response["runDir"])
         check_replica(job, role, index, run_dir / "logs", attempt)
         if attempt is not None and not follow:  # following waits for an attempt to begin
             check_attempt(job, attempt)
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
-        folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
+        folder = PodFolder(Path(response["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
         begin, end = byte_range(folder.log_times(), options.since, until)
         if options.tail_lines is not None:
@@ -289,16 +281,22 @@ class LocalClient:
 
     # ---- helpers
 
-    def _attempt_finished(self, of: TrainingJob, role: str, index: int, attempt: int) -> bool:
+    def _pods_response(self, name: str, namespace: str) -> dict[str, Any]:
+        """The job, its folders and its pods."""
+        return dict(self._daemon.request("GET", f"{_job_url(namespace, name)}/pods"))
+
+    def _attempt_finished(self, followed: TrainingJob, role: str, index: int, attempt: int) -> bool:
         try:
-            seen = self._daemon.request("GET", f"{_job_url(of.metadata.namespace or 'default', of.metadata.name)}/pods")
+            response = self._pods_response(followed.metadata.name, followed.metadata.namespace or "default")
         except NotFound:
             return True
-        job = TrainingJob.model_validate(seen["job"])
-        if job.metadata.uid != of.metadata.uid:
+        job = TrainingJob.model_validate(response["job"])
+        if job.metadata.uid != followed.metadata.uid:
             return True
-        mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
-        return is_complete(job, mine, attempt)
+        pods = [
+            pod for pod in response["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)
+        ]
+        return is_complete(job, pods, attempt)
 
     def _patch(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(self._daemon.request("POST", _job_url(namespace, name), fields))

@@ -156,19 +156,19 @@ class LocalCluster:
         return self._home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
 
     def _observe_pods(self) -> dict[str, tuple[PodView, ...]]:
-        seen: dict[str, _CachedPodViews] = {}
+        cache: dict[str, _CachedPodViews] = {}
         for uid, records in self._store.pods.items():
             before, now = self._cached_pod_views.get(uid), tuple(records.values())
             if not now:
                 continue
             if before is not None and len(before.records) == len(now) and all(map(operator.is_, before.records, now)):
-                seen[uid] = before
+                cache[uid] = before
             else:
                 pairs = zip(before.records, before.views, strict=True) if before is not None else ()
                 known = {id(record): view for record, view in pairs}
-                seen[uid] = _CachedPodViews(now, tuple(known.get(id(record)) or record.to_view() for record in now))
-        self._cached_pod_views = seen
-        return {uid: entry.views for uid, entry in seen.items()}
+                cache[uid] = _CachedPodViews(now, tuple(known.get(id(record)) or record.to_view() for record in now))
+        self._cached_pod_views = cache
+        return {uid: entry.views for uid, entry in cache.items()}
 
     def _namespace_labels(self, jobs: Sequence[spec.TrainingJob]) -> Mapping[str, Mapping[str, str]]:
         names = frozenset(job.metadata.namespace or "default" for job in jobs) | {"default"}

@@ -33,6 +33,7 @@ _HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while 
 _MAX_SLEEP_S = 60.0
 _REPORTS_RETRY_S = 30.0
 _FIRST_REQUEST_TIMEOUT_S = 60.0
+_VIRTUAL_NODES_NOTE = "virtual nodes provide slots without isolation: all replicas run on this host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class ControlLoop:
             os.write(self._wake_write_fd, b"!")
 
     def status(self) -> dict[str, Any]:
-        """The answer of GET /status."""
+        """The response to GET /status."""
         unfinished = self._components.service.unfinished_jobs()
         nodes = self._components.cluster.nodes
         is_virtual = bool(self._components.shape)
@@ -144,9 +145,7 @@ class ControlLoop:
             "nodes": len(nodes),
             "shape": self._components.shape,
             "virtual": is_virtual,
-            "note": "virtual nodes provide slots without isolation: all replicas run on this host"
-            if is_virtual
-            else "",
+            "note": _VIRTUAL_NODES_NOTE if is_virtual else "",
             "running": sum(is_admitted(job.status) for job in unfinished),
             "waiting": sum(job.status.phase == "Pending" for job in unfinished),
             "suspended": sum(job.status.phase == "Suspended" for job in unfinished),
@@ -257,7 +256,7 @@ class ControlLoop:
 
     def _owns_home(self) -> bool:
         try:
-            current, ours = os.stat(self._home.lock), os.fstat(self._lock)
+            current, locked = os.stat(self._home.lock), os.fstat(self._lock)
         except OSError:
             return False
-        return (current.st_dev, current.st_ino) == (ours.st_dev, ours.st_ino)
+        return (current.st_dev, current.st_ino) == (locked.st_dev, locked.st_ino)

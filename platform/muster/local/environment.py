@@ -100,8 +100,8 @@ def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Se
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InvalidSpec(f"env: {', '.join(missing)} {verb} not set in your environment; set it or leave it out")
-    found = {name: value for name, value in environ.items() if _is_job_variable(name) or name in names}
-    return found | {"PATH": allowed_environment(environ, bin_folder)["PATH"]}
+    passed = {name: value for name, value in environ.items() if _is_job_variable(name) or name in names}
+    return passed | {"PATH": allowed_environment(environ, bin_folder)["PATH"]}
 
 
 def omitted_env_vars(environ: Mapping[str, str], names: Sequence[str] = ()) -> list[str]:

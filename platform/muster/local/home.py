@@ -120,8 +120,8 @@ class Home:
 
 def home_path(given: str | os.PathLike[str] | None = None) -> Path:
     """`given`, else $MUSTER_HOME, else ~/.muster; absolute, and not created here."""
-    chosen = given if given is not None else os.environ.get("MUSTER_HOME") or "~/.muster"
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    path = given if given is not None else os.environ.get("MUSTER_HOME") or "~/.muster"
+    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def open_home(given: str | os.PathLike[str] | None = None) -> Home:

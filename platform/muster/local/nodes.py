@@ -174,12 +174,12 @@ def cpu_milli(root: Path = Path("/")) -> int:
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """Bytes: the minimum of the machine's memory and the cgroup's limit."""
-    total = next(
+    machine_bytes = next(
         int(line.split()[1]) * 1024
         for line in (root / "proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal:")
     )
-    limits = [total]
+    limits = [machine_bytes]
     for folder in _cgroup_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read_text(folder / name)
@@ -228,15 +228,15 @@ def visible_gpus(answer: str, visible: str | None) -> list[tuple[str, str]]:
     rows = [[part.strip() for part in line.split(",", 2)] for line in answer.splitlines() if line.count(",") >= 2]
     if visible is None:
         return [(index, model) for index, _, model in rows]
-    requested = [name.strip() for name in visible.split(",") if name.strip()]
+    names = [name.strip() for name in visible.split(",") if name.strip()]
     gpus = [
         (index, model)
         for index, uuid, model in rows
-        if any(name == index or (name.startswith("GPU-") and uuid.startswith(name)) for name in requested)
+        if any(name == index or (name.startswith("GPU-") and uuid.startswith(name)) for name in names)
     ]
     models = {model for _, _, model in rows}
     slice_model = f"{models.pop()} MIG" if len(models) == 1 else ""
-    return gpus + [(name, slice_model) for name in dict.fromkeys(requested) if name.startswith("MIG-")]
+    return gpus + [(name, slice_model) for name in dict.fromkeys(names) if name.startswith("MIG-")]
 
 
 def _node_name(hostname: str) -> str:

@@ -45,12 +45,12 @@ class PodSupervisor:
 
     def __init__(
         self,
-        host: LaunchContext,
+        context: LaunchContext,
         store: SqliteStore,
         devices: dict[str, tuple[str, ...]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._host = host
+        self._context = context
         self._store = store
         self._devices = devices  # by node
         self._clock = clock
@@ -110,8 +110,7 @@ class PodSupervisor:
 
     def kill_all(self) -> None:
         """Kill all processes at once: the home was removed, so that nothing can be saved."""
-        ours = self._home_marker()
-        kill_matching(lambda variables: any(variable.startswith(ours) for variable in variables))
+        kill_matching(self._is_of_this_home)
 
     def live_shim_count(self) -> int:
         """The number of running shims that are known."""
@@ -120,16 +119,12 @@ class PodSupervisor:
     def kill_orphans(self) -> int:
         """Kill processes of this home without a pod record, whose job was removed. Returns their number."""
         recorded = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.finished}
-        ours = self._home_marker()
+        return kill_matching(lambda variables: self._is_of_this_home(variables) and not recorded & variables)
 
-        def is_orphan(variables: frozenset[bytes]) -> bool:
-            return any(variable.startswith(ours) for variable in variables) and not recorded & variables
-
-        return kill_matching(is_orphan)
-
-    def _home_marker(self) -> bytes:
-        """The beginning of a variable that only replicas of this home have."""
-        return b"MUSTER_RUN_DIR=" + os.fsencode(self._host.home.runs_dir) + b"/"
+    def _is_of_this_home(self, variables: frozenset[bytes]) -> bool:
+        """Whether a process with this environment is part of a replica of this home."""
+        prefix = b"MUSTER_RUN_DIR=" + os.fsencode(self._context.home.runs_dir) + b"/"
+        return any(variable.startswith(prefix) for variable in variables)
 
     # ---- one pod
 
@@ -180,7 +175,7 @@ class PodSupervisor:
                 self._folder(pod).write_stop(max(0.0, requested_at + pod.grace_s - now))
             handle.process.send_signal(signal.SIGTERM)
             handle.stop_sent = (requested_at, pod.grace_s)
-        stuck_at = requested_at + pod.grace_s + self._host.drain_s + _SHIM_EXIT_TIMEOUT_S
+        stuck_at = requested_at + pod.grace_s + self._context.drain_s + _SHIM_EXIT_TIMEOUT_S
         if now >= stuck_at:
             handle.process.send_signal(signal.SIGKILL)
             stuck_at = now + _SHIM_EXIT_TIMEOUT_S
@@ -190,7 +185,7 @@ class PodSupervisor:
         """The record of a pod whose shim has ended."""
         if isinstance(state, ShimLost):
             self._kill_leftovers(pod)
-            return record_shim_lost(pod, state, self._host.boot_id, self._clock())
+            return record_shim_lost(pod, state, self._context.boot_id, self._clock())
         assert isinstance(state, ShimExited)
         if state.collector_status not in (None, 0):
             message = f"the trace collector of {pod.name} ended with exit code {state.collector_status}"
@@ -231,7 +226,7 @@ class PodSupervisor:
 
     def _start_pods(self, pods: Iterable[PodRecord], now: float) -> None:
         """Choose devices, store them, then start the shims."""
-        chosen: list[PodRecord] = []
+        startable: list[PodRecord] = []
         with self._store.transaction():
             for pod in pods:
                 if pod.devices is None:
@@ -240,16 +235,16 @@ class PodSupervisor:
                         continue  # a terminating replica still has them; its end triggers the next pass
                     pod = replace(pod, devices=devices)
                     self._store.put_pod(pod)
-                chosen.append(pod)
-        for pod in chosen:
+                startable.append(pod)
+        for pod in startable:
             job = self._store.jobs.get(pod.job_uid)
             if job is None:
                 continue
             try:
-                self._shims[pod.name] = start_shim(self._host, pod, job)
+                self._shims[pod.name] = start_shim(self._context, pod, job)
             except OSError as error:
                 self._retry_later(pod, now, str(error))
-                if self._retries[pod.name].failures >= _GIVE_UP_AFTER and is_pod_error(error, self._host.home):
+                if self._retries[pod.name].failures >= _GIVE_UP_AFTER and is_pod_error(error, self._context.home):
                     self._fail_pod(record_start_error(pod, str(error), now))
             self._schedule_sync(now + _FAST_POLL_S)
 
@@ -277,10 +272,10 @@ class PodSupervisor:
         return [pod for pods in self._store.pods.values() for pod in pods.values() if pod.node == node]
 
     def _folder(self, pod: PodRecord) -> PodFolder:
-        return self._host.pod_folder(pod)
+        return self._context.pod_folder(pod)
 
     def _log(self, pod: PodRecord) -> Path:
-        return self._host.log_file(pod, self._store.jobs[pod.job_uid])
+        return self._context.log_file(pod, self._store.jobs[pod.job_uid])
 
     def _event(self, pod: PodRecord, reason: str, message: str) -> None:
         try:
@@ -291,14 +286,14 @@ class PodSupervisor:
 
     def _shim_error(self, pod: PodRecord, handle: ShimHandle) -> str:
         """The shim's error message or exit code."""
-        output = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
+        message = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
         code = handle.popen.returncode if handle.popen is not None else None
-        return output if code == shim.NO_SPACE else f"its shim ended with exit code {code}: {output or 'no output'}"
+        return message if code == shim.NO_SPACE else f"its shim ended with exit code {code}: {message or 'no output'}"
 
     def _kill_leftovers(self, pod: PodRecord) -> None:
         """Kill what a killed shim left: its replica's first process ended with it, the children of that one did not."""
-        marker, ours = _pod_marker(pod), self._home_marker()
-        kill_matching(lambda variables: marker in variables and any(one.startswith(ours) for one in variables))
+        marker = _pod_marker(pod)
+        kill_matching(lambda variables: marker in variables and self._is_of_this_home(variables))
 
     def _schedule_sync(self, when: float) -> None:
         self._next_sync_at = when if self._next_sync_at is None else min(self._next_sync_at, when)

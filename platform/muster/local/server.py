@@ -43,7 +43,7 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def __init__(self, path: Path, service: DaemonService, loop: ControlLoop) -> None:
         self.service = service
         self.loop = loop
-        path.unlink(missing_ok=True)  # a killed daemon may have left it; its lock is ours now
+        path.unlink(missing_ok=True)  # a killed daemon may have left it; this daemon has its lock now
         before = os.umask(0o177)
         try:
             super().__init__(str(path), RequestHandler)
@@ -172,11 +172,11 @@ def route(
 
 def _parse_stop_request(body: Any) -> tuple[str, bool]:
     """(mode, force). Raises `InvalidSpec` for any other value, so that no mistake stops a daemon."""
-    requested = body if body is not None else {}
-    if not isinstance(requested, dict):
-        message = f"the request must be an object with mode and force; got {type(requested).__name__}"
+    fields = body if body is not None else {}
+    if not isinstance(fields, dict):
+        message = f"the request must be an object with mode and force; got {type(fields).__name__}"
         raise InvalidSpec(message, field="mode")
-    mode, force = requested.get("mode", "down"), requested.get("force", False)
+    mode, force = fields.get("mode", "down"), fields.get("force", False)
     if mode not in ("down", "handover"):
         raise InvalidSpec(f"mode: must be down or handover; got {mode!r}", field="mode")
     if not isinstance(force, bool):

@@ -251,7 +251,7 @@ def _check_schema(path: Path) -> None:
     try:
         connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)
         try:
-            found = _schema_version(connection)
+            schema = _schema_version(connection)
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
@@ -259,13 +259,13 @@ def _check_schema(path: Path) -> None:
             f"{path} cannot be read: {error}; move the file away to start with an empty database",
             reason="StoreUnreadable",
         ) from error
-    _check_not_newer(found, path)
+    _check_not_newer(schema, path)
 
 
-def _check_not_newer(found: int, path: Path) -> None:
-    if found > SCHEMA:
+def _check_not_newer(schema: int, path: Path) -> None:
+    if schema > SCHEMA:
         raise ClusterError(
-            f"{path} was created by a newer Muster (schema {found}; this version supports up to {SCHEMA}); use that"
+            f"{path} was created by a newer Muster (schema {schema}; this version supports up to {SCHEMA}); use that"
             " version, or set MUSTER_HOME to another folder. The file was not changed",
             reason="NewerDatabase",
         )

@@ -128,7 +128,7 @@ def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: f
     nodes.
     """
     slots = str(sum(node.allocatable.get("pods") for node in nodes))
-    requested = spec.QueueSpec(
+    desired = spec.QueueSpec(
         namespace_selector=spec.LabelSelector(),
         resources=[spec.FlavorQuota(flavor=DEFAULT_FLAVOR, guaranteed={"pods": slots})],
     )
@@ -136,13 +136,13 @@ def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: f
     with store.transaction():
         if written is None:
             store.put(spec.Flavor(metadata=_metadata(DEFAULT_FLAVOR, now), spec=_flavor()))
-            store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=requested))
+            store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=desired))
         elif (queue := store.queues.get(DEFAULT_QUEUE)) is None or queue.spec.model_dump_json() != written:
             return
-        elif queue.spec != requested:
+        elif queue.spec != desired:
             metadata = queue.metadata.model_copy(update={"generation": queue.metadata.generation + 1})
-            store.put(queue.model_copy(update={"spec": requested, "metadata": metadata}))
-        store.put_setting(_DEFAULT_QUEUE_SETTING, requested.model_dump_json())
+            store.put(queue.model_copy(update={"spec": desired, "metadata": metadata}))
+        store.put_setting(_DEFAULT_QUEUE_SETTING, desired.model_dump_json())
 
 
 def _flavor() -> spec.FlavorSpec:

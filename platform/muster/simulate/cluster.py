@@ -126,8 +126,8 @@ class SimCluster:
         """Change fields of a job's spec, such as `suspend=True`."""
         job = self.job(uid)
         meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
-        requested = job.spec.model_copy(update=fields)
-        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": requested})
+        changed = job.spec.model_copy(update=fields)
+        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": changed})
         self._bump_resource_version(uid)
 
     def delete(self, uid: str) -> None:

@@ -47,10 +47,10 @@ class IdleCapacity:
             [[node.allocatable.get(name) for name in (GPU, "cpu", "memory")] for node in nodes], dtype=np.int64
         )
         self._row_of_node = {node.name: i for i, node in enumerate(nodes)}
-        kinds = [node.labels[GPU_TYPE_LABEL] for node in nodes]
-        self._gpu_types = np.array(kinds)
-        self._groups: dict[str, Counts] = {"": _group_indices(kinds)}
-        path = kinds
+        gpu_types = [node.labels[GPU_TYPE_LABEL] for node in nodes]
+        self._gpu_types = np.array(gpu_types)
+        self._groups: dict[str, Counts] = {"": _group_indices(gpu_types)}
+        path = gpu_types
         for level in levels:
             path = [f"{a}/{node.labels.get(level.node_label, '')}" for a, node in zip(path, nodes, strict=True)]
             self._groups[level.name] = _group_indices(path)
@@ -85,8 +85,8 @@ class IdleCapacity:
 
 def demand_of(row: TraceJob, flavors: Mapping[str, str]) -> GangDemand:
     """The demand of a row; `flavors` is by GPU type."""
-    kinds = tuple(flavors.get(kind, kind) for kind in row.gpu_types)
-    return GangDemand(row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib << 20, kinds, row.topology)
+    names = tuple(flavors.get(gpu_type, gpu_type) for gpu_type in row.gpu_types)
+    return GangDemand(row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib << 20, names, row.topology)
 
 
 def _group_indices(names: Sequence[str]) -> Counts:

@@ -114,12 +114,12 @@ def build_nodes(rows: Iterable[TraceNode], flavors: dict[str, str]) -> Iterator[
 def flavor_names(rows: Iterable[TraceNode]) -> dict[str, str]:
     """Flavor names by type of GPU: "V100M16" -> "v100m16"; nodes without GPUs are "cpu"."""
     names: dict[str, str] = {}
-    for kind in sorted({_gpu_type(row) for row in rows}):
-        base = _dns_label(kind)
+    for gpu_type in sorted({_gpu_type(row) for row in rows}):
+        base = _dns_label(gpu_type)
         name, number = base, 2
         while name in names.values():
             name, number = f"{base}-{number}", number + 1
-        names[kind] = name
+        names[gpu_type] = name
     return names
 
 
@@ -189,13 +189,12 @@ class JobFactory:
         if bound is None and self._assumptions.bound_factor is not None:
             # The start of the pods counts towards the maximum run time.
             bound = max(1, math.ceil(row.runtime_s * self._assumptions.bound_factor + self._assumptions.start_delay_s))
-        requested = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
+        requests = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
         priority = self._assumptions.priority(row)
-        key = (requested, row.queue, priority, bound, row.gpu_types, row.topology)
-        known = self._specs.get(key)
-        if known is None:
-            known = self._specs[key] = self._build_spec(row, priority, bound)
-        return known
+        key = (requests, row.queue, priority, bound, row.gpu_types, row.topology)
+        if key not in self._specs:
+            self._specs[key] = self._build_spec(row, priority, bound)
+        return self._specs[key]
 
     def _build_spec(self, row: TraceJob, priority: int, bound: int | None) -> spec.TrainingJobSpec:
         requests = {GPU: row.gpus_per_pod, "cpu": f"{row.cpu_milli}m", "memory": f"{row.memory_mib}Mi"}
@@ -210,7 +209,7 @@ class JobFactory:
             "queue": row.queue,
             "priority": priority,
             "maxRuntimeSeconds": bound,
-            "flavors": [self._names.get(kind, _dns_label(kind)) for kind in row.gpu_types],
+            "flavors": [self._names.get(gpu_type, _dns_label(gpu_type)) for gpu_type in row.gpu_types],
             "topology": {"required": row.topology} if row.topology else None,
             "roles": [role],
             "ttlSecondsAfterFinished": 0,
@@ -218,8 +217,8 @@ class JobFactory:
         return spec.TrainingJobSpec.model_validate(body)
 
 
-def _dns_label(kind: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")[:200] or "gpu"
+def _dns_label(gpu_type: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu_type.lower()).strip("-")[:200] or "gpu"
 
 
 def _gpu_type(row: TraceNode) -> str:

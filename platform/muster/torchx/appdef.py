@@ -135,8 +135,8 @@ def _escape_dollars(text: str) -> str:
 def _resources(role: Role) -> dict[str, dict[str, str]]:
     """Requests, and limits for devices and memory. TorchX uses -1 or 0 for unset values."""
     resource = role.resource
-    total = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
-    limits = {name: str(count) for name, count in total.items() if count > 0}
+    devices = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
+    limits = {name: str(count) for name, count in devices.items() if count > 0}
     requests = dict(limits)
     if resource.cpu > 0:
         requests["cpu"] = str(resource.cpu)

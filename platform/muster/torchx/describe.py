@@ -88,7 +88,7 @@ def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
 def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
     container = role.template.spec.containers[0]
     amounts = {**container.resources.limits, **container.resources.requests}
-    total = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
+    resources = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
     return Role(
         name=role.name,
         image=container.image or "",
@@ -102,10 +102,10 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
         max_retries=max_restarts,
         metadata={"context": context} if context else {},
         resource=Resource(
-            cpu=-(-total.pop("cpu") // 1000) if "cpu" in total else _UNSET,
-            gpu=total.pop("nvidia.com/gpu", 0),
-            memMB=total.pop("memory") // 2**20 if "memory" in total else _UNSET,
-            devices=total,
+            cpu=-(-resources.pop("cpu") // 1000) if "cpu" in resources else _UNSET,
+            gpu=resources.pop("nvidia.com/gpu", 0),
+            memMB=resources.pop("memory") // 2**20 if "memory" in resources else _UNSET,
+            devices=resources,
         ),
     )
 
