@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.api import spec
+from muster.errors import MusterError
 from muster.local.client import LocalClient
 
 
@@ -45,6 +46,15 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         if time.monotonic() > until:
             raise AssertionError(f"not within {timeout_s} s: {condition}")
         time.sleep(0.02)
+
+
+def has(*texts: str, reason: str = "", field: str = "") -> Callable[[MusterError], bool]:
+    """For `pytest.raises(check=...)`: whether an error has this reason, this field and these parts in its message."""
+    return lambda error: (
+        (not reason or error.reason == reason)
+        and (not field or error.field == field)
+        and all(text in str(error) for text in texts)
+    )
 
 
 def phase_of(client: LocalClient, name: str) -> str:

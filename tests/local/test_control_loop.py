@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.support import ended, eventually, shell_job
+from tests.local.support import ended, eventually, has, shell_job
 
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
@@ -21,34 +20,12 @@ from muster.local import pod_supervisor, shim
 from muster.local.client import LocalClient
 from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
-from muster.local.home import Home, open_home
 from muster.local.records import PodRecord
-from muster.local.wiring import assemble
 from muster.model import Resources
 
 
-@pytest.fixture
-def opened(home: Path) -> Home:
-    return open_home(home)
-
-
-@pytest.fixture
-def parts(opened: Home) -> Iterator[DaemonComponents]:
-    parts = assemble(opened, "1x8", None)
-    yield parts
-    parts.supervisor.kill_all()
-    parts.store.close()
-
-
-@pytest.fixture
-def daemon(opened: Home, parts: DaemonComponents) -> Iterator[ControlLoop]:
-    lock = os.open(opened.lock, os.O_RDWR | os.O_CREAT)
-    yield ControlLoop(opened, parts, 60.0, lock)
-    os.close(lock)
-
-
 def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
-    parts: DaemonComponents, daemon: ControlLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, loop: ControlLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = shell_job("short", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")})
     uid = parts.service.submit([short], dry_run=False)[0].metadata.uid
@@ -60,12 +37,12 @@ def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
         act()
         return phase()
 
-    eventually(lambda: phase_after(daemon._run_cycle) == "Running")
-    daemon._run_cycle()
+    eventually(lambda: phase_after(loop._run_cycle) == "Running")
+    loop._run_cycle()
     snapshot = parts.notifier.snapshot
     assert snapshot is not None
     (folder,) = parts.store.pods[uid].values()
-    end = daemon._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
+    end = loop._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
 
     def reconcile(_: ObservedState) -> CycleResult:
         """Lets the replica end after the observation and before the writes."""
@@ -73,10 +50,10 @@ def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
         eventually(lambda: end.exists() and phase_after(lambda: parts.cluster.apply(())) == "Succeeded")
         return CycleResult((), (), (), {}, None, snapshot)
 
-    monkeypatch.setattr(daemon._engine, "reconcile", reconcile)
-    daemon._run_cycle()
-    assert daemon._next_cycle_at is not None
-    assert daemon._next_cycle_at <= time.time()
+    monkeypatch.setattr(loop._engine, "reconcile", reconcile)
+    loop._run_cycle()
+    assert loop._next_cycle_at is not None
+    assert loop._next_cycle_at <= time.time()
 
 
 def test_jobs_of_one_name_in_two_namespaces_have_their_own_notices(parts: DaemonComponents) -> None:
@@ -95,7 +72,7 @@ def test_jobs_of_one_name_in_two_namespaces_have_their_own_notices(parts: Daemon
 
 
 def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_its_status(
-    parts: DaemonComponents, daemon: ControlLoop
+    parts: DaemonComponents, loop: ControlLoop
 ) -> None:
     write = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
     save = f"trap {shlex.quote(write)} TERM; touch up; while :; do sleep 0.1; done"
@@ -104,19 +81,19 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_it
     uid, folder = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints"
 
     def after_a_cycle(condition: Callable[[], object]) -> object:
-        daemon._run_cycle()
+        loop._run_cycle()
         return condition()
 
     eventually(lambda: after_a_cycle((folder / "up").exists))
     parts.service.patch("default", "saver", {"cancel": True})
     eventually(lambda: after_a_cycle(lambda: not parts.store.pods.get(uid)))
-    daemon._run_cycle()
+    loop._run_cycle()
     assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
     assert uid not in parts.cluster.observe().heartbeats, "its files are no longer read"
 
 
 def test_a_job_whose_files_cannot_be_created_fails_and_others_run(
-    parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER", 1)
     blocked, free = parts.service.submit(
@@ -126,7 +103,7 @@ def test_a_job_whose_files_cannot_be_created_fails_and_others_run(
     parts.cluster.run_dir(blocked).write_text("a file where the folder should be")
 
     def phases() -> list[str]:
-        daemon._run_cycle()
+        loop._run_cycle()
         return [parts.store.jobs[job.metadata.uid].status.phase for job in (blocked, free)]
 
     eventually(lambda: phases() == ["Failed", "Succeeded"])
@@ -138,7 +115,7 @@ def test_a_job_whose_files_cannot_be_created_fails_and_others_run(
 
 
 def test_a_job_whose_status_cannot_be_written_is_quarantined_with_its_resources_and_others_run(
-    parts: DaemonComponents, daemon: ControlLoop, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing, other = parts.service.submit(
         [shell_job("failing", "sleep 600", gpus=5), shell_job("other", "sleep 600", gpus=5)], dry_run=False
@@ -146,7 +123,7 @@ def test_a_job_whose_status_cannot_be_written_is_quarantined_with_its_resources_
     uids = [job.metadata.uid for job in (failing, other)]
 
     def states() -> list[list[str]]:
-        daemon._run_cycle()
+        loop._run_cycle()
         return [[pod.phase for pod in parts.store.pods.get(uid, {}).values()] for uid in uids]
 
     eventually(lambda: states() == [["Running"], []])
@@ -164,7 +141,7 @@ def test_a_job_whose_status_cannot_be_written_is_quarantined_with_its_resources_
     )
 
     def small() -> str:
-        daemon._run_cycle()
+        loop._run_cycle()
         return next(job.status.phase for job in parts.store.jobs.values() if job.metadata.name == "small")
 
     eventually(lambda: small() == "Succeeded")
@@ -235,7 +212,7 @@ def test_the_idle_time_begins_when_the_last_request_is_answered() -> None:
     assert (tracker.close_if_idle(5.0), tracker.idle_remaining_s(5.0)) == (False, 5.0)
     clock.now += 5.0
     assert tracker.close_if_idle(5.0)
-    with pytest.raises(ClusterError, match="shutting down"):
+    with pytest.raises(ClusterError, check=has(reason="ShuttingDown")):
         tracker.begin_request()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.support import ended, eventually, phase_of, processes_of, shell_job
+from tests.local.support import ended, eventually, has, phase_of, processes_of, shell_job
 
 from muster.api import spec
 from muster.client import LogOptions
@@ -142,7 +142,7 @@ def test_a_job_that_could_never_start_is_refused_at_submit(
 
 def test_a_name_in_use_is_refused(client: LocalClient) -> None:
     client.submit(shell_job("twice", "true"))
-    with pytest.raises(Conflict, match="already exists"):
+    with pytest.raises(Conflict, check=has(reason="AlreadyExists")):
         client.submit(shell_job("twice", "true"))
 
 
@@ -176,7 +176,7 @@ def test_queues_are_applied_listed_and_removed_after_their_last_job(client: Loca
     assert gpu == {"guaranteed": "16", "limit": "24", "used": "24", "borrowed": "8", "available": "0"}
     assert client.delete("Queue", "product")["result"] == "deleting"
     assert client.delete("Queue", "product")["result"] == "deleting"
-    with pytest.raises(Refused, match="inactive"):
+    with pytest.raises(Refused, check=has(reason="QueueInactive")):
         client.submit(shell_job("late", "true", queue="product"))
     assert phase_of(client, "big") == "Running"
     client.cancel("big")
@@ -213,7 +213,7 @@ def test_the_queue_of_an_admitted_job_cannot_be_changed_that_of_a_suspended_one_
     client.apply([other])
     client.submit(shell_job("fixed", "sleep 600", grace=0))
     eventually(lambda: phase_of(client, "fixed") == "Running")
-    with pytest.raises(InvalidSpec, match=r"spec\.queue: cannot be changed while job 'fixed' is admitted"):
+    with pytest.raises(InvalidSpec, check=has("'fixed'", field="spec.queue")):
         client.apply([shell_job("fixed", "sleep 600", grace=0, queue="other")])
     client.submit(shell_job("idle", "true", suspend=True))
     assert client.apply([shell_job("idle", "true", queue="other", suspend=True)])[0]["result"] == "configured"
@@ -231,9 +231,8 @@ def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -
 
 def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) -> None:
     client.submit(shell_job("fixed", "true", suspend=True))
-    with pytest.raises(InvalidSpec) as refused:
+    with pytest.raises(InvalidSpec, check=has(field="queue")):
         request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v2/jobs/default/fixed", {"queue": "bogus"})
-    assert refused.value.field == "queue"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,6 @@ def test_suspended_jobs_are_not_counted_as_waiting(client: LocalClient) -> None:
 
 def test_an_invalid_shape_is_refused_and_the_daemon_keeps_running(client: LocalClient) -> None:
     before = client.status()
-    with pytest.raises(InvalidSpec, match="--nodes '4by8': must be NODESxGPUS") as refusal:
+    with pytest.raises(InvalidSpec, check=has("'4by8'", field="nodes")):
         LocalClient.up(before["home"], nodes="4by8")
-    assert refusal.value.field == "nodes"
     assert client.status()["pid"] == before["pid"]

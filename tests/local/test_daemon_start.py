@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.local.support import has
 
 from muster.errors import DaemonError
 from muster.local.daemon import idle_seconds
@@ -14,13 +15,9 @@ from muster.local.home import open_home
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf"])
 def test_invalid_idle_seconds_are_refused_by_name(text: str) -> None:
-    with pytest.raises(
-        DaemonError, match=f"MUSTER_IDLE_SECONDS: must be a finite number of seconds from 0, such as 600; got '{text}'"
-    ):
+    with pytest.raises(DaemonError, check=has("MUSTER_IDLE_SECONDS", f"'{text}'", reason="InvalidIdleTimeout")):
         idle_seconds(None, {"MUSTER_IDLE_SECONDS": text})
-    with pytest.raises(
-        DaemonError, match=f"--idle-seconds: must be a finite number of seconds from 0, such as 600; got '{text}'"
-    ):
+    with pytest.raises(DaemonError, check=has("--idle-seconds", f"'{text}'", reason="InvalidIdleTimeout")):
         idle_seconds(text, {})
 
 
@@ -32,16 +29,15 @@ def test_idle_seconds_are_those_of_the_option_else_the_variable_else_600() -> No
 
 def test_a_client_gets_the_name_of_an_invalid_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_IDLE_SECONDS", "abc")
-    with pytest.raises(DaemonError, match=r"MUSTER_IDLE_SECONDS: must be .* got 'abc'"):
+    with pytest.raises(DaemonError, check=has("MUSTER_IDLE_SECONDS", "'abc'", reason="InvalidIdleTimeout")):
         start_daemon(open_home(home))
 
 
 def test_the_error_of_a_daemon_that_cannot_start_is_returned_and_logged(home: Path) -> None:
     opened = open_home(home)
     opened.stopped_marker.mkdir()  # cannot be unlinked
-    with pytest.raises(DaemonError, match=r"cannot start: IsADirectoryError: .*; see daemon\.log") as failure:
+    with pytest.raises(DaemonError, check=has("IsADirectoryError", "daemon.log", reason="StartFailed")):
         start_daemon(opened)
-    assert failure.value.reason == "StartFailed"
     assert "IsADirectoryError" in opened.log.read_text()
 
 
@@ -54,6 +50,5 @@ def test_the_output_of_a_daemon_that_neither_answers_nor_detaches_is_returned(
     program.chmod(0o700)
     monkeypatch.setattr("muster.local.daemon_client.sys.executable", str(program))
     monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 5.0)
-    with pytest.raises(DaemonError, match="cannot read the disk") as refused:
+    with pytest.raises(DaemonError, check=has("cannot read the disk", reason="StartFailed")):
         start_daemon(open_home(home))
-    assert refused.value.reason == "StartFailed"

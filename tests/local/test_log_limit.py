@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.local.support import ended, eventually, shell_job
+from tests.local.support import ended, eventually, has, shell_job
 
 from muster.api import spec
 from muster.client import LogOptions
@@ -102,7 +102,7 @@ def test_the_shim_gets_the_limit_of_the_annotation_else_that_of_the_daemon(
 
 @pytest.mark.parametrize("text", ["", "much", "1Ki", "-1"])
 def test_an_invalid_limit_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSpec, match="log-limit"):
+    with pytest.raises(InvalidSpec, check=has(field="metadata.annotations[muster.dev/log-limit]")):
         job_log_limit(with_limit(shell_job("a", "true"), text), 5)
 
 

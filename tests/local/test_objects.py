@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.local.support import shell_job
+from tests.local.support import has, shell_job
 
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
@@ -53,9 +53,7 @@ def finished(store: SqliteStore, job: spec.TrainingJob, kind: str) -> None:
 
 def test_an_unknown_job_is_reported_with_the_most_similar_name(objects: ObjectRegistry) -> None:
     submitted(objects, "llama-8b", "bert")
-    with pytest.raises(
-        NotFound, match=r"job 'lama-8b' does not exist in namespace 'default'; did you mean 'llama-8b'\?"
-    ):
+    with pytest.raises(NotFound, check=has("'lama-8b'", "'default'", "'llama-8b'", reason="NotFound")):
         objects.find("default", "lama-8b")
 
 
@@ -63,13 +61,13 @@ def test_an_unknown_job_without_similar_name_is_reported_with_the_newest_jobs(
     objects: ObjectRegistry,
 ) -> None:
     submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
-    with pytest.raises(NotFound, match=r"existing jobs, newest first: cc, ww, bb, xx, aa and 2 more$"):
+    with pytest.raises(NotFound, check=has("cc, ww, bb, xx, aa and 2 more")):
         objects.find("default", "quite-different")
 
 
 def test_an_unknown_job_in_an_empty_namespace_is_reported_as_such(objects: ObjectRegistry) -> None:
     submitted(objects, "elsewhere")
-    with pytest.raises(NotFound, match="in namespace 'team-a'; it has no jobs"):
+    with pytest.raises(NotFound, check=has("'team-a'", "no jobs")):
         objects.find("team-a", "elsewhere")
 
 
@@ -105,7 +103,7 @@ def test_a_finished_job_cannot_be_suspended_resumed_or_cancelled(
 ) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, kind)
-    with pytest.raises(Conflict, match=f"job 'over' has already ended in phase {phase}") as error:
+    with pytest.raises(Conflict, check=has("'over'", phase)) as error:
         objects.patch("default", "over", fields)
     assert ("submit it again" in str(error.value)) == advised
 
@@ -116,7 +114,7 @@ def test_only_the_ttl_of_a_finished_job_can_be_changed(objects: ObjectRegistry, 
     ttl = {"ttl_seconds_after_finished": 60}
     objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update=ttl)})])
     assert objects.find("default", "over").spec.ttl_seconds_after_finished == 60
-    with pytest.raises(Conflict, match="job 'over' has already ended in phase Succeeded; submit it again"):
+    with pytest.raises(Conflict, check=has("'over'", "Succeeded")):
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
 
 
@@ -124,7 +122,7 @@ def test_an_invalid_log_limit_is_refused_for_an_existing_job(objects: ObjectRegi
     (job,) = submitted(objects, "waits")
     annotations = {**job.metadata.annotations, LOG_LIMIT_ANNOTATION: "much"}
     edited = job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
-    with pytest.raises(InvalidSpec, match="log-limit"):
+    with pytest.raises(InvalidSpec, check=has(field=f"metadata.annotations[{LOG_LIMIT_ANNOTATION}]")):
         objects.apply([edited])
     assert LOG_LIMIT_ANNOTATION not in objects.find("default", "waits").metadata.annotations
 
@@ -157,10 +155,8 @@ def test_an_unknown_annotation_of_muster_is_refused_with_a_suggestion(
         lambda: objects.apply([wrong]),
         lambda: objects.apply([annotated(waits, **{name: "true"})]),
     ):
-        with pytest.raises(InvalidSpec, match="unknown annotation") as refused:
+        with pytest.raises(InvalidSpec, check=has(right, field=f'metadata.annotations["muster.dev/{name}"]')):
             refuse()
-        assert refused.value.field == f'metadata.annotations["muster.dev/{name}"]'
-        assert right in str(refused.value)
     assert objects.find("default", "waits").metadata.annotations == waits.metadata.annotations
 
 
@@ -225,7 +221,7 @@ def test_the_error_for_a_cancelled_job_names_its_phase(objects: ObjectRegistry, 
     with store.transaction():
         status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
         store.put(job.model_copy(update={"status": status}))
-    with pytest.raises(Conflict, match="job 'stopped' has already ended in phase Cancelled; submit it again"):
+    with pytest.raises(Conflict, check=has("'stopped'", "Cancelled")):
         objects.patch("default", "stopped", {"suspend": False})
 
 
@@ -257,7 +253,7 @@ def test_if_the_disk_is_full_after_the_first_of_several_jobs_none_is_stored(
         put(item)
 
     monkeypatch.setattr(store, "put", put_one)
-    with pytest.raises(ClusterError, match="disk is full"):
+    with pytest.raises(ClusterError, check=has(reason="StoreUnwritable")):
         objects.submit([shell_job("first", "true"), shell_job("second", "true")], dry_run=False)
     assert store.jobs == {}
 
@@ -288,9 +284,8 @@ def test_a_queue_with_children_is_not_deleted_and_the_error_names_them(
     objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     objects.apply([make_queue("company"), make_queue("research", "company"), make_queue("product", "company")])
-    with pytest.raises(Conflict, match="queue 'company' has queues below it: product, research;") as refusal:
+    with pytest.raises(Conflict, check=has("'company'", "product, research", reason="HasChildren")):
         objects.delete("Queue", "default", "company")
-    assert refusal.value.reason == "HasChildren"
     assert {"company", "research", "product"} <= set(store.queues)
     for name in ("research", "product", "company"):
         assert objects.delete("Queue", "default", name)["result"] == "deleted"
@@ -316,8 +311,7 @@ def test_several_objects_are_not_deleted_if_some_do_not_exist_and_the_error_name
     objects.apply([make_queue("research")])
     jobs, queues = dict(store.jobs), dict(store.queues)
     targets = [("TrainingJob", "z1"), ("TrainingJob", "away"), ("Queue", "research"), ("Queue", "gone")]
-    message = r"job 'away' does not exist in .*; queue 'gone' does not exist; nothing was deleted$"
-    with pytest.raises(NotFound, match=message):
+    with pytest.raises(NotFound, check=has("'away'", "'gone'")):
         objects.delete_all([(kind, name, "default") for kind, name in targets])
     assert (store.jobs, store.queues) == (jobs, queues)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.support import shell_job
+from tests.local.support import has, shell_job
 
 from muster.api import spec
 from muster.cluster import WriteStatus
@@ -14,8 +13,6 @@ from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE
 from muster.lifecycle.transitions import finish
 from muster.local.control_loop import DaemonComponents
-from muster.local.home import open_home
-from muster.local.wiring import assemble
 
 
 def make_queue(name: str, parent: str | None = None) -> spec.Queue:
@@ -30,8 +27,7 @@ def complete(parts: DaemonComponents, job: spec.TrainingJob) -> None:
     parts.cluster.apply([WriteStatus(job.metadata.uid, status, stored.metadata.resource_version)])
 
 
-def test_applying_a_queue_under_deletion_cancels_the_deletion(home: Path) -> None:
-    parts = assemble(open_home(home), "1x8", None)
+def test_applying_a_queue_under_deletion_cancels_the_deletion(parts: DaemonComponents) -> None:
     parts.service.apply([make_queue("research")])
     (job,) = parts.service.submit([shell_job("a", "true", queue="research")], dry_run=False)
     assert parts.service.delete("Queue", "default", "research")["result"] == "deleting"
@@ -43,11 +39,9 @@ def test_applying_a_queue_under_deletion_cancels_the_deletion(home: Path) -> Non
     parts.service.submit([shell_job("b", "true", queue="research")], dry_run=False)
     complete(parts, job)
     assert "research" in parts.store.queues
-    parts.store.close()
 
 
-def test_a_job_whose_queue_is_being_deleted_cannot_be_resumed(home: Path) -> None:
-    parts = assemble(open_home(home), "1x8", None)
+def test_a_job_whose_queue_is_being_deleted_cannot_be_resumed(parts: DaemonComponents) -> None:
     parts.service.apply([make_queue("research")])
     parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)
     parts.service.delete("Queue", "default", "research")
@@ -57,24 +51,20 @@ def test_a_job_whose_queue_is_being_deleted_cannot_be_resumed(home: Path) -> Non
     assert parts.service.job("default", "a").spec.suspend
     parts.service.apply([make_queue("research")])
     assert not parts.service.patch("default", "a", {"suspend": False}).spec.suspend
-    parts.store.close()
 
 
-def test_the_deletion_of_a_queue_is_cancelled_only_together_with_that_of_its_parent(home: Path) -> None:
-    parts = assemble(open_home(home), "1x8", None)
+def test_the_deletion_of_a_queue_is_cancelled_only_together_with_that_of_its_parent(parts: DaemonComponents) -> None:
     tree = [make_queue("company"), make_queue("research", "company")]
     parts.service.apply(tree)
     parts.service.submit([shell_job("a", "true", queue="research")], dry_run=False)
     parts.service.delete_all([("Queue", "research", "default"), ("Queue", "company", "default")])
-    with pytest.raises(Conflict, match="'company' is being deleted"):
+    with pytest.raises(Conflict, check=has("'company'")):
         parts.service.apply(tree[1:])
     assert [row["result"] for row in parts.service.apply(tree)] == ["configured", "configured"]
     assert {queue.metadata.deletion_timestamp for queue in parts.store.queues.values()} == {None}
-    parts.store.close()
 
 
-def test_with_the_last_job_of_a_queue_its_deleted_parents_are_removed_too(home: Path) -> None:
-    parts = assemble(open_home(home), "1x8", None)
+def test_with_the_last_job_of_a_queue_its_deleted_parents_are_removed_too(parts: DaemonComponents) -> None:
     tree = ("company", "research", "vision")
     parts.service.apply([make_queue("company"), make_queue("research", "company"), make_queue("vision", "research")])
     first, last = parts.service.submit([shell_job(name, "true", queue="vision") for name in ("a", "b")], dry_run=False)
@@ -83,4 +73,3 @@ def test_with_the_last_job_of_a_queue_its_deleted_parents_are_removed_too(home: 
     assert set(tree) <= parts.store.queues.keys(), "a job uses them"
     complete(parts, last)
     assert parts.store.queues.keys().isdisjoint(tree)
-    parts.store.close()

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,6 @@ from tests.local.support import shell_job
 from muster.api import spec
 from muster.lifecycle import transitions
 from muster.local.control_loop import ControlLoop, DaemonComponents
-from muster.local.home import Home, open_home
-from muster.local.wiring import assemble
-
-
-@pytest.fixture
-def opened(home: Path) -> Home:
-    return open_home(home)
-
-
-@pytest.fixture
-def parts(opened: Home) -> Iterator[DaemonComponents]:
-    parts = assemble(opened, "1x8", None)
-    yield parts
-    parts.reports.stop()
-    parts.store.close()
 
 
 def add_finished(parts: DaemonComponents, name: str) -> spec.TrainingJob:
@@ -41,25 +25,19 @@ def add_finished(parts: DaemonComponents, name: str) -> spec.TrainingJob:
     return job
 
 
-def run_cycle_once(home: Home, parts: DaemonComponents) -> None:
-    lock = os.open(home.lock, os.O_RDWR | os.O_CREAT)
-    ControlLoop(home, parts, 60.0, lock)._run_cycle()
-    os.close(lock)
-
-
-def test_a_report_that_cannot_be_started_is_an_event(opened: Home, parts: DaemonComponents) -> None:
+def test_a_report_that_cannot_be_started_is_an_event(loop: ControlLoop, parts: DaemonComponents) -> None:
     job = add_finished(parts, "blocked")
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)
     (run_dir / "report").write_text("a file of the user")
-    run_cycle_once(opened, parts)
+    loop._run_cycle()
     (event,) = parts.store.events(job.metadata.uid)
     assert (event.reason, "could not be started" in event.message) == ("ReportFailed", True)
     assert parts.store.jobs[job.metadata.uid].status.traces == spec.TraceStatus()
 
 
 def test_cycles_continue_if_the_event_of_a_failed_report_cannot_be_stored(
-    opened: Home, parts: DaemonComponents
+    loop: ControlLoop, parts: DaemonComponents
 ) -> None:
     job = add_finished(parts, "traced")
     run_dir = parts.cluster.run_dir(job)
@@ -71,7 +49,7 @@ def test_cycles_continue_if_the_event_of_a_failed_report_cannot_be_stored(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON events WHEN NEW.reason = 'ReportFailed'"
             " BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
-    run_cycle_once(opened, parts)
+    loop._run_cycle()
     assert parts.store.jobs[other.metadata.uid].status.phase == "Admitted"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.local.support import eventually, phase_of, shell_job
+from tests.local.support import eventually, has, phase_of, shell_job
 
 from muster.errors import Conflict, InvalidSpec, Refused
 from muster.local.client import LocalClient
@@ -40,23 +40,23 @@ def test_scaling_changes_only_the_number_of_pods(client: LocalClient) -> None:
     assert (after.spec.suspend, after.spec.roles[0].replicas) == (True, 2)
     assert after.spec.roles[0].template == before.spec.roles[0].template
     assert after.metadata.annotations == before.metadata.annotations
-    with pytest.raises(InvalidSpec, match="must be an integer"):
+    with pytest.raises(InvalidSpec, check=has("1.5", field="trainer")):
         client.scale("still", "default", {"trainer": 1.5})  # type: ignore[dict-item]  # as another program may
 
 
 def test_an_impossible_size_or_a_finished_job_is_refused(client: LocalClient) -> None:
     client.submit(shell_job("short", "sleep 1000", gpus=2, replicas=2))
-    with pytest.raises(Refused, match=r"the largest that fits is 4 pods|can never have more"):
+    with pytest.raises(Refused, check=has("4 pods", reason="LargerThanCluster")):
         client.scale("short", "default", {"trainer": 40})
     with pytest.raises(InvalidSpec, match="replicas"):
         client.scale("short", "default", {"trainer": 0})
     assert client.job("short").spec.roles[0].replicas == 2
     client.cancel("short")
     eventually(lambda: phase_of(client, "short") == "Cancelled")
-    with pytest.raises(Conflict, match="already ended in phase Cancelled"):
+    with pytest.raises(Conflict, check=has("Cancelled")):
         client.scale("short", "default", {"trainer": 1})
 
 
 def test_a_drain_is_refused(client: LocalClient) -> None:
-    with pytest.raises(Refused, match="muster local down"):
+    with pytest.raises(Refused, check=has("muster local down", reason="DrainUnsupported")):
         client.drain("node-0")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.local.support import shell_job
+from tests.local.support import has, shell_job
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
@@ -143,9 +143,8 @@ def test_a_repeated_event_is_counted_and_old_events_are_removed(path: Path) -> N
 
 
 def test_a_database_that_cannot_be_created_is_reported_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"muster\.db cannot be opened") as refusal:
+    with pytest.raises(ClusterError, check=has("muster.db", reason="StoreUnwritable")):
         open_store(tmp_path / "nowhere" / "muster.db")
-    assert refusal.value.reason == "StoreUnwritable"
 
 
 def make_newer(path: Path) -> bytes:
