@@ -107,7 +107,7 @@ def test_a_replica_that_ignores_sigterm_is_killed_after_the_requested_grace_peri
     assert time.monotonic() - requested > 0.25
 
 
-@pytest.mark.parametrize("stop", [None, "", "{", "{}", '{"grace_s": "soon"}'])
+@pytest.mark.parametrize("stop", [None, "", "{", "{}", "[]", '{"grace_s": null}', '{"grace_s": "soon"}'])
 def test_without_a_valid_stop_file_the_grace_period_of_the_spec_applies(tmp_path: Path, stop: str | None) -> None:
     pod = write_spec(tmp_path / "pod", "trap 'echo stopping' TERM; echo up; while :; do sleep 0.02; done", grace_s=0.5)
     if stop is not None:

@@ -113,7 +113,7 @@ class Shim:
         try:
             with open(os.path.join(self.folder, STOP)) as file:
                 grace_s = float(json.load(file)["grace_s"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             pass  # no other grace period was given, or the disk was full: that of the spec applies
         end = time.monotonic() + grace_s
         self.deadline = end if self.deadline is None else min(self.deadline, end)
