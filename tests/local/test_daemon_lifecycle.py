@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,10 @@ def test_other_nodes_are_refused_while_a_job_runs(own: LocalClient, home: Path) 
 
 def test_no_tcp_port_is_opened_and_only_the_user_can_use_the_socket(own: LocalClient, home: Path) -> None:
     pid = own.status()["pid"]
-    inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile, as the one of the request above
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
     sockets = {name[8:-1] for name in inodes if name.startswith("socket:[")}
     listening = [
         line.split()[9]

@@ -57,7 +57,7 @@ def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:
     known = sorted(name.removeprefix(_PREFIX) for name in _KNOWN)
     for name in job.metadata.annotations:
         if name.startswith(_PREFIX) and name not in _KNOWN and name not in stored:
-            field = field_path(("metadata", "annotations", name))
+            field = f'metadata.annotations["{name}"]'
             near = closest_match(name.removeprefix(_PREFIX), known)
             hint = f"did you mean {_PREFIX + near!r}?" if near else f"valid on this host: {', '.join(sorted(_KNOWN))}"
             raise InvalidSpec(f"{field}: unknown annotation; {hint}", field=field)
