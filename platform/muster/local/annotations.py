@@ -14,7 +14,6 @@ from pathlib import Path
 
 from muster.api import spec
 from muster.api.quantity import parse_quantity
-from muster.api.yaml_input.field_errors import field_path
 from muster.errors import InvalidSpec
 from muster.text import closest_match
 
