@@ -83,6 +83,14 @@ def test_a_token_file_is_relative_to_the_kubeconfig_and_read_for_each_request(tm
     assert error.value.reason == "Unauthorized"
 
 
+def test_a_token_that_is_no_header_is_refused_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as error:
+        load(write(tmp_path, with_user({"token": "s3cret\nX-Other: b"}))).auth_headers()
+    assert error.value.reason == "Unauthorized"
+    assert "s3cret" not in str(error.value)
+    assert load(write(tmp_path, with_user({"token": "t\n"}))).auth_headers() == {"Authorization": "Bearer t"}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

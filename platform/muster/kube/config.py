@@ -228,8 +228,8 @@ def _auth_header_source(user: Mapping[str, Any]) -> Callable[[], Mapping[str, st
     if user.get("tokenFile"):  # takes precedence, as in kubectl
         return _token_file_source(user[""] / user["tokenFile"])
     if user.get("token"):
-        fixed["Authorization"] = f"Bearer {user['token']}"
-    elif user.get("username"):
+        return lambda: _authorization(f"Bearer {user['token']}")
+    if user.get("username"):
         both = f"{user['username']}:{user.get('password', '')}".encode()
         fixed["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
     return lambda: fixed
@@ -240,11 +240,19 @@ def _token_file_source(path: Path) -> Callable[[], Mapping[str, str]]:
 
     def headers() -> Mapping[str, str]:
         try:
-            return {"Authorization": f"Bearer {path.read_text().strip()}"}
+            token = path.read_text()
         except (OSError, ValueError) as error:
             raise ClusterError(f"cannot read the token file {path}: {error}", reason="Unauthorized") from error
+        return _authorization(f"Bearer {token.strip()}")
 
     return headers
+
+
+def _authorization(value: str) -> Mapping[str, str]:
+    """The header. A value that is no header is refused here, because errors of HTTP libraries show it."""
+    if not value.strip().isprintable():
+        raise ClusterError("the token must be one line without control characters", reason="Unauthorized")
+    return {"Authorization": value.strip()}
 
 
 def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -301,6 +309,6 @@ def _login_by_official_client(
     def headers() -> Mapping[str, str]:
         values = settings.auth_settings().values()
         value = next((one["value"] for one in values if one["key"].lower() == "authorization"), None)
-        return {} if value is None else {"Authorization": value}
+        return {} if value is None else _authorization(value)
 
     return tls, headers
