@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.kubernetes.server import Server, serving
+from tests.cluster_client.server import Server, serving
 
 
 @pytest.fixture

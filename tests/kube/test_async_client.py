@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
+from tests.cluster_client.server import Server
 from tests.kube.impersonation import HEADERS, USER_FIELDS, received
 from tests.kube.proxy import run_proxy
-from tests.kubernetes.server import Server
 from tests.operator.api_server import serve
 
 from muster.errors import ClusterError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.cluster_client.server import Server
 from tests.kube.impersonation import HEADERS, USER_FIELDS, received
 from tests.kube.proxy import run_proxy
-from tests.kubernetes.server import Server
 
 from muster.kube.config import ClientConfig, KubeContext, load_config
 from muster.kube.sync_client import KubeClient

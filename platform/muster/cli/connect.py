@@ -16,8 +16,8 @@ from muster.cli.output import usage_error
 from muster.client import ClusterClient
 
 if TYPE_CHECKING:
+    from muster.cluster_client.client import KubernetesClusterClient
     from muster.kube.config import KubeContext
-    from muster.kubernetes.cluster_client import KubernetesClusterClient
 
 CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
 LOCAL, KUBERNETES = "local", "kubernetes"
@@ -103,7 +103,7 @@ def default_list_namespace() -> str | None:
 
 @cache
 def _kubernetes_client(context: KubeContext) -> KubernetesClusterClient:
-    from muster.kubernetes.cluster_client import KubernetesClusterClient
+    from muster.cluster_client.client import KubernetesClusterClient
 
     return KubernetesClusterClient.connect(context)
 

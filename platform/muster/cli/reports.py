@@ -169,7 +169,7 @@ def _fetch_run(job: TrainingJob, max_bytes: int) -> Path:
 def store_url(job: TrainingJob) -> str:
     """The URL of the run's folder in a store. Raises `Refused` if it has none."""
     from muster.cli.views.job_text import no_output_reason, qualified_name
-    from muster.kubernetes.run_location import is_remote_store
+    from muster.cluster_client.jobs import is_remote_store
 
     name, traces = qualified_name(job), job.status.traces
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:

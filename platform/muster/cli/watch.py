@@ -205,7 +205,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster
-        from muster.kubernetes.run_location import report_command
+        from muster.cluster_client.jobs import report_command
 
         command = report_command(job, context)
         if command is not None:

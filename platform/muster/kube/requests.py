@@ -16,6 +16,8 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 DRY_RUN = {"dryRun": "All"}
 """Query parameters of a server-side dry run."""
+STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
+"""Query parameters of a write that refuses unknown fields."""
 RETRY_CODES = frozenset({429, 503})
 """The request was not processed; `retry_delay_s` is the time to wait."""
 MAX_ATTEMPTS = 5

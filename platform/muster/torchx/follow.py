@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.client import LogOptions
+from muster.cluster_client.jobs import report_command
 from muster.errors import ClusterError, NotFound
 from muster.heartbeats.progress import ProgressLines, current_heartbeat
-from muster.kubernetes.run_location import report_command
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
 from muster.text import sanitize

@@ -18,9 +18,9 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runop
 from torchx.version import TORCHX_IMAGE
 
 from muster.api.spec import TrainingJob
+from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
-from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.torchx.appdef import to_training_job, validate_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused

@@ -12,8 +12,8 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
 
+from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import KubeContext
-from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster_operator.collectors.tokens import derive_token
 
 KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods

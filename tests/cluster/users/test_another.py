@@ -9,15 +9,15 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
 from muster.api.spec import TrainingJob
+from muster.cluster_client import jobs, queries
 from muster.errors import Conflict
 from muster.kube.config import KubeContext, load_config
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import apply, queries
 
 Write = Callable[[KubeClient, TrainingJob], object]
 WRITES: dict[str, Write] = {
-    "suspend": lambda connection, job: apply.patch_job_spec(connection, job, {"suspend": True}),
-    "scale": lambda connection, job: apply.scale_job(connection, job, {"worker": 1}),
+    "suspend": lambda connection, job: jobs.patch_job_spec(connection, job, {"suspend": True}),
+    "scale": lambda connection, job: jobs.scale_job(connection, job, {"worker": 1}),
 }
 
 
@@ -48,4 +48,4 @@ def test_a_role_that_stands_elsewhere_by_now_is_not_scaled(pool: Pool, connectio
     role = pool.job("llama", pods=2)["spec"]["roles"][0]
     pool.edit("llama", roles=[{**role, "name": "judge"}])
     with pytest.raises(Conflict, match="the roles of job 'llama' were changed concurrently"):
-        apply.scale_job(connection, job, {"worker": 1})
+        jobs.scale_job(connection, job, {"worker": 1})

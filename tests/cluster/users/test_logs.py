@@ -15,8 +15,8 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
 from muster.client import LogOptions
+from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import KubeContext
-from muster.kubernetes.cluster_client import KubernetesClusterClient
 
 LINES = ("step 1 loss 4.0", "step 2 loss 3.5", "saved")
 

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.cluster_client import apply, delete, jobs, nodes, queries, submit
+from muster.cluster_client.decode import heartbeats_from_status, to_event_row
+from muster.cluster_client.logs import Replica, read_log
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
 from muster.kube.resources import CORE_EVENTS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import apply, delete, drain, queries, submit
-from muster.kubernetes.decode import heartbeats_from_status, to_event_row
-from muster.kubernetes.logs import Replica, read_log
-from muster.kubernetes.object_watch import watch_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,19 +103,19 @@ class KubernetesClusterClient:
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Cancel a job; its record is kept."""
         job = self.job(name, namespace)
-        return job if job.spec.cancel else apply.patch_job_spec(self._kube_client, job, {"cancel": True})
+        return job if job.spec.cancel else jobs.patch_job_spec(self._kube_client, job, {"cancel": True})
 
     def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
         """Stop a job after a checkpoint and release its resources until it is resumed."""
-        return apply.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": True})
+        return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
         """Queue a suspended job again."""
-        return apply.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": False})
+        return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change the number of pods of roles. Raises `Conflict` rather than overwrite a concurrent edit."""
-        return apply.scale_job(self._kube_client, self.job(name, namespace), replicas)
+        return jobs.scale_job(self._kube_client, self.job(name, namespace), replicas)
 
     # ---- queues and nodes
 
@@ -126,7 +125,7 @@ class KubernetesClusterClient:
 
     def node_views(self) -> tuple[NodeView, ...]:
         """The nodes."""
-        return queries.list_nodes(self._kube_client)
+        return nodes.list_nodes(self._kube_client)
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes as rows."""
@@ -136,7 +135,7 @@ class KubernetesClusterClient:
         """Drain a node: its jobs move away after a checkpoint and no job is placed there. Returns the jobs on it. The
         node is unchanged if the user may not list all jobs; a later error says that the node is being drained."""
         queries.check_can_list_all_jobs(self._kube_client)
-        drain.drain(self._kube_client, node)
+        nodes.drain(self._kube_client, node)
         try:
             return self.jobs_on_node(node)
         except MusterError as error:
@@ -146,12 +145,12 @@ class KubernetesClusterClient:
 
     def undrain(self, node: str) -> None:
         """Make a drained node schedulable again."""
-        drain.undrain(self._kube_client, node)
+        nodes.undrain(self._kube_client, node)
 
     def jobs_on_node(self, node: str) -> list[TrainingJob]:
         """Jobs with pods on a node, terminating ones included. Raises `ClusterError` WrongVersion for a job that cannot
         be decoded, since the node is then not known to be empty."""
-        return drain.jobs_on_node(self.job_list(None), node)
+        return nodes.jobs_on_node(self.job_list(None), node)
 
     def snapshot(self) -> bytes:
         """A scheduling snapshot of the current state, for `muster replay`."""
@@ -184,7 +183,7 @@ class KubernetesClusterClient:
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted."""
-        return watch_job(self._kube_client, name, namespace)
+        return jobs.watch_job(self._kube_client, name, namespace)
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
         """By (role, index): the newest attempt that has a log. Empty: only the current attempt has logs."""
@@ -193,7 +192,7 @@ class KubernetesClusterClient:
     def log_lines(
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]:
-        """Lines of one replica's log in the current attempt; see `muster.kubernetes.logs`."""
+        """Lines of one replica's log in the current attempt; see `muster.cluster_client.logs`."""
         return read_log(self._kube_client, Replica(namespace, name, role, index), options)
 
 

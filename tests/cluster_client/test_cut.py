@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.cli.objects import job as a_job
 from tests.cli.objects import placement, status
-from tests.kubernetes.server import JOBS, Fault, Handler, Server, chunks
+from tests.cluster_client.server import JOBS, Fault, Handler, Server, chunks
 
 from muster.api.spec import TrainingJobStatus
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.cluster_client import jobs, logs
 from muster.errors import ClusterError
-from muster.kubernetes import logs, object_watch
 from muster.lifecycle import pod_name
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -24,7 +24,7 @@ FOLLOW = LogOptions(follow=True)
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(jobs, "_PAUSE_S", 0.01)
 
 
 def kept(server: Server, present: TrainingJobStatus) -> dict[str, Any]:

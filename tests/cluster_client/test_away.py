@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
-from tests.kubernetes.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
+from tests.cluster_client.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
 
 from muster.api.spec import TrainingJobStatus
 from muster.cli import queues, watch
-from muster.kubernetes import cluster_client, object_watch
+from muster.cluster_client import client, jobs
 
 PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
 
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_client, "_HEARTBEAT_CACHE_S", 0.0)
+    monkeypatch.setattr(client, "_HEARTBEAT_CACHE_S", 0.0)
     monkeypatch.setattr(watch, "_POLL_S", 0.01)
     monkeypatch.setattr(queues, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.2)
+    monkeypatch.setattr(jobs, "_PAUSE_S", 0.2)
 
 
 def keep(server: Server, present: TrainingJobStatus) -> dict[str, Any]:

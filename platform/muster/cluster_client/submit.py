@@ -1,4 +1,6 @@
-"""Creates jobs in a cluster, all or none.
+"""Checks jobs against the objects of a cluster, and creates them, all or none.
+
+Checks that depend on objects which the user may not read are left to the operator.
 
 Kubernetes has no transactions, and a response can be lost: a job whose creation was not confirmed is looked up, jobs
 created before a refused one are deleted again, and errors name the jobs whose state remains unknown.
@@ -8,30 +10,63 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from muster.api.spec import TrainingJob
-from muster.errors import ClusterError, Conflict, MusterError, NotFound
+import msgspec
+
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.validation import check_dependencies_valid, check_size, check_submit
+from muster.cluster_client import nodes, queries
+from muster.cluster_client.decode import to_manifest
+from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import read_object
-from muster.kube.requests import DRY_RUN, is_uid_mismatch, uid_precondition
-from muster.kube.resources import TRAINING_JOBS
+from muster.kube.objects import V1Namespace, V1PriorityClass
+from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION, is_uid_mismatch, uid_precondition
+from muster.kube.resources import NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes import queries
-from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
-from muster.kubernetes.decode import to_manifest
+from muster.state.nodes import to_flavor, to_node
+from muster.workload.trainingjob import to_gang
 
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result
 _PAUSE_S = 1.0
 
 
+def preflight_job(
+    kube_client: KubeClient, job: TrainingJob, namespace: str, others: Iterable[Queue | Flavor] = ()
+) -> None:
+    """Refuse a job that could not start with the current objects and `others`, as far as the user may read them."""
+    others = list(others)
+    try:
+        queues, queue_errors = queries.decoded_queues(kube_client)
+        flavors, flavor_errors = queries.decoded_flavors(kube_client)
+    except Refused as error:
+        if error.reason != "Forbidden":
+            raise
+        return
+    tree = {item.metadata.name: item for item in (*queues, *others) if isinstance(item, Queue)}
+    valid_flavors = {item.metadata.name: item for item in (*flavors, *others) if isinstance(item, Flavor)}
+    new = {(item.kind, item.metadata.name) for item in others}
+    queue_errors = {name: reason for name, reason in queue_errors.items() if ("Queue", name) not in new}
+    flavor_errors = {name: reason for name, reason in flavor_errors.items() if ("Flavor", name) not in new}
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    check_dependencies_valid(job, tree, queue_errors, flavor_errors)
+    all_flavors = [*valid_flavors.values(), *map(queries.flavor_without_spec, flavor_errors)]
+    classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
+    check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
+    gang = to_gang(job, time.time(), {})
+    views = nodes.list_nodes_if_few(kube_client)
+    known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
+    check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], known_nodes)
+
+
 def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: bool) -> list[TrainingJob]:
-    """Create jobs, all or none, and return them with server-set fields. Raises as `muster.kubernetes.apply`; the error
+    """Create jobs, all or none, and return them with server-set fields. Raises as `apply.apply_objects`; the error
     names the job that it concerns, and jobs that were or may have been created and were not deleted again."""
     for job in jobs:
         with _attribute_errors_to(job):
-            queries.preflight_job(kube_client, job, job.metadata.namespace or kube_client.config.namespace)
+            preflight_job(kube_client, job, job.metadata.namespace or kube_client.config.namespace)
     checked = [_create(kube_client, job, DRY_RUN) for job in jobs]
     if dry_run:
         return checked
@@ -88,8 +123,8 @@ def _create_confirmed(kube_client: KubeClient, job: TrainingJob, expected: Train
 
 
 def _find_created(kube_client: KubeClient, job: TrainingJob) -> TrainingJob | None:
-    """The job that is there; None where there is none, also a while later: a request may be late. Raises as a
-    `Connection` does."""
+    """The job that is there; None where there is none, also a while later: a request may be late. Raises as
+    `KubeClient.request` does."""
     path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
     missing = 0
     for retries_left in reversed(range(_MAX_LOOKUPS)):
@@ -123,6 +158,23 @@ def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[Tra
             if not is_uid_mismatch(error):
                 remaining.append(job)
     return remaining
+
+
+def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:
+    """The namespace's labels; None if the user may not read them or the namespace does not exist."""
+    try:
+        return msgspec.convert(kube_client.get(NAMESPACES.path(name=namespace)), V1Namespace).metadata.labels
+    except Refused:
+        return None
+
+
+def _priority_classes(kube_client: KubeClient) -> Mapping[str, int] | None:
+    """The values of all priority classes by name; None if the user may not list them."""
+    try:
+        items = kube_client.list_items(PRIORITY_CLASSES.path())
+        return {one.metadata.name: one.value for one in msgspec.convert(list(items), list[V1PriorityClass])}
+    except Refused:
+        return None
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.cli.objects import job as a_job
 from tests.cli.objects import placement, status
-from tests.kubernetes.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
+from tests.cluster_client.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
 
 from muster.client import LogOptions
+from muster.cluster_client import jobs, logs
+from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import Conflict, MusterError, NotFound
-from muster.kubernetes import logs, object_watch
-from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.lifecycle import pod_name
 
 LLAMA = f"{JOBS}/llama"
@@ -26,7 +26,7 @@ Write = Callable[[KubernetesClusterClient], Any]
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(jobs, "_PAUSE_S", 0.01)
 
 
 def kept(server: Server, uid: str, phase: str = "Running", **meta: Any) -> dict[str, Any]:

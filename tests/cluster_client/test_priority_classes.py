@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.cli.objects import job as a_job
-from tests.kubernetes.server import CLASSES, Server, forbidden
+from tests.cluster_client.server import CLASSES, Server, forbidden
 
 from muster.errors import NotFound, Refused
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
-from tests.kubernetes.server import (
+from tests.cluster_client.server import (
     ALL_JOBS,
     JOBS,
     NODES,
@@ -22,8 +22,8 @@ from tests.kubernetes.server import (
 
 from muster.api.spec import Flavor, Queue
 from muster.cluster import DRAIN_TAINT
+from muster.cluster_client import submit
 from muster.errors import ClusterError, MusterError
-from muster.kubernetes import submit
 
 NAMES = ("a", "b", "c")
 

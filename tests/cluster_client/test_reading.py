@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.api.spec import Queue, TrainingJob
 from muster.api.yaml_input import load_objects
-from muster.kubernetes.decode import (
+from muster.cluster_client.decode import (
     decode_flavors,
     decode_jobs,
     decode_queues,
@@ -19,7 +19,7 @@ from muster.kubernetes.decode import (
     to_event_row,
     to_manifest,
 )
-from muster.kubernetes.logs import _LogPosition, _split_timestamp
+from muster.cluster_client.logs import _LogPosition, _split_timestamp
 
 
 def test_events_of_both_kinds_are_rows() -> None:

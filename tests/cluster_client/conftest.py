@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cli.conftest import muster
-from tests.kubernetes.server import FLAVORS, NODES, QUEUES, Server, serving
+from tests.cluster_client.server import FLAVORS, NODES, QUEUES, Server, serving
 
 __all__ = ["muster"]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.cli.objects import job as a_job
-from tests.kubernetes.server import ALL_JOBS, JOBS, Fault, Handler, Server
+from tests.cluster_client.server import ALL_JOBS, JOBS, Fault, Handler, Server
 
 from muster.api.yaml_input.undecodable import MAX_LEVELS
 from muster.cli.output import print_json

@@ -1,4 +1,4 @@
-"""Applies objects to a cluster, and changes existing jobs.
+"""Applies objects to a cluster.
 
 All objects are validated by this client and by a server dry run before the first is written. Kubernetes has no
 transactions: an error in between names the objects that were written before it.
@@ -11,29 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muster.api.spec import Flavor, Queue, TrainingJob
-from muster.api.validation import (
-    apply_warnings,
-    being_deleted_conflict,
-    check_apply,
-    check_edit,
-    check_unfinished,
-    with_replicas,
-)
-from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.api.validation import apply_warnings, being_deleted_conflict, check_apply, check_edit
+from muster.cluster_client import queries
+from muster.cluster_client.decode import decodes_equal, to_manifest
+from muster.cluster_client.delete import object_label
+from muster.cluster_client.nodes import is_not_forbidden, nodes_with_flavors
+from muster.cluster_client.submit import preflight_job
+from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
-from muster.kube.convert import WRONG_VERSION, read_object
-from muster.kube.requests import DRY_RUN, JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
-from muster.kube.resources import MUSTER_KINDS, TRAINING_JOBS
+from muster.kube.convert import WRONG_VERSION
+from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION
+from muster.kube.resources import MUSTER_KINDS
 from muster.kube.sync_client import JsonObject, KubeClient
-from muster.kubernetes import queries
-from muster.kubernetes.decode import decodes_equal, to_manifest
-from muster.kubernetes.delete import object_label
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject
 
-STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
-"""Query parameters of a write that refuses unknown fields."""
 _MAX_ATTEMPTS = 5
 
 
@@ -61,50 +54,6 @@ def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> li
     ]
 
 
-def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
-    """Set spec fields of an unfinished job. Raises `Conflict` if another job has its name by now."""
-    check_unfinished(job, stopping=any(fields.values()))
-    path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
-    patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
-    with uid_mismatch_as_conflict(object_label(_result_row(job.kind, job.metadata.namespace, job.metadata.name, ""))):
-        return read_object(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
-
-
-def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
-    """Change the number of pods of roles. The patch tests the job's uid and the role names by index, so that it raises
-    `Conflict` rather than overwrite a concurrent edit."""
-    check_unfinished(job)
-    requested = with_replicas(job, replicas)
-    name, namespace = job.metadata.name, job.metadata.namespace or kube_client.config.namespace
-    queries.preflight_job(kube_client, requested, namespace)
-    patch = [
-        step
-        for index, role in enumerate(requested.spec.roles)
-        if role.replicas != job.spec.roles[index].replicas
-        for step in (
-            {"op": "test", "path": f"/spec/roles/{index}/name", "value": role.name},
-            {"op": "replace", "path": f"/spec/roles/{index}/replicas", "value": role.replicas},
-        )
-    ]
-    if requested.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
-        patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
-    if not patch:
-        return job
-    path = TRAINING_JOBS.path(namespace, name)
-    uid_test = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
-    try:
-        return read_object(TrainingJob, kube_client.request("PATCH", path, [uid_test, *patch], content_type=JSON_PATCH))
-    except InvalidSpec as error:  # the server does not say which test failed
-        if error.field:
-            raise
-        current = queries.get_job(kube_client, name, namespace)
-        if current.metadata.uid != job.metadata.uid:
-            raise replaced_conflict(object_label(_result_row(job.kind, namespace, name, ""))) from error
-        if [role.name for role in current.spec.roles] != [role.name for role in job.spec.roles]:
-            raise Conflict(f"the roles of job {name!r} were changed concurrently; check the job and retry") from error
-        raise
-
-
 def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dict[str, list[str]]:
     """Validate objects; returns notices by queue."""
     notices: dict[str, list[str]] = {}
@@ -113,13 +62,13 @@ def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dic
         with _ignore_forbidden():
             known: list[Queue | Flavor] = [*queries.list_queues(kube_client), *queries.list_flavors(kube_client)]
             check_apply(others, known)
-            notices = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
+            notices = apply_warnings(others, known, nodes_with_flavors(kube_client, [*known, *others]))
     for job in documents:
         if isinstance(job, TrainingJob):
             namespace = job.metadata.namespace or kube_client.config.namespace
             with _ignore_undecodable(), contextlib.suppress(NotFound):
                 check_edit(queries.get_job(kube_client, job.metadata.name, namespace), job)
-            queries.preflight_job(kube_client, job, namespace, others)
+            preflight_job(kube_client, job, namespace, others)
     return notices
 
 
@@ -179,7 +128,7 @@ def _ignore_forbidden() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        if queries.is_not_forbidden(error):
+        if is_not_forbidden(error):
             raise
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.cli.objects import job as a_job
-from tests.kubernetes.server import JOBS, QUEUES, Fault, Handler, Server, answered
+from tests.cluster_client.server import JOBS, QUEUES, Fault, Handler, Server, answered
 
 from muster.api.spec import Queue
+from muster.cluster_client.apply import _MAX_ATTEMPTS
 from muster.errors import Conflict
-from muster.kubernetes.apply import _MAX_ATTEMPTS
 
 RESEARCH = f"{QUEUES}/research"
 HEAVIER = Queue.model_validate({"metadata": {"name": "research", "labels": {"by": "me"}}, "spec": {"weight": 2}})

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import ClientConfig
 from muster.kube.sync_client import KubeClient
-from muster.kubernetes.cluster_client import KubernetesClusterClient
 
 Json = dict[str, Any]
 Fault = Callable[["Handler"], None]

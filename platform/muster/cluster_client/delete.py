@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 from muster.api.validation import check_flavor_unused, check_no_children
 from muster.client import JobList
+from muster.cluster_client import queries
+from muster.cluster_client.nodes import is_not_forbidden
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.kube.requests import DRY_RUN, uid_mismatch_as_conflict, uid_precondition
 from muster.kube.resources import MUSTER_KINDS
 from muster.kube.sync_client import JsonObject, KubeClient
-from muster.kubernetes import queries
 from muster.lifecycle import is_admitted
 
 ObjectRef: TypeAlias = tuple[str, str, str]
@@ -70,7 +71,7 @@ def _check_not_in_use(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> 
             elif kind == "Flavor":
                 check_flavor_unused(name, _jobs_on_flavor(queries.list_jobs(kube_client, None), name))
     except Refused as error:
-        if queries.is_not_forbidden(error):
+        if is_not_forbidden(error):
             raise
 
 

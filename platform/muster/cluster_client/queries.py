@@ -1,0 +1,130 @@
+"""Reads jobs, queues and flavors, and the tables of queues and nodes. Each command reads what it needs once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from muster import model
+from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
+from muster.api.validation.submit import name_hint
+from muster.client import JobList
+from muster.cluster import DecodeErrors, NodeView, ObservedState
+from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
+from muster.cluster_client.nodes import is_not_forbidden, list_nodes, list_nodes_if_allowed
+from muster.errors import MusterError, NotFound, Refused
+from muster.kube.convert import read_object
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster.kube.sync_client import KubeClient
+from muster.lifecycle import is_finished, pod_name, pod_slots
+from muster.state import snapshot_of
+from muster.tables import node_rows, queue_rows, waiting_by_queue
+
+_MAX_SUGGESTED_NAMES = 200
+
+
+def list_queues(kube_client: KubeClient) -> list[Queue]:
+    """All queues, invalid ones with their valid fields."""
+    return decoded_queues(kube_client)[0]
+
+
+def list_flavors(kube_client: KubeClient) -> list[Flavor]:
+    """All flavors, undecodable ones with their name only."""
+    found, unreadable = decoded_flavors(kube_client)
+    return [*found, *map(flavor_without_spec, unreadable)]
+
+
+def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
+    """The jobs of a namespace, or of all."""
+    return decode_jobs(kube_client.list_items(TRAINING_JOBS.path(namespace)))
+
+
+def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
+    """One job. Raises `NotFound` with the nearest name."""
+    try:
+        return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
+    except NotFound as error:
+        raise job_not_found(kube_client, name, namespace) from error
+
+
+def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
+    """Rows of the queue tree. Usage is computed from the jobs of all namespaces: raises `Refused` Forbidden if the user
+    may not list them. Nodes are optional."""
+    every = _list_all_jobs(kube_client)
+    state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
+    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), state.decode_errors.queues)
+
+
+def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
+    """Rows of the nodes, with the pods that jobs have on them."""
+    views = list_nodes(kube_client)
+    every = _list_all_jobs(kube_client)
+    state = _observed_state(kube_client, every, views)
+    pods: dict[str, list[str]] = {}
+    for job in every:
+        for slot in pod_slots(job.status.placement) if not is_finished(job.status) else ():
+            name = pod_name(job.metadata.name, job.metadata.uid, slot.role, slot.index, job.status.attempt)
+            pods.setdefault(slot.node, []).append(name)
+    return node_rows(views, snapshot_of(state).snapshot, pods)
+
+
+def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
+    """A scheduling snapshot of the current state, for `muster replay`, without unmanaged pods."""
+    views = list_nodes(kube_client)
+    return snapshot_of(_observed_state(kube_client, _list_all_jobs(kube_client), views)).snapshot
+
+
+def job_not_found(kube_client: KubeClient, name: str, namespace: str) -> NotFound:
+    """The error for a missing job, with the nearest name if the user may list jobs."""
+    message = f"job {name!r} does not exist in namespace {namespace!r} of context {kube_client.config.context_name!r}"
+    with contextlib.suppress(MusterError):
+        page = kube_client.get(TRAINING_JOBS.path(namespace), {"limit": str(_MAX_SUGGESTED_NAMES)})
+        message += f"; {name_hint(name, [item['metadata']['name'] for item in page['items']], 'job')}"
+    return NotFound(message)
+
+
+def check_can_list_all_jobs(kube_client: KubeClient) -> None:
+    """Raises `Refused` Forbidden if the user may not list the jobs of all namespaces."""
+    kube_client.get(TRAINING_JOBS.path(), {"limit": "1"})
+
+
+def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
+    try:
+        return list_jobs(kube_client, None).jobs
+    except Refused as error:
+        if is_not_forbidden(error):
+            raise
+        message = (
+            "usage is computed from the jobs of all namespaces, which you may not list; see instead: kubectl get mq"
+        )
+        raise Refused(f"{message} ({error})", reason="Forbidden") from error
+
+
+def decoded_queues(kube_client: KubeClient) -> tuple[list[Queue], dict[str, str]]:
+    """All queues, and the errors of invalid ones by name."""
+    return decode_queues(kube_client.list_items(QUEUES.path()))
+
+
+def decoded_flavors(kube_client: KubeClient) -> tuple[list[Flavor], dict[str, str]]:
+    """All valid flavors, and the errors of the others by name."""
+    return decode_flavors(kube_client.list_items(FLAVORS.path()))
+
+
+def flavor_without_spec(flavor: str) -> Flavor:
+    """A flavor of which only the name is known."""
+    return Flavor.model_construct(metadata=ObjectMeta.model_construct(name=flavor), spec=FlavorSpec())
+
+
+def _observed_state(kube_client: KubeClient, every: list[TrainingJob], views: tuple[NodeView, ...]) -> ObservedState:
+    queues, queue_errors = decoded_queues(kube_client)
+    flavors, flavor_errors = decoded_flavors(kube_client)
+    return ObservedState(
+        now=time.time(),
+        nodes=views,
+        flavors=tuple(flavors),
+        queues=tuple(queues),
+        jobs=tuple(every),
+        pods={},
+        decode_errors=DecodeErrors(queue_errors, flavor_errors),
+    )
