@@ -107,7 +107,7 @@ class Engine:
         self._planner_cache = planned.cache
         # 3. Convert the decisions into statuses.
         updater.apply_decisions(planned.decisions)
-        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(updater, built.snapshot)).items():
+        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(updater, built)).items():
             updater.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
@@ -127,12 +127,10 @@ class Engine:
         wake_at = now if updater.needs_another_cycle else min((at for at in times if at is not None), default=None)
         return CycleResult(tuple(phases), deferred, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
 
-    def _unbound_placements(self, updater: StatusUpdater, snapshot: Snapshot) -> dict[str, Placement]:
+    def _unbound_placements(self, updater: StatusUpdater, built: BuildResult) -> dict[str, Placement]:
         """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed."""
         state, processed = self._state, updater.wake_times.keys()
-        same_nodes = _same_nodes(state.checked_snapshot, snapshot)
-        found = updater.unbound_placements(processed if same_nodes else processed | state.unbound)
-        state.checked_snapshot = snapshot
+        found = updater.unbound_placements(processed | state.unbound if built.nodes_changed else processed)
         state.unbound = (state.unbound - processed) | found.keys()
         return found
 
@@ -209,15 +207,6 @@ def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> No
         priority = priority_of(update.job.spec, classes)
         if priority not in (None, update.status.priority) and update.changed:
             update.status = update.status.model_copy(update={"priority": priority})
-
-
-def _same_nodes(before: Snapshot | None, now: Snapshot) -> bool:
-    return (
-        before is not None
-        and before.nodes is now.nodes
-        and before.flavors is now.flavors
-        and before.excluded_nodes is now.excluded_nodes
-    )
 
 
 def reduce_gc_frequency() -> None:

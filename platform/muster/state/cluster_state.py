@@ -77,7 +77,6 @@ class ClusterState:
         self.context: JobContext | None = None
         self.roles_by_key: RolesByKey = {}
         self.last_snapshot: Snapshot | None = None
-        self.checked_snapshot: Snapshot | None = None  # on which the placements of unbound jobs were checked last
         self._node_views: tuple[NodeView, ...] | None = None
         self._queues: tuple[tuple[object, ...], ...] | None = None  # spec, name and uid of each
         self._job_ids: set[int] = set()  # identities of the jobs in the entries, which hold references to them

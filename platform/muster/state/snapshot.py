@@ -31,11 +31,13 @@ _MAX_ROLES = 20_000
 class BuildResult:
     """A snapshot, and what was found while building it.
 
-    `rejected`: jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone;
+    `nodes_changed`: nodes, flavors or nodes excluded for all gangs differ from those of the last snapshot. `rejected`:
+    jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone;
     the timers of the jobs are in the state.
     """
 
     snapshot: Snapshot
+    nodes_changed: bool
     rejected: tuple[Wait, ...]
     queue_readiness: Mapping[str, QueueReadiness]  # by queue
     overlaps: Mapping[str, str]  # by flavor: a sentence about nodes that match two
@@ -75,11 +77,16 @@ def build_snapshot(
     )
     return BuildResult(
         snapshot=snapshot,
+        nodes_changed=last is None or not _same_nodes(last, snapshot),
         rejected=tuple(state.rejected.values()),
         queue_readiness=state.queue_projection.readiness,
         overlaps=state.node_projection.overlaps,
         wake_at=min(shared.values(), default=None),
     )
+
+
+def _same_nodes(a: Snapshot, b: Snapshot) -> bool:
+    return a.nodes is b.nodes and a.flavors is b.flavors and a.excluded_nodes is b.excluded_nodes
 
 
 def _project_jobs(
