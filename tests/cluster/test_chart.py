@@ -1,12 +1,10 @@
-"""The chart, installed with Helm itself: what comes, who may do what, what an upgrade keeps and what stays behind."""
+"""The chart, installed with Helm: its objects, its roles, and an operator with its account and flags."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,48 +12,21 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from tests.cluster.chart import CHART, GROUP, OPERATOR, ROOT, SYSTEM, Object, in_team, install, start
 from tests.cluster.controlplane.api import Api, Refused
-from tests.cluster.controlplane.binaries import Unavailable
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.manifests.objects import job, queue
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CHART = ROOT / "helm" / "muster"
-EXAMPLE = ROOT / "examples" / "05-helm-values"
-SYSTEM = "muster-system"
-OPERATOR = "muster-operator"
 KEY = "muster-operator-collector-key"
-GROUP = "/apis/muster.dev/v1alpha1"
 NOW = "2026-11-21T10:00:00Z"
-
-Object = dict[str, Any]
-
-
-def start(folder: Path) -> ControlPlane:
-    try:
-        plane = ControlPlane.start(folder)
-    except Unavailable as error:
-        pytest.fail(str(error), pytrace=False)
-    plane.add_nodes(2)
-    return plane
-
-
-def install(plane: ControlPlane, chart: Path = CHART, *settings: str) -> str:
-    image = (
-        "--set=image.repository=registry.example.com/operator,collector.image.repository=registry.example.com/trainer"
-    )
-    flags = ("--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout=400s", image)
-    return plane.helm("upgrade", "--install", "muster", str(chart), *flags, *settings)
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of this file's own with the chart in it: CRDs that belong to a release belong to nobody else."""
+    """A separate control plane with the chart: CRDs of a release cannot be shared with other tests."""
     with start(tmp_path_factory.mktemp("chart")) as plane:
         install(plane, CHART, "--set=admissionPolicy.enabled=true")
         for name in ("team-a", "team-b"):
@@ -67,7 +38,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def may(plane: ControlPlane, user: str, verb: str, resource: str, namespace: str = "", account: str = "") -> bool:
-    """Whether the API server would let somebody do something; `resource` is PLURAL[.GROUP][/SUBRESOURCE]."""
+    """Whether the API server allows a request; `resource` is PLURAL[.GROUP][/SUBRESOURCE]."""
     name, _, sub = resource.partition("/")
     plural, _, group = name.partition(".")
     asks = {"verb": verb, "resource": plural, "group": group, "subresource": sub, "namespace": namespace}
@@ -80,14 +51,7 @@ def may(plane: ControlPlane, user: str, verb: str, resource: str, namespace: str
     return allowed
 
 
-def in_team(api: Api, **spec: Any) -> str:
-    item = job(**spec)
-    item["metadata"]["namespace"] = "team-a"
-    api.create(f"{GROUP}/namespaces/team-a/trainingjobs", item)
-    return f"{GROUP}/namespaces/team-a/trainingjobs/j"
-
-
-def test_it_brings_two_operators_a_queue_and_a_flavor(plane: ControlPlane) -> None:
+def test_it_installs_two_operators_a_queue_and_a_flavor(plane: ControlPlane) -> None:
     status = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]
     assert status["readyReplicas"] == 2
     spec = plane.api.get(f"{GROUP}/queues/default")["spec"]
@@ -218,7 +182,7 @@ def test_who_may_view_a_namespace_sees_jobs_and_changes_none(plane: ControlPlane
         in_team(bob)
 
 
-def test_everyone_sees_queues_and_nobody_changes_them_unasked(plane: ControlPlane) -> None:
+def test_everyone_may_view_queues_and_only_users_with_a_role_may_edit_them(plane: ControlPlane) -> None:
     carol = plane.api_as("carol")
     assert [item["metadata"]["name"] for item in carol.items(f"{GROUP}/queues")] == ["default"]
     with pytest.raises(Refused, match="forbidden"):
@@ -255,14 +219,14 @@ def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Running]:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     token = plane.token_for_service_account(SYSTEM, OPERATOR)
     public, private = free_ports(2)
-    here = [
+    flags = [
         f"--kubeconfig={plane.kubeconfig('operator', token=token)}",
         f"--listen=127.0.0.1:{public}",
         f"--listen-local=127.0.0.1:{private}",
     ]
     log = tmp_path / "operator.log"
     with log.open("w") as errors:
-        command = [sys.executable, *container["command"][1:], *container["args"], *here]
+        command = [sys.executable, *container["command"][1:], *container["args"], *flags]
         process = subprocess.Popen(command, stderr=errors)
     try:
         yield Running(public, log)
@@ -274,10 +238,10 @@ def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Running]:
 
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for taken in held:
-            taken.bind(("127.0.0.1", 0))
-        return [taken.getsockname()[1] for taken in held]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 @pytest.mark.timeout(900)
@@ -302,7 +266,7 @@ def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
     api.patch(path, {"spec": {"cancel": True}})
     plane.wait_for("the job is removed when its time is over", lambda: api.gone(path))
     plane.wait_for("its Secret is gone with it", lambda: not api.items(secrets))
-    plane.wait_for("the operator has its answer", lambda: ("DELETE", "trainingjobs") in running.calls())
+    plane.wait_for("the operator has received the answer", lambda: ("DELETE", "trainingjobs") in running.calls())
     calls = running.calls()
     assert ("PATCH", "queues") in calls
     assert {call: codes for call, codes in calls.items() if codes & {"401", "403"}} == {}, running.log.read_text()
@@ -334,83 +298,3 @@ def test_the_runbooks_command_starts_an_operator_outside_with_the_flags_of_the_o
 
 def in_order(pods: list[Object]) -> list[Object]:
     return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["muster.dev/index"]))
-
-
-def earlier(folder: Path) -> Path:
-    """The chart as an older version would have been: fewer fields and rules, another column, one replica."""
-    old = folder / "muster"
-    shutil.copytree(CHART, old)
-    chart = yaml.safe_load((old / "Chart.yaml").read_text())
-    (old / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": "0.0.9", "appVersion": "0.0.9"}))
-    crd = old / "templates" / "crds" / "trainingjobs.yaml"
-    head, body = crd.read_text().split("spec:\n", 1)
-    spec, tail = body.rsplit("{{- end }}", 1)
-    loaded = yaml.safe_load("spec:\n" + spec)
-    (version,) = loaded["spec"]["versions"]
-    version["additionalPrinterColumns"] = version["additionalPrinterColumns"][:1]
-    schema = version["schema"]["openAPIV3Schema"]
-    del schema["x-kubernetes-validations"]
-    del schema["properties"]["spec"]["properties"]["stallTimeoutSeconds"]
-    crd.write_text(f"{head}{yaml.safe_dump(loaded, sort_keys=False)}{{{{- end }}}}{tail}")
-    return old
-
-
-def takes(api: Api, path: str, **fields: Any) -> bool:
-    """Whether these fields of a job's spec are kept. Those that a CRD does not know are dropped without a word."""
-    stored = api.patch(path, {"spec": fields})["spec"]
-    return {key: stored.get(key) for key in fields} == fields
-
-
-@pytest.mark.timeout(1200)
-def test_an_upgrade_keeps_what_users_wrote_and_brings_what_is_new(tmp_path: Path) -> None:
-    with start(tmp_path / "plane") as plane:
-        api = plane.api
-        install(plane, earlier(tmp_path), "--set=replicas=1")
-        api.create("/api/v1/namespaces", {"metadata": {"name": "team-a"}})
-        path = in_team(api, queue="default", stallTimeoutSeconds=60)
-        told = {"phase": "Running", "attempt": 2, "podsWanted": 4}
-        api.patch(f"{path}/status", {"status": told})
-        api.create(f"{GROUP}/queues", queue("ours", parent="default", weight=3))
-        api.patch(f"{GROUP}/queues/default", {"spec": {"maxPriority": 7}})
-        before = api.get(path)
-        assert "stallTimeoutSeconds" not in before["spec"]
-
-        install(plane)
-        after = api.get(path)
-        assert (after["spec"], after["status"]) == (before["spec"], told)
-        assert after["metadata"]["uid"] == before["metadata"]["uid"]
-        assert api.get(f"{GROUP}/queues/ours")["spec"]["weight"] == 3
-        assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
-        plane.wait_for("the API server goes by the new CRD", lambda: takes(api, path, stallTimeoutSeconds=60))
-        assert plane.kubectl("get", "tj", "-n", "team-a").split()[:3] == ["NAME", "PHASE", "QUEUE"]
-        with pytest.raises(Refused, match="names of pods begin with it"):
-            in_team(api, name="a.b")
-        status = api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]
-        assert status["readyReplicas"] == 2
-
-        plane.helm("uninstall", "muster", "--namespace", SYSTEM, "--wait")
-        assert api.gone(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
-        assert api.gone(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{OPERATOR}")
-        assert api.get(path)["metadata"]["uid"] == before["metadata"]["uid"]
-        left = {item["metadata"]["name"] for item in api.items(f"{GROUP}/queues")}
-        assert left == {"default", "ours"}
-
-        install(plane)
-        assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
-
-
-@pytest.mark.timeout(900)
-def test_the_values_of_the_example_make_its_queues_and_its_job_is_accepted(tmp_path: Path) -> None:
-    with start(tmp_path / "plane") as plane:
-        labels = {"node-role.kubernetes.io/control-plane": ""}
-        for node in plane.api.items("/api/v1/nodes"):
-            plane.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"metadata": {"labels": labels}})
-        install(plane, CHART, "--values", str(EXAMPLE / "values.yaml"))
-        assert {item["metadata"]["name"] for item in plane.api.items(f"{GROUP}/queues")} == {
-            "company",
-            "research",
-            "product",
-        }
-        plane.kubectl("apply", "-f", str(EXAMPLE / "job.yaml"))
-        made = json.loads(plane.kubectl("get", "tj", "llama-8b", "-o", "json"))
-        assert made["spec"]["queue"] == "research"

@@ -105,6 +105,10 @@ class Operator:
                     return sample.value
         return 0.0
 
+    def api_calls(self, verb: str, resource: str, code: str) -> float:
+        """Requests to the API server with this answer."""
+        return self.metric("muster_api_calls_total", verb=verb, resource=resource, code=code)
+
     def has_seen(self, resource: str) -> int:
         """The resourceVersion up to which it has seen a resource, by its plural name."""
         return int(self.metric("muster_watch_version", resource=resource))
