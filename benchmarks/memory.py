@@ -6,7 +6,7 @@
 A real API server and etcd, no nodes; every template is another one, and every pod is tried. Peak RSS of an operator
 that sees the jobs come, and of one that finds them all when it starts.
 
-values: objects in a field that nobody knows; nested: empty objects inside objects; variables: of the container;
+values: objects in an unknown field; nested: empty objects inside objects; variables: of the container;
 affinity: requirements that the planner obeys; bytes: one long argument; refused: 1.3 MB of nested empty objects each,
 which the operator refuses (a tenth as many jobs, since they are so long for etcd).
 """

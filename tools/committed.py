@@ -1,7 +1,7 @@
-"""Looks through every committed text file for what does not belong in a repository that others clone.
+"""Checks every committed text file for content that does not belong in a public repository.
 
 That is: the address of a package registry (an install uses the one its user has configured), and a path of the
-machine on which somebody worked. Run by `make check`; prints each place and exits with 1 where there is any.
+machine of a developer. Run by `make check`; prints each place and exits with 1 where there is any.
 """
 
 import re

@@ -23,7 +23,7 @@ def main() -> None:
     console = Console(record=True, width=arguments.width, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(sys.stdin.read()), no_wrap=True, crop=True)
     picture = console.export_svg(title=arguments.title)
-    # rich names a font on the network; whoever lacks it gets their own monospace.
+    # rich names a font on the network; without it the reader's own monospace is used.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     arguments.out.write_text(picture, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Looks for names that were given up, and for public classes of the same name.
+"""Checks for retired names, and for public classes of the same name.
 
 Names and sentences are those of Kubernetes, Slurm and PyTorch (docs/glossary.md); a term that was replaced must not
 come back. Run by `make check`; prints each place and exits with 1 where there is any.

@@ -1,4 +1,4 @@
-"""The version stands in pyproject.toml; whatever else names it is derived from there or held to it here.
+"""The version is defined in pyproject.toml; all other places are derived from it or checked here.
 
 `python tools/version.py` prints it. `--check` prints each place that names another one and exits with 1 where there is
 any; `make check` runs that. `--check v0.2.0` also asks that this tag is the version's, and that the changelog has a

@@ -1,4 +1,4 @@
-"""What is measured, by name. Every case gets a world of its own."""
+"""The cases, by name. Each has its own control plane."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def jobs500x20(world: World) -> Row:
 
 
 async def verdict(world: World) -> Row:
-    """On the full cluster: seconds until a gang of ten nodes is told why it cannot start."""
+    """On the full cluster: seconds until a gang of ten nodes has the reason why it cannot start."""
     await fill(world)
     jobs = [Jobs("late", 1, 10, 8)]
     async with Watch(world.client, NAMESPACE) as seen, world.scheduler.listen("late-0") as heard:

@@ -1,4 +1,4 @@
-"""What every scheduler has to offer so that the same cases can be put to it: Muster, and those beside it."""
+"""The interface of a scheduler to the cases: Muster, and those it is compared with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Heard:
-    """Why a job waits, as its user is told. `at` is when that was first seen (`time.monotonic`)."""
+    """Why a job waits, as its user sees it. `at` is when that was first seen (`time.monotonic`)."""
 
     reason: str = ""
     sentence: str = ""

@@ -58,12 +58,12 @@ async def kueue(world: World) -> Row:
 
 
 def _ran_again(world: World) -> dict[str, int]:
-    """Jobs that started more than once: since they lost a pod, failed, or had to make room."""
+    """Jobs that started more than once: because they lost a pod, failed, or were preempted."""
     why: Counter[str] = Counter()
     for job in world.plane.api.items(f"/apis/muster.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"):
         status = job.get("status", {})
         if status.get("attempt"):
-            why["lost" if status.get("nodeLosses") else "failed" if status.get("restarts") else "made room"] += 1
+            why["lost" if status.get("nodeLosses") else "failed" if status.get("restarts") else "preempted"] += 1
     return dict(why)
 
 

@@ -1,4 +1,4 @@
-"""Create jobs, watch their pods, and tell how long it took and what it cost."""
+"""Create jobs, watch their pods, and measure time and writes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NODE_LABELS = {"pool": FLAVOR}
 WRITES = ("POST", "PATCH", "PUT", "DELETE")
 _PATH = f"{GROUP}/namespaces/{NAMESPACE}/trainingjobs"
 _LEASE = ("--lease-duration-seconds", "15", "--renew-deadline-seconds", "10", "--retry-period-seconds", "2")
-_ALONE = ("PATCH trainingjobs/status", "POST services")  # nobody else writes these
+_ALONE = ("PATCH trainingjobs/status", "POST services")  # only the scheduler writes these
 _SOON_S, _LATER_S = 0.01, 1.0
 
 
@@ -62,7 +62,7 @@ class Muster:
         return counted
 
     def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> bool:
-        """Of what nobody else writes, as many were served as it says it sent."""
+        """Whether the API server served as many of _ALONE as the operator sent."""
         return all(ours.get(key, 0.0) == served.get(key, 0.0) for key in _ALONE)
 
     def one_queue(self) -> None:

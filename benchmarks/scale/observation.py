@@ -1,4 +1,4 @@
-"""What happened to pods, judged by every event of a watch and by nobody's word."""
+"""What happened to pods, from every event of a watch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Seen:
     trouble: BaseException | None = None  # what the watch died of
 
     def partial(self, size_of: Callable[[str], int]) -> list[str]:
-        """Gangs that have some pods bound now, but not all, and that nobody tears down."""
+        """Gangs that have some but not all pods bound now, and whose pods are not being deleted."""
         leaving = {self.gang_of[pod] for pod in self.stopping}
         bound = Counter(self.gang_of[pod] for pod in self.node_of)
         return [gang for gang, count in bound.items() if count < size_of(gang) and gang not in leaving]
@@ -124,7 +124,7 @@ class Watch:
     _task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Seen:
-        """From what there is now on; pods that are there already are not told of."""
+        """From now on; pods that exist already are not reported."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         version = msgspec.json.decode(await self.client.get(f"{path}?limit=1"), type=_List).metadata.resource_version
         self._task = asyncio.create_task(self._run(path, version))

@@ -1,4 +1,4 @@
-"""In which order measurements are taken: schedulers alternate, so that a slow hour of the machine hits all of them."""
+"""The order of measurements: schedulers alternate, so that a slow hour of the machine affects all of them."""
 
 from __future__ import annotations
 

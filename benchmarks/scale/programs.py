@@ -1,4 +1,4 @@
-"""What the kernel and the programs themselves tell about running programs."""
+"""CPU, memory and metrics of running programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[st
 
 
 def free_port() -> int:
-    """A port of loopback on which nobody listens now."""
+    """A free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

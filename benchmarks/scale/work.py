@@ -1,4 +1,4 @@
-"""The jobs of the cases, whoever is asked to run them: pods ask for one CPU and 1 GiB for every GPU."""
+"""The jobs of the cases, for every scheduler: pods request one CPU and 1 GiB for every GPU."""
 
 from __future__ import annotations
 

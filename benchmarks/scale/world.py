@@ -1,4 +1,4 @@
-"""500 nodes that exist as objects, the control plane that holds them, and a scheduler: started anew for every case."""
+"""A control plane with 500 virtual nodes, and a scheduler: started for every case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class World:
         return sum(peak_rss_mib(pid) for pid in self.scheduler.own.values())
 
     def served(self) -> dict[str, float]:
-        """How many writes the API server counted, by verb and resource, whoever made them; dry runs left out."""
+        """How many writes the API server counted, by verb and resource, of any client; without dry runs."""
         counted: dict[str, float] = {}
         text = str(self.plane.api.get("/metrics")["message"])  # it is no JSON
         for labels, value in metrics(text, "apiserver_request_total"):

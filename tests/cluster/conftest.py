@@ -1,4 +1,4 @@
-"""A control plane for the tests of this folder: one for each worker, and private ones for tests that hurt theirs."""
+"""A control plane for the tests of this folder: one for each worker, and private ones for tests that break theirs."""
 
 from __future__ import annotations
 

@@ -148,13 +148,13 @@ def test_an_ordinary_pod_of_a_job_is_created(plane: ControlPlane) -> None:
     assert not refuses(as_operator(plane), careful)
 
 
-def test_others_than_the_operator_create_what_they_may(plane: ControlPlane) -> None:
+def test_other_accounts_than_the_operator_are_not_restricted(plane: ControlPlane) -> None:
     assert not refuses(plane.api, STRANGERS["without an owner"])
     for pod, _ in PRIVILEGES.values():
         assert not refuses(plane.api, pod)
 
 
-def test_a_secret_is_of_a_job_and_never_a_token_of_an_account(plane: ControlPlane) -> None:
+def test_a_secret_must_belong_to_a_job_and_must_not_be_a_service_account_token(plane: ControlPlane) -> None:
     assert not refuses_secret(plane, SECRET)
     assert refuses_secret(plane, {"metadata": {"name": "s"}})
     token = {"type": "kubernetes.io/service-account-token"}
@@ -165,7 +165,7 @@ def test_a_secret_is_of_a_job_and_never_a_token_of_an_account(plane: ControlPlan
     assert refuses_secret(plane, {**token, "metadata": {**key["metadata"], **account}}, SYSTEM)
 
 
-def test_the_api_server_finds_no_fault_in_the_expressions(plane: ControlPlane) -> None:
+def test_the_api_server_reports_no_error_in_the_expressions(plane: ControlPlane) -> None:
     base = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
     def status(name: str) -> Object:
@@ -177,7 +177,7 @@ def test_the_api_server_finds_no_fault_in_the_expressions(plane: ControlPlane) -
 
 
 @pytest.mark.parametrize("field", ["privileged", "hostPath", "hostNetwork", "hostPID", "hostIPC"])
-def test_what_the_values_allow_is_created_and_nothing_else(plane: ControlPlane, field: str) -> None:
+def test_only_pods_that_the_values_allow_are_created(plane: ControlPlane, field: str) -> None:
     install(plane, *allow(field))
     operator = as_operator(plane)
     try:

@@ -67,7 +67,7 @@ def place(item: Object, **query: str) -> str:
 
 
 def try_to_create(api: Api, item: Object) -> Object:
-    """Create nothing, but be answered as if; fields that nobody knows are refused, as kubectl asks for."""
+    """Create nothing, but return the result (dry run); unknown fields are refused, as kubectl requests it."""
     return api.create(place(item, dryRun="All", fieldValidation="Strict"), item)
 
 
@@ -80,12 +80,12 @@ def test_plain_kubectl_installs_and_updates_the_crds(plane: ControlPlane) -> Non
 
 
 @pytest.mark.parametrize("item", GOOD, ids=str)
-def test_what_is_right_is_accepted(api: Api, item: Object) -> None:
+def test_valid_objects_are_accepted(api: Api, item: Object) -> None:
     try_to_create(api, item)
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_what_is_wrong_is_refused_with_the_field_and_what_would_be_right(api: Api, bad: Bad) -> None:
+def test_invalid_objects_are_refused_with_the_field_and_what_is_valid(api: Api, bad: Bad) -> None:
     with pytest.raises(Refused) as caught:
         try_to_create(api, bad.item)
     assert caught.value.code in (400, 422)
@@ -167,7 +167,7 @@ def test_defaults_are_those_of_the_specs(api: Api) -> None:
     assert try_to_create(api, {**queue(), "spec": {}})["spec"] == {"weight": 1, "halfLifeSeconds": 604800}
 
 
-def test_what_muster_does_not_know_of_a_pod_is_kept(api: Api) -> None:
+def test_unknown_fields_of_a_pod_template_are_kept(api: Api) -> None:
     pod: Object = {
         "containers": [{"name": "main", "image": "x", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
         "securityContext": {"runAsNonRoot": True},
@@ -195,8 +195,8 @@ def standing(api: Api, namespace: str, condition: str) -> str:
 
 
 def set_condition(api: Api, path: str, condition: str, status: str) -> None:
-    told = {"type": condition, "status": status, "reason": "Told", "lastTransitionTime": NOW}
-    api.patch(f"{path}/status", {"status": {"conditions": [told]}})
+    written = {"type": condition, "status": status, "reason": "Written", "lastTransitionTime": NOW}
+    api.patch(f"{path}/status", {"status": {"conditions": [written]}})
 
 
 def role(**fields: Any) -> Object:
@@ -237,7 +237,7 @@ def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
     api.patch(admitted, {"spec": change})
 
 
-def test_a_status_that_comes_along_opens_no_door_to_the_spec(api: Api, admitted: str) -> None:
+def test_an_update_with_a_status_is_subject_to_the_same_rules(api: Api, admitted: str) -> None:
     """Rules about edits do not look at the spec where the phase changes: no one write can change both."""
     api.patch(f"{admitted}/status", {"status": {"phase": "Admitted"}})
     both = {"spec": {"queue": "other"}, "status": {"phase": "Running"}}
@@ -270,7 +270,7 @@ def test_an_admitted_job_can_be_scaled_suspended_reordered_and_cancelled(
 
 
 @pytest.mark.parametrize("end", ["Complete", "Failed", "Cancelled"])
-def test_a_finished_job_stays_as_it_was(api: Api, namespace: str, end: str) -> None:
+def test_a_finished_job_is_immutable(api: Api, namespace: str, end: str) -> None:
     finished = standing(api, namespace, end)
     with pytest.raises(Refused, match=r"spec: .*only ttlSecondsAfterFinished can be changed"):
         api.patch(finished, {"spec": {"suspend": True}})
@@ -278,9 +278,7 @@ def test_a_finished_job_stays_as_it_was(api: Api, namespace: str, end: str) -> N
 
 
 @pytest.mark.parametrize("end", ["Complete", "Failed", "Cancelled"])
-def test_of_a_finished_job_the_time_to_live_can_be_set_changed_and_taken_away(
-    api: Api, namespace: str, end: str
-) -> None:
+def test_the_ttl_of_a_finished_job_can_be_set_changed_and_removed(api: Api, namespace: str, end: str) -> None:
     finished = standing(api, namespace, end)
     for ttl in (3600, 60, None):
         check_edit(*edited(api.get(finished), {"ttlSecondsAfterFinished": ttl}))
@@ -292,20 +290,20 @@ def test_of_a_finished_job_the_time_to_live_can_be_set_changed_and_taken_away(
         api.patch(finished, {"spec": {"ttlSecondsAfterFinished": 5, "priority": 7}})
 
 
-def test_a_role_without_replicas_is_refused_without_a_word_of_arithmetic(api: Api) -> None:
+def test_a_role_without_replicas_is_refused_with_one_error(api: Api) -> None:
     pod = {"containers": [{"name": "main", "resources": {"requests": {"cpu": 1}}}]}
     with pytest.raises(Refused) as refused:
         try_to_create(api, job(role={"replicas": 0, "template": {"spec": pod}}))
     assert "division" not in str(refused.value)
 
 
-def test_a_cancelled_job_is_cancelled_for_good(api: Api, admitted: str) -> None:
+def test_a_cancelled_job_stays_cancelled(api: Api, admitted: str) -> None:
     api.patch(admitted, {"spec": {"cancel": True}})
     with pytest.raises(Refused, match=r"spec.cancel: .*must not be changed from true to false"):
         api.patch(admitted, {"spec": {"cancel": False}})
 
 
-def test_the_status_has_its_own_door(api: Api, admitted: str) -> None:
+def test_the_status_is_a_subresource(api: Api, admitted: str) -> None:
     before = api.get(admitted)
     api.patch(admitted, {"status": {"phase": "Succeeded"}})
     api.patch(f"{admitted}/status", {"spec": {"suspend": True}, "status": {"attempt": 3}})
@@ -336,7 +334,7 @@ def test_kubectl_scale_writes_the_size_of_the_one_elastic_role(plane: ControlPla
     assert api.get(admitted)["spec"]["elasticReplicas"] == 3
 
 
-def test_a_status_that_is_none_is_refused(api: Api, admitted: str) -> None:
+def test_an_invalid_status_is_refused(api: Api, admitted: str) -> None:
     with pytest.raises(Refused, match=r'status.phase: Unsupported value: "Lost"'):
         api.patch(f"{admitted}/status", {"status": {"phase": "Lost"}})
 
@@ -360,8 +358,8 @@ def test_kubectl_get_shows_state_queue_pods_position_reason_and_age(plane: Contr
     item = job(queue="research")
     item["metadata"]["namespace"] = namespace
     api.create(place(item), item)
-    told = {"phase": "Running", "reason": "Starting", "podsReady": 3, "podsWanted": 4, "queuePosition": 2}
-    api.patch(f"{place(item)}/j/status", {"status": told})
+    written = {"phase": "Running", "reason": "Starting", "podsReady": 3, "podsWanted": 4, "queuePosition": 2}
+    api.patch(f"{place(item)}/j/status", {"status": written})
     header, line = plane.kubectl("get", "tj", "-n", namespace).splitlines()
     assert header.split() == ["NAME", "PHASE", "QUEUE", "READY", "PODS", "POSITION", "REASON", "AGE"]
     assert line.split()[:-1] == ["j", "Running", "research", "3", "4", "2", "Starting"]
@@ -387,5 +385,5 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
             api.delete(f"{place(item)}/shown")
 
 
-def test_kubectl_explain_tells_what_a_field_means(plane: ControlPlane) -> None:
+def test_kubectl_explain_describes_a_field(plane: ControlPlane) -> None:
     assert "The queue whose quota the job uses." in plane.kubectl("explain", "trainingjob.spec.queue")

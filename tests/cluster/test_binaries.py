@@ -75,19 +75,19 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_a_program_on_path_is_not_taken(machine: Machine) -> None:
+def test_a_program_on_path_is_not_used(machine: Machine) -> None:
     machine.has("kubectl", "1.36.3")
     assert machine.installed("kubectl") == {}
     machine.has_go()
     assert machine.ensure("kubectl") == {"kubectl": "cache (built)"}
 
 
-def test_the_folder_that_the_caller_names_is_taken(machine: Machine) -> None:
+def test_the_folder_that_the_caller_names_is_used(machine: Machine) -> None:
     path = machine.has_assets("kubectl", "1.30.0")
     assert machine.installed("kubectl") == {"kubectl": str(path)}
 
 
-def test_nothing_is_downloaded_but_modules_and_an_earlier_download_is_not_taken(machine: Machine) -> None:
+def test_only_modules_are_downloaded_and_an_earlier_download_is_not_used(machine: Machine) -> None:
     machine.has_go()
     earlier = cache_folder() / PROGRAMS["etcd"].family / "download"
     earlier.mkdir(parents=True)
@@ -104,13 +104,13 @@ def test_every_build_reads_go_sum_and_may_not_change_it(machine: Machine, monkey
     assert {folder.name for folder in MODULES.iterdir() if not (folder / "go.sum").exists()} == set()
 
 
-def test_a_program_that_is_too_old_is_passed_over_and_said(machine: Machine) -> None:
+def test_a_program_that_is_too_old_is_skipped_and_reported(machine: Machine) -> None:
     machine.has_assets("etcd", "3.4.23")
     assert machine.installed("etcd") == {}
     assert machine.said == [f"{machine.assets / 'etcd'} is 3.4.23; needs 3.5 or later"]
 
 
-def test_a_program_that_tells_no_version_is_passed_over(machine: Machine) -> None:
+def test_a_program_that_prints_no_version_is_skipped(machine: Machine) -> None:
     machine.has_assets("kubectl", "")
     script(machine.assets, "kubectl", "exit 3")
     assert machine.installed("kubectl") == {}
@@ -140,7 +140,7 @@ def test_what_is_missing_is_built_once(machine: Machine) -> None:
     assert (machine.built(), machine.said) == (2, [])
 
 
-def test_without_go_one_sentence_says_what_to_do(machine: Machine) -> None:
+def test_without_go_the_error_names_the_remedy(machine: Machine) -> None:
     with pytest.raises(Unavailable) as error:
         machine.ensure("helm", "kwok")
     assert str(error.value) == (
@@ -166,14 +166,14 @@ def test_an_older_go_fetches_the_one_that_is_needed(machine: Machine) -> None:
     assert machine.builds.read_text().startswith(f"go{needed}+auto ")
 
 
-def test_a_build_that_fails_leaves_nothing_and_says_why(machine: Machine) -> None:
+def test_a_failed_build_leaves_no_file_and_shows_its_output(machine: Machine) -> None:
     machine.has_go(build=f'{WRITE}; echo "module lookup disabled"; exit 1')
     with pytest.raises(Unavailable, match=r"`go build .*helm` failed: module lookup disabled"):
         machine.ensure("helm")
     assert [path.name for path in cache_folder().rglob("*helm*") if path.is_file()] == []
 
 
-def test_a_run_waits_for_the_one_that_builds_and_takes_what_it_built(machine: Machine) -> None:
+def test_a_run_waits_for_another_build_and_uses_its_result(machine: Machine) -> None:
     machine.has_go()
     found: list[dict[str, str]] = []
     cache_folder().mkdir(parents=True)

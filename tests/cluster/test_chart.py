@@ -59,7 +59,7 @@ def test_it_installs_two_operators_a_queue_and_a_flavor(plane: ControlPlane) -> 
     assert not plane.api.gone(f"{GROUP}/flavors/default")
 
 
-def test_the_notes_name_the_queue_and_what_to_look_at(plane: ControlPlane) -> None:
+def test_the_notes_name_the_queue_and_the_next_commands(plane: ControlPlane) -> None:
     notes = plane.helm("get", "notes", "muster", "--namespace", SYSTEM)
     assert f"kubectl -n {SYSTEM} rollout status deployment/{OPERATOR}" in notes
     assert 'Submit to queue "default"' in notes
@@ -153,7 +153,7 @@ def test_of_all_secrets_the_operator_reads_its_key_alone(plane: ControlPlane) ->
         plane.api.delete(f"{secrets}/{name}")
 
 
-def test_who_may_edit_a_namespace_has_jobs_there_and_no_other_and_never_a_status(plane: ControlPlane) -> None:
+def test_an_editor_of_a_namespace_may_edit_jobs_only_there_and_never_a_status(plane: ControlPlane) -> None:
     alice = plane.api_as("alice")
     path = in_team(alice)
     try:
@@ -175,7 +175,7 @@ def test_no_role_of_the_cluster_reaches_a_status(plane: ControlPlane, role: str)
     assert {name for rule in ours for name in rule["resources"]} == {"trainingjobs", "trainingjobs/scale"}
 
 
-def test_who_may_view_a_namespace_sees_jobs_and_changes_none(plane: ControlPlane) -> None:
+def test_a_viewer_of_a_namespace_may_only_read_jobs(plane: ControlPlane) -> None:
     bob = plane.api_as("bob")
     assert bob.items(f"{GROUP}/namespaces/team-a/trainingjobs") == []
     with pytest.raises(Refused, match="forbidden"):

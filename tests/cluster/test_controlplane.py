@@ -33,7 +33,7 @@ time.sleep(3600)
 """
 
 
-def test_nodes_are_born_ready_with_their_room_and_place(control_plane: ControlPlane, add_nodes: AddNodes) -> None:
+def test_nodes_are_created_ready_with_capacity_and_topology(control_plane: ControlPlane, add_nodes: AddNodes) -> None:
     names = add_nodes(5, Shape(gpus=4, per_rack=2, racks_per_block=2, labels={"gpu.model": "h200"}), prefix="born")
     nodes = [control_plane.api.get(f"/api/v1/nodes/{name}") for name in names]
     assert [ready(node) for node in nodes] == ["True"] * 5
@@ -53,7 +53,7 @@ def test_a_node_that_is_applied_with_kubectl_becomes_ready(control_plane: Contro
         control_plane.delete_nodes("applied")
 
 
-def test_what_a_test_writes_into_a_nodes_status_stays(control_plane: ControlPlane, add_nodes: AddNodes) -> None:
+def test_a_nodes_status_stays_as_written(control_plane: ControlPlane, add_nodes: AddNodes) -> None:
     (name,) = add_nodes(1, prefix="written")
     since = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=1)
     control_plane.set_ready(name, "Unknown", since)
@@ -66,7 +66,7 @@ def test_what_a_test_writes_into_a_nodes_status_stays(control_plane: ControlPlan
     assert (condition["status"], condition["lastTransitionTime"]) == ("Unknown", "2026-01-01T01:00:00Z")
 
 
-def test_somebody_without_rights_may_do_nothing_until_they_are_given_some(
+def test_a_user_without_rights_may_do_nothing_until_a_role_is_bound(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -81,7 +81,7 @@ def test_somebody_without_rights_may_do_nothing_until_they_are_given_some(
         control_plane.api_as("bob").get(pods)
 
 
-def test_a_wrong_token_is_nobody(control_plane: ControlPlane) -> None:
+def test_an_invalid_token_is_unauthenticated(control_plane: ControlPlane) -> None:
     path = control_plane.kubeconfig("mallory", token="wrong")
     with pytest.raises(CommandFailed, match=r"Unauthorized|logged in"):
         control_plane.kubectl("--kubeconfig", str(path), "get", "pods")
@@ -106,7 +106,7 @@ def test_helm_installs_a_chart(control_plane: ControlPlane, namespace: str, tmp_
     assert control_plane.api.get(f"/api/v1/namespaces/{namespace}/configmaps/from-helm")["data"] == {"a": "b"}
 
 
-def test_an_api_server_that_was_killed_returns_with_its_data_and_the_pods_go_on(
+def test_a_killed_api_server_restarts_with_its_data_and_pods_continue(
     start_control_plane: StartControlPlane,
 ) -> None:
     plane = start_control_plane()
@@ -130,7 +130,7 @@ def test_an_api_server_that_was_killed_returns_with_its_data_and_the_pods_go_on(
     assert "system:serviceaccount" in plane.kubectl("--kubeconfig", str(account), "auth", "whoami")
 
 
-def test_a_user_that_was_not_there_from_the_start_can_be_added(start_control_plane: StartControlPlane) -> None:
+def test_a_user_can_be_added_later(start_control_plane: StartControlPlane) -> None:
     plane = start_control_plane(scheduler=False, kwok=False)
     plane.token_for("dave", ["team-d"])
     assert "team-d" in plane.kubectl("auth", "whoami", user="dave")

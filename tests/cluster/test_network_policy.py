@@ -82,14 +82,14 @@ def ports(policy: Object, protocol: str, namespace: str, pod: Labels) -> set[int
     return open_ports
 
 
-def test_every_port_of_a_jobs_pod_stays_open_to_everybody_but_the_collectors(policy: Object, namespace: str) -> None:
+def test_every_port_of_a_jobs_pod_but_the_collectors_stays_open(policy: Object, namespace: str) -> None:
     peer = {labels.JOB: "j"}
     assert set(EVERY_PORT) - ports(policy, "TCP", namespace, peer) == {COLLECTOR_PORT}
     for protocol in ("UDP", "SCTP"):
         assert ports(policy, protocol, "elsewhere", {}) == set(EVERY_PORT)
 
 
-def test_the_collectors_port_is_open_to_the_operators_pods_in_their_namespace_alone(
+def test_the_collectors_port_is_open_only_to_the_operators_pods(
     policy: Object, namespace: str, operator: Labels
 ) -> None:
     assert COLLECTOR_PORT in ports(policy, "TCP", SYSTEM, operator)

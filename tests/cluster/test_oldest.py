@@ -1,4 +1,4 @@
-"""The oldest Kubernetes that we support takes our CRDs: it reckons the cost of rules higher than newer ones do."""
+"""The oldest Kubernetes that we support takes our CRDs: it computes a higher cost of rules than newer ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def verdict(oldest: Binary, crds: Path) -> str:
     return subprocess.run([oldest.path, crds], capture_output=True, text=True, check=False).stdout
 
 
-def test_the_oldest_kubernetes_takes_our_crds(oldest: Binary) -> None:
+def test_the_oldest_kubernetes_accepts_our_crds(oldest: Binary) -> None:
     assert verdict(oldest, CRDS).splitlines() == [f"{kind}.muster.dev was looked at" for kind in KINDS]
 
 
-def test_it_refuses_a_rule_that_newer_ones_take(oldest: Binary, tmp_path: Path) -> None:
+def test_it_refuses_a_rule_that_newer_ones_accept(oldest: Binary, tmp_path: Path) -> None:
     jobs = next(yaml.safe_load_all(CRDS.read_text()))
     spec = jobs["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     pod = spec["roles"]["items"]["properties"]["template"]["properties"]["spec"]["properties"]
@@ -43,7 +43,7 @@ def test_it_refuses_a_rule_that_newer_ones_take(oldest: Binary, tmp_path: Path) 
     assert "estimated rule cost exceeds budget" in verdict(oldest, dearer)
 
 
-def test_that_is_the_version_that_the_docs_name() -> None:
+def test_it_is_the_version_that_the_docs_name() -> None:
     minor = version_in(pinned("oldest")["k8s.io/apiextensions-apiserver"])[1]
     assert (1, minor) == LEAST_KUBERNETES
     assert f"Kubernetes {written(LEAST_KUBERNETES)} or later" in (ROOT / "docs" / "install.md").read_text()

@@ -40,7 +40,7 @@ def test_a_pod_without_an_exit_code_succeeds(pods: Pods) -> None:
     assert (name, details["exitCode"], details["reason"]) == ("terminated", 0, "Completed")
 
 
-def test_a_list_says_what_each_attempt_does_and_its_last_entry_counts_for_all_later_ones(pods: Pods) -> None:
+def test_a_list_determines_each_attempt_and_its_last_entry_all_later_ones(pods: Pods) -> None:
     for attempt in range(4):
         pods.create(f"a-{attempt}", attempt=attempt, exit_code="3,137,0", exit_reason=",OOMKilled,")
     ends = [
@@ -58,7 +58,7 @@ def test_a_running_pod_can_be_made_to_fail(pods: Pods) -> None:
     assert state(pods.reach("a", "Failed"))[1]["exitCode"] == 9
 
 
-def test_a_stuck_pod_waits_for_its_reason_until_the_annotation_goes(pods: Pods) -> None:
+def test_a_stuck_pod_waits_with_its_reason_until_the_annotation_is_removed(pods: Pods) -> None:
     pods.create("a", stuck="ImagePullBackOff")
     pods.plane.wait_for("it waits", lambda: "containerStatuses" in pods.get("a")["status"])
     pod = pods.get("a")
@@ -76,7 +76,7 @@ def test_a_slow_pod_is_pending_then_running_then_ready(pods: Pods) -> None:
     assert list(dict.fromkeys(seen)) == [("Pending", None), ("Running", "False"), ("Running", "True")]
 
 
-def test_a_deleted_pod_ends_with_sigterms_code_before_it_is_gone(pods: Pods) -> None:
+def test_a_deleted_pod_ends_with_sigterms_code_before_it_is_removed(pods: Pods) -> None:
     pods.create("a", stop_seconds="0.3")
     pods.reach("a", "Running")
     since = pods.version()
@@ -89,7 +89,7 @@ def test_a_deleted_pod_ends_with_sigterms_code_before_it_is_gone(pods: Pods) -> 
     assert gone["type"] == "DELETED"
 
 
-def test_a_pod_may_stop_with_a_code_of_its_own(pods: Pods) -> None:
+def test_a_pod_may_stop_with_its_own_exit_code(pods: Pods) -> None:
     pods.create("a", stop_exit_code="0")
     pods.reach("a", "Running")
     since = pods.version()
@@ -99,7 +99,7 @@ def test_a_pod_may_stop_with_a_code_of_its_own(pods: Pods) -> None:
     assert (last["status"]["phase"], state(last)[1]["exitCode"]) == ("Succeeded", 0)
 
 
-def test_a_pod_that_outlasts_its_grace_is_killed(pods: Pods) -> None:
+def test_a_pod_that_exceeds_its_grace_period_is_killed(pods: Pods) -> None:
     pods.create("a", stop_seconds="3600", grace_s=1)
     pods.reach("a", "Running")
     since = pods.version()
@@ -127,7 +127,7 @@ def test_a_native_sidecar_runs_beside_the_main_container_and_ends_after_it(pods:
     assert state(pod, "initContainerStatuses", 0)[1]["exitCode"] == 0
 
 
-def test_a_pod_with_a_sidecar_stops_whole(pods: Pods) -> None:
+def test_a_pod_with_a_sidecar_stops_both_containers(pods: Pods) -> None:
     pods.create("a", sidecar=True)
     pods.reach("a", "Running")
     since = pods.version()
@@ -158,7 +158,7 @@ def test_nothing_happens_to_the_pods_of_a_stopped_kubelet(pods: Pods, add_nodes:
     pods.until_gone("a")
 
 
-def test_the_log_of_a_pod_is_what_the_test_wrote(pods: Pods) -> None:
+def test_the_log_of_a_pod_is_the_text_of_the_test(pods: Pods) -> None:
     pods.create("a")
     pods.reach("a", "Running")
     pods.plane.write_log("step 1\nout of memory\n")

@@ -69,7 +69,7 @@ def day() -> None:
         _act("1. helm install muster: two operators as pods of their own image")
         operator.install(cluster)
         print(cluster.plane.kubectl("get", "nodes,pods", "-n", operator.SYSTEM, "-o", "wide"))
-        Path(folder).chmod(0o755)  # pods that run as user nobody reach their volume through it
+        Path(folder).chmod(0o755)  # pods that run as another user reach their volume through it
         cache = binaries.cache_folder().parents[1] / "pods"
         with stage(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
             _act("2. Two queues with a node of 2 GPUs each")

@@ -1,4 +1,4 @@
-"""A peer that runs: its programs, the form in which it is asked, and a first pod that shows that it is up."""
+"""A running peer: its programs, the form of its jobs, and a first pod that shows that it works."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def on_free_ports(cls, folder: Path, service: str = "") -> Layout:
-        """Ports that nobody listens on, from below the range that systems give to outgoing connections.
+        """Free ports, from below the range that systems give to outgoing connections.
 
         `service` is an address of this machine at which pods of real kubelets find the API server, on port 443.
         """

@@ -36,9 +36,9 @@ class Shape:
 
 def manifest(name: str, shape: Shape, place: Mapping[str, str], kubelet_port: int) -> Json:
     """One node with its status, as a kubelet that listens on the port would register it."""
-    room = {"cpu": shape.cpu, "memory": shape.memory, "pods": str(shape.pods), "ephemeral-storage": "1Ti"}
+    capacity = {"cpu": shape.cpu, "memory": shape.memory, "pods": str(shape.pods), "ephemeral-storage": "1Ti"}
     if shape.gpus:
-        room[GPU] = str(shape.gpus)
+        capacity[GPU] = str(shape.gpus)
     labels = {HOST: name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", **place, **shape.labels}
     return {
         "apiVersion": "v1",
@@ -47,8 +47,8 @@ def manifest(name: str, shape: Shape, place: Mapping[str, str], kubelet_port: in
         "spec": {"taints": list(shape.taints)},
         "status": {
             "phase": "Running",
-            "capacity": room,
-            "allocatable": room,
+            "capacity": capacity,
+            "allocatable": capacity,
             "conditions": conditions("True"),
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port}},

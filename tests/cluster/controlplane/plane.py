@@ -1,4 +1,4 @@
-"""Start a control plane, use it, and be sure that it ends.
+"""Starts a control plane, and ends it with its owner.
 
 with ControlPlane.start(folder) as plane:
     plane.add_nodes(4)
@@ -42,7 +42,7 @@ class Options:
     scheduler: bool = True
     kwok: bool = True
     gates: tuple[str, ...] = ()
-    readable: bool = False  # etcd holds JSON, for whoever watches etcd itself
+    readable: bool = False  # etcd stores JSON, for tests that watch etcd itself
     audited: bool = False  # the API server keeps a log of all changes
     controllers: tuple[str, ...] = ()  # more flags of the controller manager
     service: str = ""  # the API server's address for the pods of real kubelets; this machine has it already
@@ -160,7 +160,7 @@ class ControlPlane:
         return token
 
     def kubeconfig(self, user: str = ADMIN, *, token: str | None = None, namespace: str = "default") -> Path:
-        """A kubeconfig file for a user, or for whoever has `token`; `user` then only names the file."""
+        """A kubeconfig file for a user, or with `token`; `user` then only names the file."""
         path = self.folder / "kubeconfigs" / f"{user}.{namespace}"
         path.parent.mkdir(exist_ok=True)
         return write_kubeconfig(path, self.server, self.authority, token or self.token_for(user), namespace)

@@ -197,7 +197,7 @@ STOPPED = (
     + _SIDECARS_EXIT
 )
 
-# A node that somebody created with kubectl: it becomes Ready, and keeps the room it was given.
+# A node created with kubectl: it becomes Ready, and keeps its capacity.
 NODE = """
 {{ $now := Now | Quote }}
 phase: Running

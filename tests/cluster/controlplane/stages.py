@@ -1,4 +1,4 @@
-"""How pods live on nodes without a kubelet: the stages that KWOK plays, and the annotations that steer them.
+"""Behaviour of pods on nodes without a kubelet: KWOK's stages, and the annotations that control them.
 
 A pod that is bound starts at once, gets ready at once, runs for ever, and stops at once when it is deleted. Annotations
 change that, pod by pod; they may be put on a pod while it runs. A value may be a list with one entry for each

@@ -1,8 +1,8 @@
-"""Run one program for as long as somebody holds our standard input open, and leave nothing behind.
+"""Run one program for as long as our standard input is open, and leave no process behind.
 
     python supervise.py PIDFILE LEFTOVER PROGRAM ARGUMENT...
 
-Whoever starts a control plane may be killed with -9 and cannot clean up; the kernel then closes its end of the pipe,
+The owner of a control plane may be killed with SIGKILL and cannot clean up; the kernel then closes its end of the pipe,
 and this process kills the program and removes the folder LEFTOVER ("" for none). Should this process itself be killed,
 the kernel kills the program (Linux). The program's process id is written to PIDFILE.
 

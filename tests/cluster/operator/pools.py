@@ -1,4 +1,4 @@
-"""A part of the cluster that is a test's own: nodes, a flavor, queues and a namespace, all named after it."""
+"""Objects of one test in a shared cluster: nodes, a flavor, queues and a namespace, all named after it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Pool:
         self.api.patch(path, {"metadata": {"annotations": annotations}})
 
     def events(self, name: str) -> list[str]:
-        """Reasons of the Events of a job, in the order in which they were told."""
+        """Reasons of the Events of a job, in the order in which they were recorded."""
         events = self.api.items(f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
         ours = [
             one for one in events if one["regarding"].get("name") == name and one["regarding"]["kind"] == "TrainingJob"
@@ -197,16 +197,16 @@ class Pool:
 
         self.wait(f"{name} runs in attempt {attempt}", runs)
 
-    def wait_for_reason(self, name: str, reason: str, told: str = "") -> str:
-        """Wait until a job waits for this reason, with a sentence that has `told` in it; the sentence."""
+    def wait_for_reason(self, name: str, reason: str, text: str = "") -> str:
+        """Wait until a job waits for this reason, with a sentence that has `text` in it; the sentence."""
         sentences: list[str] = []
 
         def waits() -> bool:
             admitted = self.condition(name, "Admitted")
             sentences.append(str(admitted.get("message", "")))
-            return (admitted.get("status"), admitted.get("reason")) == ("False", reason) and told in sentences[-1]
+            return (admitted.get("status"), admitted.get("reason")) == ("False", reason) and text in sentences[-1]
 
-        self.wait(f"{name} waits: {reason} {told}", waits)
+        self.wait(f"{name} waits: {reason} {text}", waits)
         return sentences[-1]
 
     def wait_for_event(self, name: str, reason: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 QUICK = ("--lease-duration-seconds", "10", "--renew-deadline-seconds", "7", "--retry-period-seconds", "1")
-"""Another operator takes over soon, and none loses its Lease because the machine had something else to do."""
+"""Another operator takes over soon, and none loses its Lease on a loaded machine."""
 
 
 class Operator:

@@ -26,7 +26,7 @@ LAST_WORDS = "termination-log"
 
 
 def any_address() -> str:
-    """An address of loopback that nobody else is likely to use: all pods have the same port."""
+    """An address of loopback that is probably unused: all pods have the same port."""
     return f"127.{random.randint(1, 250)}.{random.randint(1, 250)}.{random.randint(1, 250)}"
 
 

@@ -1,4 +1,4 @@
-"""Beats on Kubernetes: who has a collector, what the operator learns from it, and what follows."""
+"""Heartbeats on Kubernetes: which jobs have a collector, what it reports, and what follows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keep_beating(run_dir: Path) -> None:
     beat(run_dir, 1 + time.time_ns() // 10**8)
 
 
-def test_a_job_that_stalls_is_started_anew_by_its_rule(pool: Pool, tmp_path: Path) -> None:
+def test_a_stalled_job_is_restarted_by_its_rule(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     pool.submit("hung", pods=1, stallTimeoutSeconds=4, **steered(any_address()))
     pod = the_pod(pool, "hung")
@@ -47,7 +47,7 @@ def test_a_job_that_stalls_is_started_anew_by_its_rule(pool: Pool, tmp_path: Pat
     pool.wait_for_attempt("hung", 1)
 
 
-def test_a_job_that_makes_steps_or_cannot_be_asked_does_not_stall(
+def test_a_job_that_progresses_or_whose_collector_is_unreachable_does_not_stall(
     pool: Pool, tmp_path: Path, operator: Operator
 ) -> None:
     pool.set_up()
@@ -72,35 +72,39 @@ def test_a_job_that_makes_steps_or_cannot_be_asked_does_not_stall(
             assert (pool.phase(name), pool.status(name).get("restarts", 0)) == ("Running", 0)
 
 
-def test_how_far_a_job_is_and_its_checkpoint_are_in_its_status(pool: Pool, tmp_path: Path) -> None:
+def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
-    pool.submit("told", pods=1, pod=KEPT, **steered(any_address()))
-    pod = the_pod(pool, "told")
+    pool.submit("busy-step", pods=1, pod=KEPT, **steered(any_address()))
+    pod = the_pod(pool, "busy-step")
     beat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5)
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
-        pool.wait("it is told", lambda: pool.status("told").get("progress", {}).get("step") == 40)
-        progress = pool.status("told")["progress"]
+        pool.wait(
+            "the heartbeat is in its status", lambda: pool.status("busy-step").get("progress", {}).get("step") == 40
+        )
+        progress = pool.status("busy-step")["progress"]
         assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
         (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats(
-            "told", pool.namespace
+            "busy-step", pool.namespace
         )
         assert (seen["step"], seen["loss"]) == (40, 2.5)
-        pool.wait("its checkpoint is known", lambda: pool.status("told").get("lastCheckpoint", {}).get("step") == 30)
+        pool.wait(
+            "its checkpoint is known", lambda: pool.status("busy-step").get("lastCheckpoint", {}).get("step") == 30
+        )
 
 
-def test_checkpoints_in_a_folder_that_goes_with_the_pod_do_not_count(pool: Pool, tmp_path: Path) -> None:
+def test_checkpoints_in_a_folder_that_is_deleted_with_the_pod_do_not_count(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     pool.submit("lossy", pods=1, stallTimeoutSeconds=600, **steered(any_address()))
     pod = the_pod(pool, "lossy")
     beat(tmp_path, 40)
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
-        pool.wait("it is told", lambda: pool.status("lossy").get("progress", {}).get("step") == 40)
+        pool.wait("the heartbeat is in its status", lambda: pool.status("lossy").get("progress", {}).get("step") == 40)
     assert "lastCheckpoint" not in pool.status("lossy")
 
 
-def test_who_has_just_written_a_checkpoint_leaves_rather_than_who_started_last(
+def test_the_job_with_the_newest_checkpoint_is_preempted_before_the_one_that_started_last(
     pool: Pool, tmp_path: Path, operator: Operator
 ) -> None:
     """Without news of checkpoints the younger one would have lost less. What it writes as it leaves is known too."""
@@ -116,7 +120,7 @@ def test_who_has_just_written_a_checkpoint_leaves_rather_than_who_started_last(
     with collecting(pool, pod, tmp_path):
         pool.wait("the news is there", lambda: pool.status("older").get("lastCheckpoint", {}).get("step") == 100)
         pool.submit("urgent", pods=1, gpus=4, priority=10)
-        pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("older")[0]["metadata"])
+        pool.wait("it is stopped", lambda: "deletionTimestamp" in pool.pods("older")[0]["metadata"])
         checkpoint(tmp_path, 200, time.time())
         answered = operator.metric("muster_heartbeats_total", outcome="ok")
         pool.wait(
@@ -129,7 +133,9 @@ def test_who_has_just_written_a_checkpoint_leaves_rather_than_who_started_last(
     assert (pool.phase("younger"), pool.attempt("younger")) == ("Running", 0)
 
 
-def test_the_sidecar_stands_up_to_the_strictest_pod_security_and_its_secret_goes_with_the_job(pool: Pool) -> None:
+def test_the_sidecar_satisfies_the_restricted_pod_security_standard_and_its_secret_is_deleted_with_the_job(
+    pool: Pool,
+) -> None:
     enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
     pool.api.patch(f"/api/v1/namespaces/{pool.namespace}", {"metadata": {"labels": enforced}})
     pool.set_up()
@@ -154,7 +160,7 @@ def test_the_sidecar_stands_up_to_the_strictest_pod_security_and_its_secret_goes
     pool.wait("its Secret is gone", lambda: pool.api.gone(path))
 
 
-def test_a_job_that_asks_for_nothing_has_neither_sidecar_nor_secret(pool: Pool) -> None:
+def test_a_job_without_traces_has_neither_sidecar_nor_secret(pool: Pool) -> None:
     pool.set_up()
     pool.submit("plain", pods=1)
     pod = the_pod(pool, "plain")
@@ -162,7 +168,7 @@ def test_a_job_that_asks_for_nothing_has_neither_sidecar_nor_secret(pool: Pool) 
     assert pool.api.items(f"/api/v1/namespaces/{pool.namespace}/secrets") == []
 
 
-def test_a_container_by_the_sidecars_name_is_refused_before_anything_is_admitted(pool: Pool) -> None:
+def test_a_container_with_the_sidecars_name_is_refused_before_admission(pool: Pool) -> None:
     pool.set_up()
     containers = [{"name": "main", "image": "none"}, {"name": "muster-collector", "image": "none"}]
     pool.submit("clash", pods=1, pod={"containers": containers}, stallTimeoutSeconds=60)
@@ -170,7 +176,7 @@ def test_a_container_by_the_sidecars_name_is_refused_before_anything_is_admitted
     assert pool.pods() == []
 
 
-def test_the_room_that_the_sidecar_takes_is_counted(pool: Pool) -> None:
+def test_the_requests_of_the_sidecar_count(pool: Pool) -> None:
     """Two such pods do not fit a core with what the sidecars ask for, and do without."""
     pool.set_up(nodes=1, gpus=4, cpu="1")
     half = {"containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m"}}}]}

@@ -1,4 +1,4 @@
-"""A job nested deeper than any program follows down, which the API server takes: it waits and says why, and nobody else
+"""A job that is nested too deeply, which the API server accepts: it waits with a reason, and no other
 notices."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
-TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
+TOO_DEEP = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 NAME = "deep"
 
 
@@ -45,7 +45,7 @@ def start(plane: ControlPlane, folder: Path) -> Operator:
 
 
 def apply(pool: Pool, levels: int) -> None:
-    """What any user can do: `kubectl apply` of a job with a field that nobody knows, so deep."""
+    """What any user can do: `kubectl apply` of a job with an unknown field, nested so deeply."""
     document = pool.job(NAME, pods=1)
     if levels:
         document["spec"]["roles"][0]["template"]["spec"]["odd"] = "ODD"
@@ -69,27 +69,27 @@ def delete(pool: Pool) -> None:
 
 
 def runs(pool: Pool, name: str) -> None:
-    """Somebody else's job, submitted now, gets its place; then it goes again."""
+    """A job of another user, submitted now, runs; then it is deleted."""
     pool.submit(name, pods=1)
     pool.wait_for_phase(name, "Running")
     pool.delete(name)
 
 
-def test_a_job_deeper_than_any_program_follows_waits_alone_until_it_is_mended_or_deleted(pool: Pool) -> None:
+def test_a_job_nested_too_deeply_waits_alone_until_it_is_corrected_or_deleted(pool: Pool) -> None:
     pool.submit("before", pods=1)
     pool.wait_for_phase("before", "Running")
     apply(pool, 1500)
-    pool.wait("it says why", lambda: reason(pool) == ("InvalidSpec", TOLD))
+    pool.wait("it says why", lambda: reason(pool) == ("InvalidSpec", TOO_DEEP))
     pool.wait("an Event tells", lambda: "InvalidSpec" in pool.events(NAME))
     runs(pool, "beside")
     pool.restart()  # type: ignore[attr-defined]
     runs(pool, "after-a-restart")
-    assert reason(pool) == ("InvalidSpec", TOLD)
+    assert reason(pool) == ("InvalidSpec", TOO_DEEP)
     apply(pool, 0)
     pool.wait("it runs once it is mended", lambda: reads(pool, ".status.phase") == "Running")
     delete(pool)
     apply(pool, 9000)  # an API server goes down 10,000
-    pool.wait("it says why again", lambda: reason(pool) == ("InvalidSpec", TOLD))
+    pool.wait("it says why again", lambda: reason(pool) == ("InvalidSpec", TOO_DEEP))
     delete(pool)
     runs(pool, "after-it-is-gone")
     assert (pool.phase("before"), pool.attempt("before")) == ("Running", 0)

@@ -1,11 +1,11 @@
-"""Pods that fail, never start, or vanish; and what the job's rules make of it."""
+"""Pods that fail, never start, or disappear, and the job's failure rules."""
 
 from __future__ import annotations
 
 from tests.cluster.operator.pools import Pool
 
 
-def test_a_failed_gang_is_started_anew_and_says_what_happened(pool: Pool) -> None:
+def test_a_failed_gang_is_restarted_and_its_status_has_the_cause(pool: Pool) -> None:
     pool.set_up()
     pool.submit("flaky", pods=3, does={"run_seconds": 0.5, "exit_code": "7,0"})
     pool.wait_for_phase("flaky", "Succeeded")
@@ -33,7 +33,7 @@ def test_a_rule_ends_the_job_at_an_exit_code(pool: Pool) -> None:
     assert pool.status("ruled").get("restarts", 0) == 0
 
 
-def test_a_rule_restarts_elsewhere_and_the_node_is_avoided(pool: Pool) -> None:
+def test_a_rule_restarts_on_other_nodes(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     rules = [{"onExitCodes": [3], "action": "RestartElsewhere"}]
     pool.submit("moving", pods=1, does={"exit_code": "3,0", "run_seconds": 0.2}, failurePolicy={"rules": rules})
@@ -44,7 +44,7 @@ def test_a_rule_restarts_elsewhere_and_the_node_is_avoided(pool: Pool) -> None:
     assert status["placement"][0]["nodes"][0]["node"] != blamed["node"]
 
 
-def test_a_gang_that_is_not_ready_in_time_is_torn_down_whole_and_its_bad_node_blamed(pool: Pool) -> None:
+def test_a_gang_that_is_not_ready_in_time_is_deleted_whole_and_its_bad_node_avoided(pool: Pool) -> None:
     """Every pod starts but the ones on a node whose kubelet is asleep."""
     pool.set_up(nodes=2, gpus=2)
     pool.plane.stop_kubelet(pool.node(0), witness=pool.node(1))
@@ -63,7 +63,7 @@ def test_a_gang_that_is_not_ready_in_time_is_torn_down_whole_and_its_bad_node_bl
     assert pool.node(0) not in pool.nodes_of("gang")
 
 
-def test_a_pod_that_somebody_deletes_costs_a_new_attempt_and_no_restart(pool: Pool) -> None:
+def test_a_pod_deleted_by_a_user_causes_a_new_attempt_but_no_restart(pool: Pool) -> None:
     pool.set_up()
     pool.submit("robbed", pods=3)
     pool.wait_for_phase("robbed", "Running")
@@ -75,7 +75,7 @@ def test_a_pod_that_somebody_deletes_costs_a_new_attempt_and_no_restart(pool: Po
     assert len(pool.pods("robbed")) == 3
 
 
-def test_a_job_that_ran_for_its_longest_time_fails(pool: Pool) -> None:
+def test_a_job_that_exceeds_its_maximum_run_time_fails(pool: Pool) -> None:
     pool.set_up()
     pool.submit("endless", pods=1, maxRuntimeSeconds=2)
     pool.wait_for_phase("endless", "Failed")
@@ -93,7 +93,7 @@ def test_a_cancelled_job_stops_and_keeps_its_record(pool: Pool) -> None:
     pool.wait("its pods are gone", lambda: not pool.pods("unwanted"))
 
 
-def test_an_elastic_gang_shrinks_for_who_is_owed_the_room(pool: Pool) -> None:
+def test_an_elastic_gang_shrinks_for_a_guarantee(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("elastic", pods=8, queue="red", role={"minReplicas": 4})
     pool.wait_for_phase("elastic", "Running")

@@ -1,4 +1,4 @@
-"""What a user does with kubectl, from the first apply to the last delete."""
+"""The life of a job with kubectl, from apply to delete."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_job_of_one_pod_has_no_service_and_costs_two_writes_until_it_is_bound(
     assert json.loads(managers)["metadata"]["generation"] == 1
 
 
-def test_a_deleted_job_takes_its_pods_along_while_they_stop(pool: Pool) -> None:
+def test_a_deleted_job_exists_until_its_pods_have_stopped(pool: Pool) -> None:
     pool.set_up()
     pool.submit("leaving", pods=4, does={"stop_seconds": 1})
     pool.submit("next", pods=4)
@@ -65,7 +65,7 @@ def test_a_deleted_job_takes_its_pods_along_while_they_stop(pool: Pool) -> None:
     pool.wait("its pods are gone", lambda: not pool.pods("leaving"))
 
 
-def test_a_job_deleted_in_the_foreground_goes_after_its_pods(pool: Pool) -> None:
+def test_a_job_deleted_in_the_foreground_is_removed_after_its_pods(pool: Pool) -> None:
     pool.set_up()
     pool.submit("leaving", does={"stop_seconds": 1})
     pool.wait_for_phase("leaving", "Running")
@@ -74,7 +74,7 @@ def test_a_job_deleted_in_the_foreground_goes_after_its_pods(pool: Pool) -> None
     assert pool.pods("leaving") == []
 
 
-def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone(pool: Pool) -> None:
+def test_a_deleted_job_with_a_finalizer_is_cancelled_once_its_pods_are_deleted(pool: Pool) -> None:
     pool.set_up()
     pool.submit("kept", pods=2)
     pool.wait_for_phase("kept", "Running")
@@ -91,7 +91,7 @@ def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gon
     pool.wait("the job is gone", lambda: pool.get("kept") is None)
 
 
-def test_a_finished_job_is_removed_when_its_time_is_over(pool: Pool) -> None:
+def test_a_finished_job_is_removed_after_its_ttl(pool: Pool) -> None:
     pool.set_up()
     pool.submit("kept", does={"run_seconds": 0.1, "exit_code": 0})
     pool.wait_for_phase("kept", "Succeeded")
@@ -103,7 +103,7 @@ def test_a_finished_job_is_removed_when_its_time_is_over(pool: Pool) -> None:
     pool.wait("its pods too", lambda: not pool.pods("brief"))
 
 
-def test_a_suspended_job_gives_its_room_back_and_goes_on_when_it_is_resumed(pool: Pool) -> None:
+def test_a_suspended_job_releases_its_capacity_and_continues_when_it_is_resumed(pool: Pool) -> None:
     pool.set_up()
     pool.submit("paused")
     pool.wait_for_phase("paused", "Running")
@@ -116,14 +116,14 @@ def test_a_suspended_job_gives_its_room_back_and_goes_on_when_it_is_resumed(pool
     assert pool.status("paused").get("restarts", 0) == 0
 
 
-def test_events_tell_the_story_once(pool: Pool) -> None:
+def test_every_event_is_recorded_once(pool: Pool) -> None:
     pool.set_up()
-    pool.submit("told")
-    pool.wait_for_event("told", "Admitted")  # else its end would be told in place of that
-    pool.wait_for_phase("told", "Running")
-    pool.end("told")
-    pool.wait_for_event("told", "Completed")
-    assert pool.events("told") == ["Admitted", "Completed"]
+    pool.submit("recorded")
+    pool.wait_for_event("recorded", "Admitted")  # otherwise the Event of its end would replace it
+    pool.wait_for_phase("recorded", "Running")
+    pool.end("recorded")
+    pool.wait_for_event("recorded", "Completed")
+    assert pool.events("recorded") == ["Admitted", "Completed"]
 
 
 def services(pool: Pool) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""An operator that was stopped wakes after another one took over: by the API server's own audit log it writes nothing.
+"""An operator that was frozen resumes after another one took over: by the API server's audit log it writes nothing.
 
 Each of the two operators logs in as a user of its own, so that the log tells who wrote what.
 """
@@ -66,7 +66,7 @@ def what(event: dict[str, Any]) -> str:
     return f"{target.get('resource', event['requestURI'])}{sub}"
 
 
-def test_by_the_audit_log_an_operator_that_wakes_after_another_took_over_writes_nothing(
+def test_an_operator_that_resumes_after_another_took_over_writes_nothing_by_the_audit_log(
     plane: ControlPlane, pool: Pool, tmp_path: Path
 ) -> None:
     slow = ("--burst", "1", "--qps", "4")  # it needs long for what it has to write

@@ -1,4 +1,4 @@
-"""Nodes that come, go, fail, are cordoned or tainted; and pods on them that are not ours."""
+"""Nodes that are created, deleted, fail, are cordoned or tainted, and unmanaged pods on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.operator.pools import Pool
 
 
 def foreign(pool: Pool, name: str, node: str, gpus: int, **does: Any) -> dict[str, Any]:
-    """Somebody else's pod, bound by hand as a DaemonSet's or another scheduler's would be."""
+    """An unmanaged pod, bound as a DaemonSet's or another scheduler's would be."""
     annotations = {f"kwok.muster.dev/{key.replace('_', '-')}": str(value) for key, value in does.items()}
     container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
     spec = {"nodeName": node, "containers": [container], "restartPolicy": "Never"}
@@ -32,7 +32,7 @@ def test_a_deleted_node_gives_the_gang_a_new_attempt_elsewhere(pool: Pool) -> No
     assert pool.status("gang").get("restarts", 0) == 0
 
 
-def test_a_node_that_nobody_hears_of_is_given_up_after_a_while_with_its_pods(pool: Pool) -> None:
+def test_pods_on_an_unreachable_node_count_as_lost_after_a_while(pool: Pool) -> None:
     pool.set_up(nodes=3, gpus=4)
     pool.submit("gang", pods=8)
     pool.wait_for_phase("gang", "Running")
@@ -43,7 +43,7 @@ def test_a_node_that_nobody_hears_of_is_given_up_after_a_while_with_its_pods(poo
     assert lost not in pool.nodes_of("gang")
 
 
-def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has(pool: Pool) -> None:
+def test_a_cordoned_node_gets_no_new_pods_and_keeps_its_pods(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.plane.kubectl("cordon", pool.node(0))
     pool.submit("here", pods=4)
@@ -57,7 +57,7 @@ def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has(pool: Pool) -> 
     pool.wait_for_phase("later", "Running")
 
 
-def test_a_tainted_node_takes_only_who_tolerates_it(pool: Pool) -> None:
+def test_a_tainted_node_gets_only_pods_that_tolerate_it(pool: Pool) -> None:
     taint = {"key": "special", "value": "yes", "effect": "NoSchedule"}
     pool.set_up(nodes=1, gpus=4, taints=(taint,))
     pool.submit("plain", pods=1)
@@ -66,7 +66,7 @@ def test_a_tainted_node_takes_only_who_tolerates_it(pool: Pool) -> None:
     pool.wait_for_phase("tolerant", "Running")
 
 
-def test_a_node_that_is_not_ready_takes_nothing_until_it_is(pool: Pool) -> None:
+def test_a_node_that_is_not_ready_gets_no_pods(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
     pool.plane.set_ready(pool.node(0), "False")
     pool.submit("patient", pods=4)
@@ -84,7 +84,7 @@ def test_a_new_node_lets_a_waiting_gang_start(pool: Pool) -> None:
     pool.wait_for_phase("patient", "Running")
 
 
-def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
+def test_unmanaged_pods_use_capacity_until_they_end(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
     foreign(pool, "squatter", pool.node(0), 2)
     foreign(pool, "done", pool.node(0), 2, run_seconds=0.1, exit_code=0)
@@ -99,8 +99,8 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.wait_for_phase("whole", "Running")
 
 
-def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -> None:
-    """A foreign pod takes the room between admission and binding: the gang does not stay half bound for ever."""
+def test_of_two_pods_that_need_the_same_capacity_only_one_is_bound(pool: Pool) -> None:
+    """An unmanaged pod uses the capacity between admission and binding: the gang does not stay partially bound."""
     pool.set_up(nodes=2, gpus=4)
     pool.submit(
         "gang",
@@ -131,7 +131,7 @@ def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -
     pool.wait("it runs", lambda: runs_without_gates(pool, "gang"))
 
 
-def test_a_gang_that_is_not_bound_leaves_a_node_that_is_tainted_meanwhile_long_before_its_start_timeout(
+def test_an_unbound_gang_moves_from_a_tainted_node_long_before_its_start_timeout(
     pool: Pool,
 ) -> None:
     pool.set_up(nodes=3, gpus=4)

@@ -29,7 +29,7 @@ def submit(pool: Pool, name: str, **resources: Any) -> None:
     pool.submit(name, pods=1, gpus=0, pod={"resources": resources} if resources else {})
 
 
-def test_a_queue_without_cores_admits_no_job_whose_pods_ask_for_cores_as_a_whole(cores: Pool) -> None:
+def test_a_queue_without_cores_admits_no_job_with_pod_level_requests_for_cores(cores: Pool) -> None:
     submit(cores, "without")
     cores.wait_for_phase("without", "Running")
     for name in ("a", "b", "c"):
@@ -39,7 +39,7 @@ def test_a_queue_without_cores_admits_no_job_whose_pods_ask_for_cores_as_a_whole
         assert cores.pods(name) == []
 
 
-def test_pods_that_ask_for_cores_as_a_whole_are_not_placed_where_others_took_them(cores: Pool) -> None:
+def test_pods_with_pod_level_requests_are_not_placed_on_full_nodes(cores: Pool) -> None:
     for queue in ("all", "red"):
         cores.edit_queue(queue, resources=[{"flavor": cores.namespace, "guaranteed": {"cpu": "512", "memory": "4Ti"}}])
     for name in ("a", "b"):
@@ -51,7 +51,7 @@ def test_pods_that_ask_for_cores_as_a_whole_are_not_placed_where_others_took_the
     cores.wait_for_phase("c", "Running")
     bare = {"metadata": {"name": "bare"}, "spec": {"containers": [{"name": "c", "image": "none"}], "resources": CORES}}
     cores.api.create(f"/api/v1/namespaces/{cores.namespace}/pods", bare)
-    cores.wait("the pod of somebody else runs", lambda: cores.pods()[0]["status"]["phase"] == "Running")
+    cores.wait("the unmanaged pod runs", lambda: cores.pods()[0]["status"]["phase"] == "Running")
     submit(cores, "d", **CORES)
     cores.wait("none again", lambda: cores.waits_for("d") == "InsufficientResources")
 
@@ -115,15 +115,15 @@ def _tried(pool: Pool) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "field"),
     [
         ({"resorces": {}}, "resorces: unknown field of Container; did you mean 'resources'?"),
         ({"env": [{"name": "A", "valu": "1"}]}, "env[0].valu: unknown field of EnvVar; did you mean 'value'?"),
     ],
     ids=["of a container", "of a variable"],
 )
-def test_a_field_that_the_api_server_does_not_know_is_refused_by_name(pool: Pool, odd: Json, told: str) -> None:
+def test_a_field_that_the_api_server_does_not_know_is_refused_by_name(pool: Pool, odd: Json, field: str) -> None:
     pool.set_up(nodes=1)
     pool.submit("misspelt", pods=1, pod={"containers": [{"name": "main", "image": "none", **odd}]})
-    assert f"spec.containers[0].{told}" in pool.wait_for_reason("misspelt", "PodRejected")
+    assert f"spec.containers[0].{field}" in pool.wait_for_reason("misspelt", "PodRejected")
     assert pool.pods("misspelt") == []

@@ -82,7 +82,7 @@ def test_a_gang_has_one_group_of_its_size_that_its_pods_name_and_a_single_pod_ha
     pools.delete("single")
 
 
-def test_each_attempt_has_a_group_of_its_own_and_the_one_before_is_gone(pools: Pool) -> None:
+def test_each_attempt_has_its_own_group_and_the_previous_one_is_deleted(pools: Pool) -> None:
     pools.submit("again", pods=2, failurePolicy={"maxRestarts": 3})
     pools.wait_for_phase("again", "Running")
     (first,) = groups(pools, "again")
@@ -97,8 +97,8 @@ def test_what_only_kube_scheduler_knows_leaves_no_gang_half_bound(pools: Pool) -
     pools.submit("apart", pods=2, pod={"affinity": APART})
 
     def refused() -> bool:
-        told = [one for pod in pools.pods("apart") for one in pod["status"].get("conditions", [])]
-        return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in told)
+        conditions = [one for pod in pools.pods("apart") for one in pod["status"].get("conditions", [])]
+        return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions)
 
     pools.wait("kube-scheduler has looked at the whole gang", refused)
     assert len({pod["spec"]["affinity"]["nodeAffinity"].__repr__() for pod in pools.pods("apart")}) == 1  # one node
@@ -107,7 +107,7 @@ def test_what_only_kube_scheduler_knows_leaves_no_gang_half_bound(pools: Pool) -
     pools.wait("groups and pods went with their jobs", lambda: not groups(pools) and not pools.pods())
 
 
-def test_an_operator_that_is_to_use_an_api_that_is_not_served_ends_and_says_how_to_have_it(
+def test_an_operator_that_needs_an_api_that_is_not_served_exits_with_the_remedy(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     operator = Operator(control_plane.kubeconfig(), tmp_path / "log", "--no-lease", "--pod-groups")

@@ -1,4 +1,4 @@
-"""What one user writes stops nobody else: not now, and not whoever lists it all after a restart."""
+"""Objects of one user delay no other user, also after a restart of the operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import COLLECTORS
 
 OthersGoOn = Callable[[str], None]
-NOBODY = "11111111-1111-1111-1111-111111111111"
+UNKNOWN_UID = "11111111-1111-1111-1111-111111111111"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def others_go_on(pool: Pool, operator: Operator, tmp_path: Path) -> OthersGoOn:
 
 @pytest.fixture
 def elsewhere(pool: Pool) -> Iterator[str]:
-    """A namespace of somebody else."""
+    """A namespace of another user."""
     name = f"{pool.namespace}-elsewhere"
     pool.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     pool.wait("it has its account", lambda: not pool.api.gone(f"/api/v1/namespaces/{name}/serviceaccounts/default"))
@@ -82,9 +82,7 @@ def create_pod(pool: Pool, namespace: str, wanted: Json) -> Json:
     return pool.api.create(f"/api/v1/namespaces/{namespace}/pods", wanted)
 
 
-def test_pods_that_ask_for_more_than_anything_can_be_take_one_node_and_no_more(
-    pool: Pool, elsewhere: str, others_go_on: OthersGoOn
-) -> None:
+def test_pods_with_huge_requests_fill_only_their_own_node(pool: Pool, elsewhere: str, others_go_on: OthersGoOn) -> None:
     pool.set_up(nodes=2, gpus=4)
     create_pod(pool, elsewhere, pod("huge", {"memory": "5E"}))
     for name in ("a", "b", "c"):
@@ -96,11 +94,11 @@ def test_pods_that_ask_for_more_than_anything_can_be_take_one_node_and_no_more(
     assert pool.nodes_of("beside") == [pool.node(1)] * 2
 
 
-def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(
+def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner(
     pool: Pool, elsewhere: str, others_go_on: OthersGoOn
 ) -> None:
     pool.set_up()
-    meta = says_it_belongs_to("nobody", NOBODY, 0)
+    meta = says_it_belongs_to("unknown", UNKNOWN_UID, 0)
     for namespace in (pool.namespace, elsewhere):
         create_pod(pool, namespace, pod("same", {"cpu": "1"}, **meta))
         with gone_or_not():
@@ -108,7 +106,7 @@ def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(
     others_go_on("other")
 
 
-def test_a_pod_of_another_namespace_that_says_it_is_a_jobs_keeps_nothing_from_it(
+def test_a_pod_of_another_namespace_that_names_a_job_as_owner_does_not_delay_it(
     pool: Pool, elsewhere: str, others_go_on: OthersGoOn
 ) -> None:
     pool.set_up()
@@ -123,7 +121,9 @@ def test_a_pod_of_another_namespace_that_says_it_is_a_jobs_keeps_nothing_from_it
     others_go_on("other")
 
 
-def test_a_pod_made_by_hand_in_a_jobs_name_uses_its_nodes_room(pool: Pool, others_go_on: OthersGoOn) -> None:
+def test_a_pod_created_by_hand_with_a_jobs_labels_uses_capacity_of_its_node(
+    pool: Pool, others_go_on: OthersGoOn
+) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("mine", pods=1)
     pool.wait_for_phase("mine", "Running")
@@ -139,7 +139,7 @@ def test_a_pod_made_by_hand_in_a_jobs_name_uses_its_nodes_room(pool: Pool, other
     others_go_on("other")
 
 
-def test_a_job_whose_pod_asks_for_more_than_can_be_counted_says_so(pool: Pool, others_go_on: OthersGoOn) -> None:
+def test_a_job_whose_pod_requests_more_than_the_maximum_has_a_reason(pool: Pool, others_go_on: OthersGoOn) -> None:
     pool.set_up()
     large = [{"name": f"c{i}", "image": "x", "resources": {"requests": {"memory": "4E"}}} for i in range(3)]
     pool.submit("large", pods=1, pod={"containers": large})

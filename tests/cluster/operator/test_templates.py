@@ -1,4 +1,4 @@
-"""What pods really ask for, and when it is learned again; how much the templates of a namespace may be."""
+"""Effective requests of pods and when they are determined again; the limit of templates per namespace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
                 operator.kill()
 
 
-def test_a_job_whose_template_is_too_much_for_its_namespace_waits_until_another_is_deleted(pool: Pool) -> None:
+def test_a_job_whose_template_exceeds_its_namespaces_limit_waits_until_another_is_deleted(pool: Pool) -> None:
     for name in "abcd":
         pool.submit(name, pods=1, pod=padded(name))
         pool.wait_for_phase(name, "Running")
@@ -56,7 +56,7 @@ def padded(name: str) -> dict[str, Any]:
     return {"containers": [{"name": "main", "image": "none", "args": [name, "x" * 240 * 1024], "resources": resources}]}
 
 
-def test_jobs_that_wait_learn_of_an_edited_limit_range_and_those_that_run_stay_as_they_are(pool: Pool) -> None:
+def test_an_edited_limit_range_applies_to_pending_jobs_but_not_to_running_ones(pool: Pool) -> None:
     path = f"/api/v1/namespaces/{pool.namespace}/limitranges"
     pool.api.create(path, {"metadata": {"name": "cores"}, "spec": {"limits": [cores("2")]}})
     pool.wait("the API server goes by it", lambda: asks_for(pool) == "2")

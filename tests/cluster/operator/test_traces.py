@@ -1,4 +1,4 @@
-"""What the operator learns from collectors at the end: traces, and the last checkpoint of a job that is suspended."""
+"""What collectors report at the end: traces, and the last checkpoint of a suspended job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def last_words(pool: Pool, pod: dict[str, Any], run_dir: Path) -> str:
     return (run_dir / LAST_WORDS).read_text()
 
 
-def test_where_traces_are_is_told_as_the_job_runs_and_how_many_once_it_is_over(pool: Pool, tmp_path: Path) -> None:
+def test_the_status_has_the_location_of_traces_while_the_job_runs_and_their_number_at_its_end(
+    pool: Pool, tmp_path: Path
+) -> None:
     pool.set_up()
     pool.submit("traced", pods=2, pod=KEPT, trace={"startStep": 20, "steps": 5}, does={"ip": any_address()})
     pool.wait_for_phase("traced", "Running")
@@ -48,14 +50,14 @@ def test_where_traces_are_is_told_as_the_job_runs_and_how_many_once_it_is_over(p
     assert pool.status("traced")["traces"]["location"] == location
 
 
-def test_of_a_job_that_is_not_traced_no_traces_are_told(pool: Pool) -> None:
+def test_a_job_without_traces_has_none_in_its_status(pool: Pool) -> None:
     pool.set_up()
     pool.submit("plain", pods=1, pod=KEPT, does={"exit_code": 0})
     pool.wait_for_phase("plain", "Succeeded")
     assert "traces" not in pool.status("plain")
 
 
-def test_the_checkpoint_that_a_job_writes_as_it_is_suspended_is_known(pool: Pool, tmp_path: Path) -> None:
+def test_the_checkpoint_that_a_job_writes_when_it_is_suspended_is_in_its_status(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     patient = {**KEPT, "terminationGracePeriodSeconds": 100}
     pool.submit("asked", pods=1, pod=patient, does={"ip": any_address(), "stop_seconds": 90})
@@ -63,7 +65,7 @@ def test_the_checkpoint_that_a_job_writes_as_it_is_suspended_is_known(pool: Pool
     (pod,) = pool.pods("asked")
     with collecting(pool, pod, tmp_path):
         pool.edit("asked", suspend=True)
-        pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("asked")[0]["metadata"])
+        pool.wait("it is stopped", lambda: "deletionTimestamp" in pool.pods("asked")[0]["metadata"])
         assert pool.status("asked")["phase"] == "Suspended"
         checkpoint(tmp_path, 200, time.time())
         pool.wait("it is known", lambda: pool.status("asked").get("lastCheckpoint", {}).get("step") == 200)
@@ -72,12 +74,12 @@ def test_the_checkpoint_that_a_job_writes_as_it_is_suspended_is_known(pool: Pool
     assert pool.status("asked")["lastCheckpoint"]["step"] == 200
 
 
-def test_last_words_tell_of_a_checkpoint_that_nobody_came_to_ask_for(pool: Pool) -> None:
+def test_the_termination_message_has_a_checkpoint_that_no_heartbeat_reported(pool: Pool) -> None:
     pool.set_up()
     pool.submit("brief", pods=1, pod={**KEPT, "terminationGracePeriodSeconds": 100}, does={"stop_seconds": 90})
     pool.wait_for_phase("brief", "Running")
     (pod,) = pool.pods("brief")
     pool.edit("brief", suspend=True)
-    pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("brief")[0]["metadata"])
+    pool.wait("it is stopped", lambda: "deletionTimestamp" in pool.pods("brief")[0]["metadata"])
     tell_last_words(pool, pod, f'{{"traces": 0, "checkpoint": {{"step": 70, "at": {time.time()}}}}}')
     pool.wait("it is known", lambda: pool.status("brief").get("lastCheckpoint", {}).get("step") == 70)

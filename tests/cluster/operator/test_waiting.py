@@ -1,4 +1,4 @@
-"""Who waits, why, and until when: gangs, quota, priorities, and objects that do not fit together yet."""
+"""Pending jobs and their reasons: gangs, quota, priorities, and missing objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_gang_starts_whole_or_not_at_all(pool: Pool) -> None:
     pool.wait_for_phase("second", "Running")
 
 
-def test_a_job_beyond_quota_waits_with_its_position_and_starts_when_others_end(pool: Pool, operator: Operator) -> None:
+def test_a_job_beyond_quota_waits_with_a_position_and_starts_when_others_end(pool: Pool, operator: Operator) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("big", pods=8)
     pool.wait_for_phase("big", "Running")
@@ -38,7 +38,7 @@ def test_a_job_beyond_quota_waits_with_its_position_and_starts_when_others_end(p
     assert pool.waits_for("w2")
 
 
-def test_a_higher_priority_takes_over_and_the_victim_comes_back(pool: Pool) -> None:
+def test_a_higher_priority_preempts_and_the_victim_restarts_later(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("low", pods=8, does={"stop_seconds": 1})
     pool.wait_for_phase("low", "Running")
@@ -53,7 +53,7 @@ def test_a_higher_priority_takes_over_and_the_victim_comes_back(pool: Pool) -> N
     pool.wait_for_phase("low", "Running")
 
 
-def test_a_guarantee_is_taken_back_from_who_borrowed_it(pool: Pool) -> None:
+def test_a_guarantee_is_reclaimed_from_a_borrower(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("borrower", pods=8, queue="red", does={"stop_seconds": 1})
     pool.wait_for_phase("borrower", "Running")
@@ -72,7 +72,7 @@ def test_a_raised_quota_lets_a_waiting_job_start(pool: Pool) -> None:
     pool.wait_for_phase("patient", "Running")
 
 
-def test_a_lowered_quota_evicts_nobody(pool: Pool) -> None:
+def test_a_lowered_quota_evicts_no_job(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("runner", pods=4)
     pool.wait_for_phase("runner", "Running")
@@ -100,7 +100,7 @@ def test_a_namespace_that_the_queue_does_not_select_cannot_use_it(pool: Pool) ->
     pool.wait_for_phase("stranger", "Running")
 
 
-def test_a_priority_class_that_does_not_exist_is_waited_for_and_its_value_is_shown(pool: Pool) -> None:
+def test_a_job_waits_for_a_missing_priority_class_and_its_value_is_shown(pool: Pool) -> None:
     pool.set_up()
     classes, name = "/apis/scheduling.k8s.io/v1/priorityclasses", f"{pool.namespace}-high"
     pool.submit("urgent", priorityClassName=name)
@@ -114,7 +114,7 @@ def test_a_priority_class_that_does_not_exist_is_waited_for_and_its_value_is_sho
         pool.api.delete(f"{classes}/{name}")
 
 
-def test_a_level_that_the_flavor_lacks_is_waited_for(pool: Pool) -> None:
+def test_a_job_waits_for_a_topology_level_that_the_flavor_lacks(pool: Pool) -> None:
     pool.set_up()
     pool.submit("choosy", topology={"required": "island"})
     assert "island" in pool.wait_for_reason("choosy", "UnknownTopologyLevel")
@@ -132,16 +132,16 @@ def test_a_job_larger_than_the_cluster_waits_for_nodes(pool: Pool) -> None:
     pool.wait_for_phase("huge", "Running")
 
 
-def test_a_pod_that_would_be_refused_is_told_before_anything_is_admitted(pool: Pool) -> None:
+def test_a_pod_that_the_api_server_rejects_is_reported_before_admission(pool: Pool) -> None:
     pool.set_up()
-    pool.submit("nobody", pod={"serviceAccountName": "robot"})
-    assert "robot" in pool.wait_for_reason("nobody", "PodRejected")
+    pool.submit("no-account", pod={"serviceAccountName": "robot"})
+    assert "robot" in pool.wait_for_reason("no-account", "PodRejected")
     assert pool.pods() == []
     pool.api.create(f"/api/v1/namespaces/{pool.namespace}/serviceaccounts", {"metadata": {"name": "robot"}})
-    pool.wait_for_phase("nobody", "Running")
+    pool.wait_for_phase("no-account", "Running")
 
 
-def test_a_gang_whose_service_is_refused_is_told_so_and_holds_nobody_up(pool: Pool) -> None:
+def test_a_gang_whose_service_is_rejected_has_an_event_and_delays_no_other(pool: Pool) -> None:
     pool.set_up()
     path = f"/api/v1/namespaces/{pool.namespace}/resourcequotas"
     pool.api.create(path, {"metadata": {"name": "none"}, "spec": {"hard": {"services": "0"}}})
@@ -164,14 +164,14 @@ def may_create_a_service(pool: Pool) -> bool:
     return True
 
 
-def test_an_overhead_that_says_nothing_keeps_no_job_from_starting(pool: Pool) -> None:
+def test_an_empty_overhead_does_not_keep_a_job_from_starting(pool: Pool) -> None:
     """The API server would refuse the pod: an overhead belongs to a RuntimeClass, even an empty one."""
     pool.set_up()
     pool.submit("plain", pods=1, pod={"overhead": {}})
     pool.wait_for_phase("plain", "Running")
 
 
-def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
+def test_requests_that_the_api_server_adds_to_a_pod_count(pool: Pool) -> None:
     """A LimitRange gives containers without a request one: two such pods fill a node of this size."""
     pool.set_up(nodes=1, gpus=4, cpu="4")
     limits = {"spec": {"limits": [{"type": "Container", "defaultRequest": {"cpu": "2"}, "default": {"cpu": "2"}}]}}
@@ -182,7 +182,7 @@ def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
     assert "core" in pool.wait_for_reason("third", "InsufficientResources")
 
 
-def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_goes(pool: Pool) -> None:
+def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_is_removed(pool: Pool) -> None:
     pool.set_up()
     pool.submit("sleeper", suspend=True)
     pool.wait_for_phase("sleeper", "Suspended")

@@ -1,4 +1,4 @@
-"""A webhook that does not answer is the trouble of whose pods it is asked about, and of nobody else."""
+"""A webhook that does not answer delays only the jobs whose pods it is called for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_asked(pool: Pool, of_job: str) -> bool:
     return False
 
 
-def test_others_start_while_a_webhook_fails_for_one_job_which_starts_once_it_is_gone(pool: Pool) -> None:
+def test_other_jobs_start_while_a_webhook_fails_for_one_job_which_starts_once_it_is_removed(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("bad", pods=1, suspend=True)
     pool.wait_for_phase("bad", "Suspended")  # its pods were tried
@@ -63,7 +63,7 @@ def test_others_start_while_a_webhook_fails_for_one_job_which_starts_once_it_is_
     pool.wait_for_phase("bad", "Running")
 
 
-def test_others_start_while_a_pod_cannot_be_deleted(pool: Pool) -> None:
+def test_other_jobs_start_while_a_pod_cannot_be_deleted(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("bad", pods=1)
     pool.wait_for_phase("bad", "Running")

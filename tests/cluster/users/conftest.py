@@ -22,7 +22,7 @@ CORE_RULES = [
     },
     {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["get", "list"]},
 ]
-"""What whoever runs jobs in a namespace needs."""
+"""Rules of a role for users who run jobs in a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ Muster = Callable[..., Outcome]
 
 @pytest.fixture
 def muster(pool: Pool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Muster:
-    """`muster("jobs", "--json")` as the administrator, in the namespace of the test; `user=` as somebody else."""
+    """`muster("jobs", "--json")` as the administrator, in the namespace of the test; `user=` as another user."""
     from muster.cli.app import main
 
     monkeypatch.setenv("NO_COLOR", "1")

@@ -1,4 +1,4 @@
-"""Whom a user of a kubeconfig acts as, as the API server hears it."""
+"""Impersonation in a kubeconfig, as the API server receives it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTING = {
 }
 
 
-def test_the_server_takes_an_administrator_for_whom_they_act_as(pool: Pool, tmp_path: Path) -> None:
+def test_the_server_treats_an_administrator_as_the_impersonated_user(pool: Pool, tmp_path: Path) -> None:
     document = yaml.safe_load(Path(kubeconfig(pool)).read_text())
     for entry in document["users"]:
         entry["user"] |= ACTING

@@ -1,4 +1,4 @@
-"""What is meant for one job does not reach another that has got its name, as a real API server tells them apart."""
+"""A write for one job does not reach another one with its name, on a real API server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_write_that_is_meant_for_another_uid_is_refused(pool: Pool, connection
     write(connection, queries.get_job(connection, "llama", pool.namespace))
 
 
-def test_a_role_that_stands_elsewhere_by_now_is_not_scaled(pool: Pool, connection: KubeClient) -> None:
+def test_a_role_whose_index_has_changed_is_not_scaled(pool: Pool, connection: KubeClient) -> None:
     pool.set_up()
     pool.submit("llama", pods=2, suspend=True)
     job = queries.get_job(connection, "llama", pool.namespace)

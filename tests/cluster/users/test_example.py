@@ -17,8 +17,8 @@ PODS = "/api/v1/namespaces/muster-example/pods"
 
 
 @pytest.mark.timeout(400)
-def test_the_example_with_kubectl_ends_well(pool: Pool) -> None:
-    """Nodes without kubelets run nothing: here the pods of `second`, and of `first` once it was suspended, are told
+def test_the_jobs_of_the_example_with_kubectl_succeed(pool: Pool) -> None:
+    """Nodes without kubelets run nothing: here the pods of `second`, and of `first` once it was suspended, are made
     when to end."""
     pool.add_nodes(1, gpus=0)
     flavor = {"apiVersion": "muster.dev/v1alpha1", "kind": "Flavor", "metadata": {"name": "default"}}

@@ -1,4 +1,4 @@
-"""Logs of pods through the API server. The kubelets of these nodes are played: every container has written the same."""
+"""Logs of pods through the API server. The kubelets are simulated: every container has written the same."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_followed_log_begins_before_the_pod_does_and_ends_with_the_attempt(poo
 
 
 def test_a_watched_job_survives_a_restart_of_the_api_server(start_control_plane: StartControlPlane) -> None:
-    """The watch goes on from what it knows, and nothing is told twice."""
+    """The watch continues from its version, and nothing is printed twice."""
     plane = start_control_plane(scheduler=False, kwok=False, crds=CRDS)
     install(plane)
     client = KubernetesClusterClient.connect(KubeContext(str(plane.kubeconfig())))

@@ -44,7 +44,7 @@ def test_what_could_never_start_is_refused_before_anything_is_created(
 ) -> None:
     pool.set_up()
     good = file_of(tmp_path, pool.job("good"))
-    for bad, reason, told in (
+    for bad, reason, message in (
         (pool.job("unknown", queue="rde"), "QueueNotFound", f"did you mean '{pool.queue('red')}'"),
         (pool.job("inner", queue="all"), "QueueNotLeaf", pool.queue("blue")),
         (pool.job("huge", pods=9), "LargerThanQuota", "the largest that fits is 8 pods"),
@@ -55,11 +55,11 @@ def test_what_could_never_start_is_refused_before_anything_is_created(
         ended = muster("submit", good, file_of(tmp_path, bad), "--json")
         error = json.loads(ended.err)["error"]
         assert (ended.code, error["reason"]) == (3, reason)
-        assert told in error["message"]
+        assert message in error["message"]
     assert pool.api.items(pool._jobs()) == []
 
 
-def test_what_the_api_server_alone_refuses_is_told_by_field(pool: Pool, muster: Muster, tmp_path: Path) -> None:
+def test_rejections_of_the_api_server_name_the_field(pool: Pool, muster: Muster, tmp_path: Path) -> None:
     pool.set_up()
     document = pool.job("labelled")
     document["metadata"]["labels"] = {"no label at all!": "x"}
@@ -69,7 +69,7 @@ def test_what_the_api_server_alone_refuses_is_told_by_field(pool: Pool, muster: 
     assert "metadata.labels" in error["field"]
 
 
-def test_where_queues_may_not_be_read_the_operator_says_it(
+def test_where_queues_may_not_be_read_the_operator_reports_the_error(
     pool: Pool, muster: Muster, alice: str, tmp_path: Path
 ) -> None:
     pool.set_up()
@@ -81,7 +81,7 @@ def test_where_queues_may_not_be_read_the_operator_says_it(
     undo = let_read_queues(pool, alice)
     try:
         pool.wait(
-            "who may read queues is told at once",
+            "users who may read queues get the error at once",
             lambda: muster("submit", document, "--dry-run", user=alice).code == 3,
         )
     finally:
@@ -206,7 +206,7 @@ def test_queues_with_queues_below_them_and_flavors_in_use_are_not_deleted(pool: 
     assert (missing.code, json.loads(missing.err)["error"]["reason"]) == (3, "NotFound")
 
 
-def test_of_several_jobs_none_is_deleted_when_one_is_not_there(pool: Pool, muster: Muster) -> None:
+def test_of_several_jobs_none_is_deleted_when_one_does_not_exist(pool: Pool, muster: Muster) -> None:
     pool.set_up()
     pool.submit("one")
     pool.submit("two")
@@ -238,8 +238,8 @@ def test_kubectl_scales_the_elastic_role_of_a_running_job_and_muster_scale_takes
     pool.submit("grows", roles=[role], failurePolicy={"maxRestarts": 0})
 
     def runs_with(number: int) -> bool:
-        told = pool.status("grows").get("elasticReplicas")
-        return pool.phase("grows") == "Running" and len(pool.pods("grows")) == told == number
+        target = pool.status("grows").get("elasticReplicas")
+        return pool.phase("grows") == "Running" and len(pool.pods("grows")) == target == number
 
     pool.wait("it runs with 4", lambda: runs_with(4))
     control_plane.kubectl("-n", pool.namespace, "scale", "tj/grows", "--replicas=2")
@@ -254,7 +254,7 @@ def test_kubectl_scales_the_elastic_role_of_a_running_job_and_muster_scale_takes
     assert (status.get("restarts", 0), status.get("lastFailure")) == (0, None)
 
 
-def test_a_horizontal_pod_autoscaler_gives_a_job_its_least_and_its_most_replicas(
+def test_a_horizontal_pod_autoscaler_scales_a_job_to_its_minimum_and_maximum(
     pool: Pool, control_plane: ControlPlane
 ) -> None:
     """By the autoscaler of the controller manager, which needs no metrics for that. A job that runs grows after ten

@@ -70,7 +70,7 @@ def test_the_verbs_of_the_command_line(pool: Pool, torchx: TorchX) -> None:
     assert all(option in options for option in ("queue", "max_runtime", "image_pull_secrets", "run_volume", "context"))
 
 
-def test_run_with_wait_and_log_tells_the_story(pool: Pool, torchx: TorchX) -> None:
+def test_run_with_wait_and_log_prints_progress_and_logs(pool: Pool, torchx: TorchX) -> None:
     pool.set_up()
     pool.plane.write_log("hello from the pod")
     done: list[subprocess.CompletedProcess[str]] = []
@@ -83,12 +83,12 @@ def test_run_with_wait_and_log_tells_the_story(pool: Pool, torchx: TorchX) -> No
     thread.join(timeout=300)
     (ran,) = done
     assert ran.returncode == 0, ran.stderr
-    told = [line for line in ran.stderr.splitlines() if "echo/0" in line]
-    assert any(line.endswith("hello from the pod") for line in told), ran.stderr
-    assert told[-1].endswith("muster: succeeded: the pod exited with code 0")
+    lines = [line for line in ran.stderr.splitlines() if "echo/0" in line]
+    assert any(line.endswith("hello from the pod") for line in lines), ran.stderr
+    assert lines[-1].endswith("muster: succeeded: the pod exited with code 0")
 
 
-def test_an_app_succeeds_and_its_replicas_have_places(pool: Pool, runner: Runner) -> None:
+def test_an_app_succeeds_and_its_replicas_have_nodes(pool: Pool, runner: Runner) -> None:
     pool.set_up()
     handle = str(runner.run(app("good"), "muster", {"queue": pool.queue("red"), "min_replicas": 1}))
     pool.wait_for_phase(name_of(handle), "Running")
@@ -114,7 +114,7 @@ def test_an_app_succeeds_and_its_replicas_have_places(pool: Pool, runner: Runner
     assert runner.describe(f"muster://torchx/{pool.namespace}:no-such-app") is None
 
 
-def test_a_failed_app_tells_which_replica_failed_and_one_in_another_context_where_it_is(
+def test_a_failed_app_names_the_replica_that_failed_and_one_in_another_context_its_location(
     pool: Pool, runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool.set_up()
@@ -130,7 +130,7 @@ def test_a_failed_app_tells_which_replica_failed_and_one_in_another_context_wher
     assert "exited with code 7" in status.msg
 
 
-def test_a_claim_for_the_run_folder_takes_the_place_of_the_empty_one(pool: Pool, runner: Runner) -> None:
+def test_a_claim_for_the_run_folder_replaces_the_empty_dir(pool: Pool, runner: Runner) -> None:
     pool.set_up()
     cfg = {"queue": pool.queue("red"), "run_volume": "runs", "image_pull_secrets": ["registry"]}
     job = name_of(runner.run(app("keeps", replicas=1), "muster", cfg))
@@ -158,20 +158,20 @@ def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
     assert runner.status(handle) is None
 
 
-def test_what_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> None:
+def test_an_app_that_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> None:
     pool.set_up()
-    for asked, cfg, told in (
+    for asked, cfg, message in (
         (app("a"), {"queue": pool.queue("rde")}, f"did you mean '{pool.queue('red')}'"),
         (app("a", replicas=9), {"queue": pool.queue("red")}, "the largest that fits is 8 pods"),
         (app("a"), {"queue": pool.queue("red"), "topology": "rak"}, "did you mean 'rack'?"),
     ):
         with pytest.raises(SubmissionRefused) as refused:
             runner.run(asked, "muster", cfg)
-        assert told in str(refused.value)
+        assert message in str(refused.value)
     assert pool.api.items(pool._jobs()) == []
 
 
-def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, runner: Runner) -> None:
+def test_components_without_a_number_of_gpus_get_all_of_a_node(pool: Pool, runner: Runner) -> None:
     from muster.api.spec import TrainingJob
     from muster.api.yaml_input import load_objects
     from muster_components.train import fsdp

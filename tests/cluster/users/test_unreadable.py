@@ -1,4 +1,4 @@
-"""What the API server took under CRDs without rules and nobody can read: who is told, where, and when it heals."""
+"""Objects that the API server accepted under CRDs without rules and that cannot be decoded: reports and corrections."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def condition(pool: Pool, path: str, kind: str) -> tuple[str, str, str]:
     return one.get("status", ""), one.get("reason", ""), one.get("message", "")
 
 
-def told_by_events(pool: Pool, kind: str, name: str) -> list[str]:
+def event_messages(pool: Pool, kind: str, name: str) -> list[str]:
     """What Events tell of an object that is in no namespace."""
     events = pool.api.items("/apis/events.k8s.io/v1/namespaces/default/events")
     ours = [one for one in events if (one["regarding"]["kind"], one["regarding"]["name"]) == (kind, name)]
@@ -112,7 +112,7 @@ def halved(pool: Pool, name: str) -> Json:
     return document
 
 
-def test_a_job_that_cannot_be_read_is_told_what_is_wrong_and_starts_once_that_is_mended(pool: Pool) -> None:
+def test_a_job_that_cannot_be_decoded_has_the_error_and_starts_once_it_is_corrected(pool: Pool) -> None:
     half = halved(pool, "half")
     pool.api.create(f"{GROUP}/namespaces/{pool.namespace}/trainingjobs", half)
     pool.submit("other", pods=1)
@@ -133,7 +133,7 @@ def test_a_job_that_cannot_be_read_is_told_what_is_wrong_and_starts_once_that_is
         pool.delete(name)
 
 
-def test_a_queue_that_cannot_be_read_admits_nothing_and_says_why_until_it_is_mended(pool: Pool) -> None:
+def test_a_queue_that_cannot_be_decoded_admits_nothing_until_it_is_corrected(pool: Pool) -> None:
     path = f"queues/{pool.queue('red')}"
     pool.submit("runs", pods=1)
     pool.wait_for_phase("runs", "Running")
@@ -143,8 +143,8 @@ def test_a_queue_that_cannot_be_read_admits_nothing_and_says_why_until_it_is_men
     (line,) = [one for one in pool.plane.kubectl("get", "mq").splitlines() if one.startswith(f"{pool.queue('red')} ")]
     assert "InvalidSpec" in line
     assert HALF in pool.plane.kubectl("describe", "mq", pool.queue("red"))
-    pool.wait("an Event tells", lambda: bool(told_by_events(pool, "Queue", pool.queue("red"))))
-    assert told_by_events(pool, "Queue", pool.queue("red"))[0].startswith(f"InvalidSpec: {HALF}")
+    pool.wait("an Event tells", lambda: bool(event_messages(pool, "Queue", pool.queue("red"))))
+    assert event_messages(pool, "Queue", pool.queue("red"))[0].startswith(f"InvalidSpec: {HALF}")
     pool.submit("waits", pods=1)
     message = pool.wait_for_reason("waits", "QueueInactive")
     assert message.startswith(f"queue {pool.queue('red')} cannot be read: {HALF}")
@@ -160,7 +160,7 @@ def test_a_queue_that_cannot_be_read_admits_nothing_and_says_why_until_it_is_men
         pool.delete(name)
 
 
-def test_a_queue_that_cannot_be_read_can_be_deleted(pool: Pool) -> None:
+def test_a_queue_that_cannot_be_decoded_can_be_deleted(pool: Pool) -> None:
     pool.add_queue("green", "all", 1)
     pool.edit_queue("green", resources=[{"flavor": pool.namespace, "guaranteed": {GPU: "0.5"}}])
     path = f"queues/{pool.queue('green')}"
@@ -169,20 +169,20 @@ def test_a_queue_that_cannot_be_read_can_be_deleted(pool: Pool) -> None:
     pool.wait("it is gone", lambda: pool.api.gone(f"{GROUP}/{path}"))
 
 
-def test_a_flavor_that_cannot_be_read_takes_nothing_and_says_why_until_it_is_mended(pool: Pool) -> None:
+def test_a_flavor_that_cannot_be_decoded_gets_no_jobs_until_it_is_corrected(pool: Pool) -> None:
     path = f"flavors/{pool.namespace}"
     topology = pool.api.get(f"{GROUP}/{path}")["spec"]["topology"]
     pool.submit("runs", pods=1)
     pool.wait_for_phase("runs", "Running")
     twice = [{"name": name, "nodeLabel": "same"} for name in ("a", "b")]
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": twice}})
-    told = "spec.topology: the nodeLabel of each level must be unique; got 'same' more than once"
-    pool.wait("the flavor says so", lambda: condition(pool, path, "Valid") == ("False", "InvalidSpec", told))
+    error_text = "spec.topology: the nodeLabel of each level must be unique; got 'same' more than once"
+    pool.wait("the flavor says so", lambda: condition(pool, path, "Valid") == ("False", "InvalidSpec", error_text))
     assert "False" in pool.plane.kubectl("get", "mf", pool.namespace)
-    pool.wait("an Event tells", lambda: bool(told_by_events(pool, "Flavor", pool.namespace)))
-    assert told_by_events(pool, "Flavor", pool.namespace) == [f"InvalidSpec: {told}"]
+    pool.wait("an Event tells", lambda: bool(event_messages(pool, "Flavor", pool.namespace)))
+    assert event_messages(pool, "Flavor", pool.namespace) == [f"InvalidSpec: {error_text}"]
     pool.submit("waits", pods=1)
-    assert pool.wait_for_reason("waits", "UnknownFlavor") == f"flavor {pool.namespace} cannot be read: {told}"
+    assert pool.wait_for_reason("waits", "UnknownFlavor") == f"flavor {pool.namespace} cannot be read: {error_text}"
     assert (pool.phase("runs"), pool.attempt("runs")) == ("Running", 0)
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": topology}})
     pool.wait_for_phase("waits", "Running")
@@ -191,26 +191,26 @@ def test_a_flavor_that_cannot_be_read_takes_nothing_and_says_why_until_it_is_men
         pool.delete(name)
 
 
-def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_read(
+def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_decoded(
     pool: Pool, muster: Muster, tmp_path: Path
 ) -> None:
     document = halved(pool, "part")
     pool.api.create(f"{GROUP}/namespaces/{pool.namespace}/trainingjobs", document)
     pool.submit("rest", pods=1)
     pool.wait_for_phase("rest", "Running")
-    told = 'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]'
+    error_text = 'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]'
     listed = muster("jobs")
     assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (0, ["JOB", "rest"])
     assert listed.err.startswith(
-        f"warning: job {pool.namespace}/part cannot be read: {told}: must be a whole number; got '0.5'"
+        f"warning: job {pool.namespace}/part cannot be read: {error_text}: must be a whole number; got '0.5'"
     )
     rows = muster("jobs", "--json").rows
     assert [row["metadata"]["name"] for row in rows] == ["rest", "part"]
-    assert rows[1]["unreadable"].startswith(told)
+    assert rows[1]["unreadable"].startswith(error_text)
     assert rows[1]["spec"]["roles"][0]["name"] == "worker"
     asked = muster("describe", "part", "--json")
     error = json.loads(asked.err)["error"]
-    assert (asked.code, error["reason"], told in error["message"]) == (4, "WrongVersion", True)
+    assert (asked.code, error["reason"], error_text in error["message"]) == (4, "WrongVersion", True)
     assert muster("queues").code == 0
     assert muster("nodes").code == 0
     document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = "1"
@@ -221,7 +221,7 @@ def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_read(
         assert muster("delete", "job", name).code == 0
 
 
-def test_muster_shows_a_queue_that_cannot_be_read_refuses_jobs_for_it_and_mends_it(
+def test_muster_shows_a_queue_that_cannot_be_decoded_refuses_jobs_for_it_and_corrects_it(
     pool: Pool, muster: Muster, tmp_path: Path
 ) -> None:
     name = pool.queue("blue")

@@ -114,7 +114,7 @@ def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None
     runs = folder / "runs"
     for place in (runs, cache):
         place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o777)  # pods run as user nobody
+        place.chmod(0o777)  # pods run as another user
     with s3.serve(HOST, BUCKET) as traces:
         for document in [*environment.policy(cache), *_volume(runs), _secret(traces)]:
             cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
