@@ -21,10 +21,8 @@ from muster.scheduling.preemption import PreemptionResult
 from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
 from muster.scheduling.releases import (
     ExpectedRelease,
-    latest_release,
     node_usage_of_placement,
     quota_of_placement,
-    tiebreak_of,
 )
 
 
@@ -140,12 +138,8 @@ class Decisions:
         expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
         placement = self.to_placement(request, result.option, result.assignment)
         self._nominations.append(Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
-        release_at, amounts = latest_release(gang, expires_at), request.min_quota[result.option]
-        self._allocate(
-            ExpectedRelease(
-                gang.uid, release_at, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts
-            )
-        )
+        amounts = request.min_quota[result.option]
+        self._allocate(ExpectedRelease.of(gang, expires_at, now, result.assignment.node_usage, request.queue, amounts))
         names = join_names([victim.gang.name for victim, _ in victims])
         self.unschedulable[gang.uid] = UnschedulableReason(
             "WaitingForPreemption", message=f"preempting for it; waiting for {names} to terminate"
@@ -189,9 +183,7 @@ class Decisions:
         root, flavors = self.cache.tree.root(request.queue), request.gang_request.options[option].flavors
         behind = any(r.root == root and not r.flavors.isdisjoint(flavors) for r in self.backfill.reservations)
         now = self.cache.snapshot.now
-        release = ExpectedRelease(
-            gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts
-        )
+        release = ExpectedRelease.of(gang, now, now, node_usage, request.queue, amounts)
         self._allocate(release)
         if gang.uid not in self._nominated:  # nominated gangs always come first
             self.candidates.add_admitted(gang, release)

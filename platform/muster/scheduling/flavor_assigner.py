@@ -20,7 +20,7 @@ from muster.scheduling.gang_requests import FlavorOption, QueueRequest, RequestA
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nodes import BoolArray
 from muster.scheduling.preemption_candidates import PreemptionCandidates
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.releases import ExpectedRelease, latest_release
 from muster.scheduling.versioned_cache import VersionedCache
 
 MISSES_BEFORE_BATCH = 8
@@ -139,9 +139,9 @@ class FlavorAssigner:
 
     def largest(self, gang: Gang, request: QueueRequest, index: int, limit: int) -> FlavorAssignment | None:
         """The largest size of a gang in one option, with up to `limit` extra pods; None if the minimum does not fit."""
-        release_at = latest_release(gang, self.now)
         option = request.gang_request.options[index]
-        capacity = self.backfill.free_capacity(self.backfill.relevant(option, self.backfill.binding(release_at)))
+        binding = self.backfill.binding(latest_release(gang, self.now))
+        capacity = self.backfill.free_capacity(self.backfill.relevant(option, binding))
 
         def try_size(extra_pods: int) -> FlavorAssignment | None:
             sizes = request.gang_request.sizes(extra_pods)
@@ -151,9 +151,7 @@ class FlavorAssigner:
             nodes = fit(self.ledger.free_now.table, option, sizes, capacity)
             if nodes is None:
                 return None
-            release = ExpectedRelease(
-                gang.uid, release_at, self.now, tiebreak_of(gang.uid), nodes.node_usage, request.queue, amounts
-            )
+            release = ExpectedRelease.of(gang, self.now, self.now, nodes.node_usage, request.queue, amounts)
             return FlavorAssignment(index, extra_pods, nodes, amounts) if self.backfill.fits_quota(release) else None
 
         found = largest_feasible(limit, try_size)

@@ -20,10 +20,8 @@ from muster.scheduling.nodes import NodeTable, placement_error
 from muster.scheduling.releases import (
     ExpectedRelease,
     GangUsage,
-    latest_release,
     node_usage_of_placement,
     quota_of_placement,
-    tiebreak_of,
 )
 
 
@@ -46,15 +44,9 @@ class ActiveNomination:
     ) -> ActiveNomination:
         """Validate a nomination, and count what it takes and charges."""
         node_usage = node_usage_of_placement(table, gang, nomination.placement)
-        release = ExpectedRelease(
-            uid=gang.uid,
-            release_at=latest_release(gang, nomination.expires_at),
-            since=nomination.expires_at,
-            tiebreak=tiebreak_of(gang.uid),
-            node_usage=node_usage,
-            queue=request.queue,
-            amounts=quota_of_placement(tree, request.queue, gang, nomination.placement),
-        )
+        amounts = quota_of_placement(tree, request.queue, gang, nomination.placement)
+        expires_at = nomination.expires_at
+        release = ExpectedRelease.of(gang, expires_at, expires_at, node_usage, request.queue, amounts)
         missing = {role.name: role.min_replicas for role in gang.roles}
         for part in nomination.placement:
             missing[part.role] = missing.get(part.role, 0) - part.replicas

@@ -38,7 +38,7 @@ from muster.scheduling.preemption_candidates import (
     PreemptionRights,
     Victim,
 )
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.releases import ExpectedRelease, latest_release
 from muster.scheduling.versioned_cache import VersionedCache
 
 ChosenVictims: TypeAlias = dict[str, tuple[Victim, PreemptionReason]]
@@ -64,7 +64,7 @@ class PreemptionResult:
 class PreemptionSearch:
     """The search for one gang in one of its options.
 
-    `release_at` is the gang's latest release; `reservations` are those of others that it must respect;
+    `start_by` is when it starts at the latest; `reservations` are those of others that it must respect;
     `guarantee_reached` is set when a candidate was no longer allowed after others had been added.
     """
 
@@ -75,7 +75,7 @@ class PreemptionSearch:
     option: int
     rights: PreemptionRights
     gang: Gang
-    release_at: float
+    start_by: float
     reservations: ReservationIndexes
     guarantee_reached: bool = False
     _exhausted: set[tuple[int, tuple[int, ...]]] = field(
@@ -198,10 +198,8 @@ class PreemptionSearch:
         assignment = fit(self.ledger.free_later.table, option, request.gang_request.min_sizes, view)
         if assignment is None:
             return None
-        uid, now = self.gang.uid, self.candidates.cache.snapshot.now
-        release = ExpectedRelease(
-            uid, self.release_at, now, tiebreak_of(uid), assignment.node_usage, request.queue, amounts
-        )
+        now = self.candidates.cache.snapshot.now
+        release = ExpectedRelease.of(self.gang, self.start_by, now, assignment.node_usage, request.queue, amounts)
         return assignment if self.backfill.fits_quota(release) else None
 
     def _mark_releasing(self, victim: Victim) -> None:
@@ -254,12 +252,11 @@ class Preemptor:
             if not regions:
                 continue
             start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
-            release_at = latest_release(gang, start_by)
             reservations = self.backfill.relevant(
-                request.gang_request.options[option], self.backfill.binding(release_at)
+                request.gang_request.options[option], self.backfill.binding(latest_release(gang, start_by))
             )
             search = PreemptionSearch(
-                self.ledger, self.backfill, self.candidates, request, option, rights, gang, release_at, reservations
+                self.ledger, self.backfill, self.candidates, request, option, rights, gang, start_by, reservations
             )
             victims = list(self.candidates.in_order(rights, queues))
             best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))

@@ -35,6 +35,13 @@ class ExpectedRelease:
     priority: int = 0
     preemptible: bool = False
 
+    @classmethod
+    def of(
+        cls, gang: Gang, start_by: float, since: float, node_usage: NodeUsage, queue: int, amounts: CellAmounts
+    ) -> ExpectedRelease:
+        """The release of a gang that starts at `start_by` at the latest."""
+        return cls(gang.uid, latest_release(gang, start_by), since, tiebreak_of(gang.uid), node_usage, queue, amounts)
+
     @property
     def key(self) -> tuple[float, float, int]:
         """The sort key of releases."""
