@@ -1,4 +1,4 @@
-"""What a job says of itself: which numbers and times can be true, whoever read them."""
+"""Validation of numbers and times in heartbeats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_dated_ahead_counts_from_when_it_was_seen_and_the_next_true
     assert (later.checkpoint_step, later.checkpoint_at) == (20, NOW + 30)
 
 
-def test_what_the_newest_checkpoint_does_not_tell_the_heartbeat_does() -> None:
+def test_fields_missing_in_the_newest_checkpoint_come_from_the_heartbeat() -> None:
     said = {"at": NOW, "step": 9, "checkpoint_step": 8, "checkpoint_at": NOW - 5}
     for latest in ({}, {"step": None, "at": None}, {"step": "x", "at": -1}):
         heartbeat = parse_heartbeat(said, latest, CLOCK)

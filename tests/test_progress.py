@@ -55,7 +55,7 @@ def test_the_last_step_of_a_job_that_is_over_need_not_wait() -> None:
     assert lines.next_line(heartbeat(60), 1.0, finished=True) == "step 60/60  loss 4"
 
 
-def test_nothing_is_reported_of_a_job_that_says_nothing() -> None:
+def test_without_heartbeat_there_is_no_progress_line() -> None:
     assert ProgressLines(10.0).next_line(None, 0.0) is None
     assert ProgressLines(10.0).next_line({"rank": 0, "attempt": 0}, 0.0) is None
 
@@ -78,7 +78,7 @@ def test_a_compilation_is_reported_at_most_every_30_s_however_often_one_looks(wa
         (75.0, "compiling for 1m15s; the first time this can take a minute or more"),
     ],
 )
-def test_a_compilation_tells_how_long_it_has_taken_once_it_has_taken_any_time(since_s: float, message: str) -> None:
+def test_a_compilation_shows_its_duration_from_1_s_on(since_s: float, message: str) -> None:
     assert startup_message(compiling(), since_s) == message
 
 

@@ -35,7 +35,7 @@ def test_a_queue_never_uses_more_than_its_limit_borrowed_included() -> None:
     assert avail([queue("root"), queue("a", "root", 8, 12), queue("b", "root", 80)], {"a": 2})["a"] == 10
 
 
-def test_a_queue_lends_no_more_than_it_says() -> None:
+def test_a_queue_lends_at_most_its_lend_limit() -> None:
     assert avail([queue("root"), queue("a", "root", 8), queue("b", "root", 16, lend=4)], {})["a"] == 8 + 4
 
 

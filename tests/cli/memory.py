@@ -40,14 +40,14 @@ class MemoryClient:
 
     def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
         check_apply(documents, list(self.kept_queues.values()))
-        told = apply_warnings(documents, list(self.kept_queues.values()))
+        message = apply_warnings(documents, list(self.kept_queues.values()))
         rows = []
         for item in documents:
             result = "configured" if item.metadata.name in self.kept_queues else "created"
             if isinstance(item, Queue):
                 self.kept_queues[item.metadata.name] = item
             row: dict[str, Any] = {"kind": item.kind, "namespace": None, "name": item.metadata.name, "result": result}
-            rows.append(row | ({"notices": told[item.metadata.name]} if item.metadata.name in told else {}))
+            rows.append(row | ({"notices": message[item.metadata.name]} if item.metadata.name in message else {}))
         return rows
 
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:

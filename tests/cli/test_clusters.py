@@ -65,6 +65,6 @@ def test_a_kubeconfig_that_is_not_there_is_named(cluster: MemoryClient, muster: 
     assert "/nowhere/config" in ended.err
 
 
-def test_this_host_is_meant_where_nothing_is_said(cluster: MemoryClient, muster: Muster) -> None:
+def test_this_host_is_the_default(cluster: MemoryClient, muster: Muster) -> None:
     assert muster("jobs", "--json").rows == []
     assert muster("jobs", "--cluster", "local", "-A", "--json").rows == []

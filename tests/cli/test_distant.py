@@ -47,7 +47,7 @@ def traced(location: str | None, trace: dict[str, int] | None = TRACE, **of_stat
 
 
 @pytest.mark.parametrize(
-    ("one", "told"),
+    ("one", "expected"),
     [
         (job(trace=TRACE), "the job has not started: default/llama has no pods yet"),
         (traced(None, None), "job default/llama was not traced"),
@@ -57,24 +57,22 @@ def traced(location: str | None, trace: dict[str, int] | None = TRACE, **of_stat
         (traced("volume://muster-run/default/llama-u1"), "in folder default/llama-u1 of volume muster-run of its pods"),
     ],
 )
-def test_where_no_store_has_the_run_the_report_says_where_it_is(
-    cluster: MemoryClient, muster: Muster, one: TrainingJob, told: str
+def test_report_names_the_place_of_a_run_that_is_in_no_store(
+    cluster: MemoryClient, muster: Muster, one: TrainingJob, expected: str
 ) -> None:
     cluster.kept_jobs["llama"] = one
     ended = muster("report", "llama")
     assert (ended.code, ended.out) == (3, "")
-    assert told in ended.err
+    assert expected in ended.err
 
 
-def test_a_store_that_nobody_knows_is_invalid(cluster: MemoryClient, muster: Muster) -> None:
+def test_an_unknown_store_scheme_is_invalid(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = traced("gopher://bucket/default/llama-u1")
     ended = muster("report", "llama")
     assert (ended.code, "gopher" in ended.err, "InvalidStoreURL" in ended.err) == (2, True, True)
 
 
-def test_what_is_in_the_store_is_brought_here_and_reported_on(
-    cluster: MemoryClient, muster: Muster, tmp_path: Path
-) -> None:
+def test_report_downloads_the_run_from_the_store(cluster: MemoryClient, muster: Muster, tmp_path: Path) -> None:
     store = run_folder(tmp_path / "store/default/llama-u1")
     for trace in (store / "traces/spool").iterdir():
         _compressed(trace, store / "traces")
@@ -105,12 +103,12 @@ def test_a_run_above_the_option_for_fetched_bytes_is_refused(
 def test_watch_ends_with_the_command_for_the_report(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = one = traced("s3://bucket/default/llama-u1")
     cluster.films["llama"] = [one.status]
-    told = "to build the report: muster report default/llama --context 'far away'"
-    assert muster("watch", "llama").out.splitlines()[-1] == told
+    message = "to build the report: muster report default/llama --context 'far away'"
+    assert muster("watch", "llama").out.splitlines()[-1] == message
     assert "for the report" not in muster("watch", "llama", "--no-report").out
 
 
-def test_describe_tells_how_many_traces_there_are_and_where(cluster: MemoryClient, muster: Muster) -> None:
+def test_describe_shows_number_and_location_of_traces(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = traced("s3://bucket/default/llama-u1")
     assert "2 files in s3://bucket/default/llama-u1" in muster("describe", "llama").out
 

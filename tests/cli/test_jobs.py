@@ -16,7 +16,7 @@ from muster.errors import Refused
 # ---- jobs
 
 
-def test_without_jobs_the_table_says_what_to_do(cluster: MemoryClient, muster: Muster) -> None:
+def test_without_jobs_the_next_command_is_suggested(cluster: MemoryClient, muster: Muster) -> None:
     assert muster("jobs").out == "No jobs. Submit one: muster submit FILE.yaml\n"
     assert muster("jobs", "--json").rows == []
 
@@ -97,7 +97,7 @@ def test_jobs_of_a_queue_that_does_not_exist_are_not_found_in_json_too(cluster: 
         (["-n", "team"], "namespace team"),
     ],
 )
-def test_where_no_job_matches_the_filter_and_how_many_jobs_there_are_is_said(
+def test_an_empty_result_names_the_filter_and_counts_all_jobs(
     cluster: MemoryClient, muster: Muster, words: list[str], named: str
 ) -> None:
     cluster.queue_rows = [{"name": "research"}]
@@ -106,7 +106,7 @@ def test_where_no_job_matches_the_filter_and_how_many_jobs_there_are_is_said(
     assert (ended.code, named in ended.out, "3 jobs" in ended.out, "Submit one" in ended.out) == (0, True, True, False)
 
 
-def test_whoever_may_not_list_all_namespaces_learns_what_is_in_the_one_asked_for(
+def test_without_permission_for_all_namespaces_the_given_one_is_counted(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listing(namespace: str | None = None) -> JobList:
@@ -170,7 +170,7 @@ def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ("runing", "unknown phase 'runing'; did you mean 'Running'?"),
         ("Running,pendig", "unknown phase 'pendig'; did you mean 'Pending'?"),
@@ -182,12 +182,12 @@ def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
     ],
 )
 def test_a_phase_that_there_is_not_is_refused_with_the_nearest_one(
-    cluster: MemoryClient, muster: Muster, written: str, told: str
+    cluster: MemoryClient, muster: Muster, written: str, expected: str
 ) -> None:
     ended = muster("jobs", "--phase", written)
-    assert (ended.code, told in ended.err) == (2, True), ended.err
+    assert (ended.code, expected in ended.err) == (2, True), ended.err
     error = json.loads(muster("jobs", "--phase", written, "--json").err)["error"]
-    assert (error["reason"], error["field"], told in error["message"]) == ("Usage", "--phase", True)
+    assert (error["reason"], error["field"], expected in error["message"]) == ("Usage", "--phase", True)
 
 
 def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClient, muster: Muster) -> None:
@@ -200,18 +200,18 @@ def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClien
     assert "1m10s" in ran["again"]
 
 
-def test_the_table_shows_how_far_a_job_is_where_its_status_tells(cluster: MemoryClient, muster: Muster) -> None:
+def test_the_table_shows_progress_from_the_status(cluster: MemoryClient, muster: Muster) -> None:
     said = {"step": 40, "steps": 60, "loss": 2.5, "attempt": 0, "at": NOW}
     cluster.kept_jobs = {
-        "told": job("told", status("Running", placement=placement("n1"), progress=said)),
+        "message": job("message", status("Running", placement=placement("n1"), progress=said)),
         "anew": job("anew", status("Running", placement=placement("n2"), progress=said, attempt=1)),
     }
     lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
-    assert "step 40/60  loss 2.5" in lines["told"]
+    assert "step 40/60  loss 2.5" in lines["message"]
     assert "step" not in lines["anew"]
 
 
-def test_of_a_job_that_nobody_has_looked_at_the_table_says_so(cluster: MemoryClient, muster: Muster) -> None:
+def test_the_table_marks_a_job_that_was_not_yet_processed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
     assert "NotReconciled: not yet processed" in " ".join(muster("jobs").out.split())
 
@@ -247,7 +247,7 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
     out = muster("jobs").out
     assert all(len(line) <= columns for line in out.splitlines())
     assert long in out
-    below = columns < 80  # then what explains a job has lines of its own, and leaves room for a column
+    below = columns < 80  # then what explains a job has lines of its own, and leaves width for a column
     assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 112)
     assert ("REASON" in out) != below
     if below:
@@ -307,7 +307,7 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
     assert "exit 139 (×3)" in out
 
 
-def test_describe_tells_how_far_a_job_came_that_was_cancelled(cluster: MemoryClient, muster: Muster) -> None:
+def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Cancelled", "Cancelled", "cancelled by the user"))
     cluster.kept_beats = [{"rank": 0, "attempt": 0, "step": 22, "steps": 10**5, "phase": "checkpoint", "eta_s": 1e5}]
     out = muster("describe", "llama").out
@@ -322,39 +322,37 @@ def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster
 
 
 def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("describe", "nobody")
-    assert (ended.code, ended.err) == (3, "error: there is no job 'nobody' in namespace 'default' (NotFound)\n")
+    ended = muster("describe", "missing")
+    assert (ended.code, ended.err) == (3, "error: there is no job 'missing' in namespace 'default' (NotFound)\n")
 
 
 # ---- cancel, suspend, resume
 
 
 @pytest.mark.parametrize(
-    ("verb", "told"), [("cancel", "is being cancelled"), ("suspend", "suspended"), ("resume", "resumed")]
+    ("verb", "expected"), [("cancel", "is being cancelled"), ("suspend", "suspended"), ("resume", "resumed")]
 )
-def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, told: str) -> None:
+def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, expected: str) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b")}
     ended = muster(verb, "a", "default/b")
     assert cluster.asked == [(verb, "a", "default"), (verb, "b", "default")]
-    assert ended.out.splitlines() == [f"trainingjob default/a {told}", f"trainingjob default/b {told}"]
+    assert ended.out.splitlines() == [f"trainingjob default/a {expected}", f"trainingjob default/b {expected}"]
 
 
 @pytest.mark.parametrize(("verb", "done"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
-def test_when_one_of_several_jobs_does_not_exist_none_is_touched_and_that_is_said(
+def test_if_one_of_several_jobs_does_not_exist_none_is_changed(
     cluster: MemoryClient, muster: Muster, verb: str, done: str
 ) -> None:
     cluster.kept_jobs = {"a": job("a")}
-    ended = muster(verb, "a", "nobody", "none")
+    ended = muster(verb, "a", "missing", "none")
     assert (ended.code, cluster.asked, ended.out) == (3, [], "")
     assert ended.err == (
-        "error: there is no job 'nobody' in namespace 'default'; there is no job 'none' in namespace 'default';"
+        "error: there is no job 'missing' in namespace 'default'; there is no job 'none' in namespace 'default';"
         f" nothing was {done} (NotFound)\n"
     )
 
 
-def test_when_one_of_several_jobs_is_finished_none_is_touched_and_that_is_said(
-    cluster: MemoryClient, muster: Muster
-) -> None:
+def test_if_one_of_several_jobs_is_finished_none_is_changed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
     ended = muster("cancel", "a", "b")
     assert (ended.code, cluster.asked) == (3, [])
@@ -371,7 +369,7 @@ def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(
     assert "nothing was resumed (QueueDeleted)" in ended.err
 
 
-def test_a_job_that_is_cancelled_again_is_said_to_be_cancelled_already(cluster: MemoryClient, muster: Muster) -> None:
+def test_a_repeated_cancel_prints_already_cancelled(cluster: MemoryClient, muster: Muster) -> None:
     stops, over = status("Terminating", "Cancelled"), status("Cancelled", "Cancelled")
     cluster.kept_jobs = {"a": job("a", over, cancel=True), "b": job("b"), "c": job("c", stops, cancel=True)}
     ended = muster("cancel", "a", "b", "c")
@@ -385,9 +383,7 @@ def test_a_job_that_is_cancelled_again_is_said_to_be_cancelled_already(cluster: 
     )
 
 
-def test_a_job_whose_processes_are_stopping_is_not_said_to_be_cancelled_yet(
-    cluster: MemoryClient, muster: Muster
-) -> None:
+def test_a_job_whose_processes_are_stopping_is_being_cancelled(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["a"] = job("a", status("Terminating", "Cancelled", "by the user"), cancel=True)
     for ended in (muster("describe", "a"), muster("jobs")):
         assert "Terminating" in ended.out

@@ -16,12 +16,12 @@ LONG = "research-language-models-for-all-of-us"
 def queue(name: str, parent: str | None = None) -> dict[str, object]:
     amounts = {"used": {"nvidia.com/gpu": "2"}, "guaranteed": {"nvidia.com/gpu": "8"}, "limit": {}, "lend": {}}
     resources = [{"flavor": "h200", "borrowed": {}, "available": {}, **amounts}]
-    told = {"name": name, "parent": parent, "active": True, "reason": "", "message": "", "overcommitted": None}
-    return {**told, "weight": 1.0, "share": 0.0, "waiting": 1, "admitted": 1, "resources": resources}
+    text = {"name": name, "parent": parent, "active": True, "reason": "", "message": "", "overcommitted": None}
+    return {**text, "weight": 1.0, "share": 0.0, "waiting": 1, "admitted": 1, "resources": resources}
 
 
 @pytest.mark.parametrize(("columns", "bars"), [(60, False), (80, True)])
-def test_where_queues_leave_no_room_for_bars_their_legend_goes_as_well(
+def test_in_a_narrow_terminal_bars_and_their_legend_are_omitted(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, columns: int, bars: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

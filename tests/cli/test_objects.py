@@ -31,7 +31,7 @@ TREE = [
 ]
 
 
-def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_apply_prints_a_result_per_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
     file.write_text(f"{QUEUE_YAML}spec: {{namespaceSelector: {{}}, resources: [{{flavor: local}}]}}\n")
     assert muster("apply", str(file)).out == "queue research created\n"
@@ -50,8 +50,8 @@ def test_apply_warns_of_a_quota_that_can_never_be_used(tmp_path: Path, cluster: 
     ended = muster("apply", str(file))
     assert (ended.code, ended.out) == (0, "queue research created\n")
     assert ended.err.startswith("warning: queue 'research': spec.resources[0].limit: nvidia.com/gpu of local: 8 is")
-    (told,) = muster("apply", str(file), "--json").rows
-    assert told["notices"] == [ended.err.removeprefix("warning: queue 'research': ").rstrip()]
+    (message,) = muster("apply", str(file), "--json").rows
+    assert message["notices"] == [ended.err.removeprefix("warning: queue 'research': ").rstrip()]
 
 
 def test_apply_refuses_a_cycle_and_changes_nothing(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -90,13 +90,13 @@ def test_what_is_named_twice_is_deleted_once(cluster: MemoryClient, muster: Must
 
 def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a"), "k": job("k", queue="a")}
-    told = muster("delete", "queue", "a", "--yes").out
-    assert told.startswith(
+    message = muster("delete", "queue", "a", "--yes").out
+    assert message.startswith(
         "queue a deleting\n  it is removed when these jobs have ended: default/j, default/k; to end one: muster cancel"
     )
 
 
-def test_a_queue_with_unfinished_jobs_is_not_deleted_without_yes_where_nobody_can_be_asked(
+def test_a_queue_with_unfinished_jobs_requires_yes_if_stdin_is_not_a_terminal(
     cluster: MemoryClient, muster: Muster
 ) -> None:
     jobs = {"j": job("j", queue="a"), "k": job("k", status("Succeeded"), queue="a")}
@@ -125,7 +125,7 @@ def test_of_several_queues_each_is_named_with_its_own_unfinished_jobs_and_those_
 @pytest.mark.parametrize(
     ("answer", "deleted"), [("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False), ("", False)]
 )
-def test_at_a_terminal_whoever_deletes_a_queue_with_unfinished_jobs_is_asked(
+def test_at_a_terminal_the_deletion_of_a_queue_with_unfinished_jobs_is_confirmed(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
 ) -> None:
     class Terminal(io.StringIO):
@@ -151,19 +151,19 @@ def test_a_queue_whose_jobs_are_deleted_with_it_needs_no_yes(
 def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues = {name: queue(name) for name in ("company", "product", "research")}
     cluster.queue_rows = TREE
-    told = muster("delete", "queue", "company", "research", "product").out
-    assert [line.split()[1] for line in told.splitlines()][-1] == "company"
+    message = muster("delete", "queue", "company", "research", "product").out
+    assert [line.split()[1] for line in message.splitlines()][-1] == "company"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [(["pod", "x"], "kind: must be queue, flavor or job; got 'pod'"), ([], "must name a kind and objects")],
 )
 def test_delete_without_a_known_kind_is_invalid(
-    cluster: MemoryClient, muster: Muster, words: list[str], told: str
+    cluster: MemoryClient, muster: Muster, words: list[str], expected: str
 ) -> None:
     ended = muster("delete", *words)
-    assert (ended.code, told in ended.err) == (2, True)
+    assert (ended.code, expected in ended.err) == (2, True)
 
 
 def test_queues_are_a_tree_with_bars_to_one_scale(cluster: MemoryClient, muster: Muster) -> None:
@@ -190,7 +190,7 @@ def test_a_queue_whose_jobs_can_use_no_flavor_is_shown_so_and_one_above_others_w
     assert "no quota" in next(line for line in lines if line.startswith("top"))
 
 
-def test_what_nobody_limits_is_shown_as_use_alone_and_not_as_borrowed(cluster: MemoryClient, muster: Muster) -> None:
+def test_a_resource_without_quota_shows_usage_only(cluster: MemoryClient, muster: Muster) -> None:
     unlimited = row("default", used=8)
     unlimited["resources"][0]["guaranteed"] = {"pods": "4"}
     cluster.queue_rows = [unlimited]
@@ -243,7 +243,7 @@ def test_queues_as_json_are_the_rows(cluster: MemoryClient, muster: Muster) -> N
     assert muster("queues", "--json").rows == TREE
 
 
-def test_without_queues_the_tree_says_what_to_do(cluster: MemoryClient, muster: Muster) -> None:
+def test_without_queues_the_next_command_is_suggested(cluster: MemoryClient, muster: Muster) -> None:
     assert muster("queues").out == "No queues. Create some: muster apply QUEUES.yaml\n"
 
 

@@ -47,12 +47,10 @@ def test_every_error_has_its_exit_code(
     assert muster("jobs").code == code
 
 
-def test_a_bug_is_told_without_a_traceback_unless_it_is_asked_for(
-    muster: Muster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_prints_a_traceback_only_on_request(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.cli.connect._connect_local", lambda start: 1 / 0)
-    told = muster("jobs").err
-    assert told == (
+    message = muster("jobs").err
+    assert message == (
         "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
         "MUSTER_DEBUG=1 shows where it happened (Bug)\n"
     )
@@ -61,16 +59,16 @@ def test_a_bug_is_told_without_a_traceback_unless_it_is_asked_for(
 
 
 def test_errors_are_json_when_json_is_asked_for_usage_errors_too(muster: Muster, cluster: MemoryClient) -> None:
-    ended = muster("describe", "nobody", "--json")
+    ended = muster("describe", "missing", "--json")
     assert json.loads(ended.err) == {
-        "error": {"reason": "NotFound", "message": "there is no job 'nobody' in namespace 'default'", "field": ""}
+        "error": {"reason": "NotFound", "message": "there is no job 'missing' in namespace 'default'", "field": ""}
     }
     ended = muster("jobs", "--nonsense", "--json")
     error = json.loads(ended.err)["error"]
     assert (ended.code, error["reason"], error["field"]) == (2, "Usage", "--nonsense")
 
 
-def test_an_unknown_verb_is_told_with_the_nearest_one(muster: Muster) -> None:
+def test_an_unknown_verb_is_an_error_with_the_nearest_verb(muster: Muster) -> None:
     ended = muster("queus")
     assert (ended.code, "Did you mean 'queues'?" in ended.err) == (2, True)
 

@@ -98,12 +98,12 @@ def test_the_report_of_a_job_is_that_of_its_run_folder(run_dir: Path, cluster: M
     assert muster("report", "llama").out.splitlines()[-1] == str(run_dir / "report" / "report.html")
 
 
-def test_the_report_of_a_job_that_was_not_traced_tells_how_traces_are_recorded(
+def test_the_report_of_an_untraced_job_explains_how_traces_are_recorded(
     run_dir: Path, cluster: MemoryClient, muster: Muster
 ) -> None:
     cluster.kept_jobs["llama"] = job()
-    told = muster("report", "llama").err
-    assert all(word in told for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.instrument"))
+    message = muster("report", "llama").err
+    assert all(word in message for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.instrument"))
     cluster.kept_jobs["llama"] = job(trace={"startStep": 20, "steps": 5})
     assert muster("report", "llama").err == ""
     for left in run_dir.rglob("*.jsonl"):
@@ -113,7 +113,7 @@ def test_the_report_of_a_job_that_was_not_traced_tells_how_traces_are_recorded(
     assert all(word in ended.err for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.instrument"))
 
 
-def test_describe_of_a_traced_job_of_which_nothing_was_recorded_says_what_is_needed(
+def test_describe_of_a_traced_job_without_traces_explains_how_they_are_recorded(
     cluster: MemoryClient, muster: Muster
 ) -> None:
     traced = {"startStep": 20, "steps": 5}
@@ -152,14 +152,14 @@ def test_a_job_that_has_not_started_has_no_report(cluster: MemoryClient, muster:
 
 
 @pytest.mark.parametrize(
-    ("word", "code", "told"),
-    [("nobody", 3, "'nobody' is neither a folder nor a job"), ("./nowhere", 3, "folder ./nowhere does not exist")],
+    ("word", "code", "expected"),
+    [("missing", 3, "'missing' is neither a folder nor a job"), ("./nowhere", 3, "folder ./nowhere does not exist")],
 )
 def test_what_is_neither_folder_nor_job_is_not_found(
-    cluster: MemoryClient, muster: Muster, word: str, code: int, told: str
+    cluster: MemoryClient, muster: Muster, word: str, code: int, expected: str
 ) -> None:
     ended = muster("report", word)
-    assert (ended.code, told in ended.err) == (code, True)
+    assert (ended.code, expected in ended.err) == (code, True)
 
 
 def test_a_folder_with_nothing_to_report_on_is_invalid(tmp_path: Path, muster: Muster) -> None:

@@ -36,18 +36,18 @@ def test_of_several_roles_each_is_named(cluster: MemoryClient, muster: Muster) -
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "expected"),
     [("4", "4 replicas, and starts with 1 or more"), ("2", "2 replicas, and starts"), ("1", "1 replica\n")],
 )
-def test_what_an_elastic_role_has_is_told_with_what_it_starts_with(
-    cluster: MemoryClient, muster: Muster, wanted: str, told: str
+def test_scale_prints_the_minimum_of_an_elastic_role(
+    cluster: MemoryClient, muster: Muster, wanted: str, expected: str
 ) -> None:
     cluster.kept_jobs["llama"] = job(roles=[{**TWO_ROLES[0], "minReplicas": 1}])
-    assert f"role trainer has {told}" in muster("scale", "llama", wanted).out
+    assert f"role trainer has {expected}" in muster("scale", "llama", wanted).out
 
 
 @pytest.mark.parametrize(("rested", "earliest"), [(True, False), (False, True)])
-def test_of_an_elastic_role_that_runs_with_fewer_pods_it_is_told_that_it_grows_later(
+def test_scale_prints_when_an_elastic_role_can_grow(
     cluster: MemoryClient, muster: Muster, rested: bool, earliest: bool
 ) -> None:
     admitted = 1.0 if rested else time.time() + 1e6
@@ -79,7 +79,7 @@ def test_scale_names_the_roles_that_there_are_and_the_least_that_is_right(
     assert "must be at least its minReplicas (2); got 1" in small.err
 
 
-def test_drain_tells_who_leaves_and_waits_until_they_have(cluster: MemoryClient, muster: Muster) -> None:
+def test_drain_names_the_jobs_and_waits_until_they_have_left(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Running", placement=placement("n0", "n1")))
     cluster.on_nodes = ["llama"]
     ended = muster("drain", "n1", "--wait")

@@ -24,7 +24,7 @@ def file(tmp_path: Path, cluster: MemoryClient) -> Path:
     return path
 
 
-def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_submit_prints_the_queue_and_the_command_to_follow(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     ended = muster("submit", str(file))
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines() == [
@@ -68,7 +68,7 @@ def test_secrets_are_not_written_into_a_job_of_a_cluster(monkeypatch: pytest.Mon
     assert parse_env_overrides(["HF_HOME", "A=1"], on_host=False) == ([], {"HF_HOME": "/hf", "A": "1"})
 
 
-def test_what_is_not_passed_on_is_told_by_all_names(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_variables_that_are_not_passed_are_listed_by_name(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.not_passed = [f"NAME_{number}" for number in range(14)]
     (line,) = muster("submit", str(file)).err.splitlines()
     assert ", ".join(cluster.not_passed) in line
@@ -81,10 +81,10 @@ def test_json_hides_the_secrets_of_templates(file: Path, cluster: MemoryClient, 
     template = "{spec: {containers: [{name: main, image: x, env: [{name: HF_TOKEN, value: do-not-tell}]}]}}"
     text = "{apiVersion: muster.dev/v1alpha1, kind: TrainingJob, metadata: {name: s}, spec: {queue: research, roles: "
     file.write_text(f"{text}[{{name: t, template: {template}}}]}}}}")
-    told = [muster("submit", str(file), "--json"), muster("describe", "s", "--json"), muster("jobs", "--json")]
-    told += [muster("cancel", "s", "--json"), muster("describe", "s")]
-    assert [ended.code for ended in told] == [0] * 5
-    assert all("do-not-tell" not in ended.out + ended.err for ended in told)
+    message = [muster("submit", str(file), "--json"), muster("describe", "s", "--json"), muster("jobs", "--json")]
+    message += [muster("cancel", "s", "--json"), muster("describe", "s")]
+    assert [ended.code for ended in message] == [0] * 5
+    assert all("do-not-tell" not in ended.out + ended.err for ended in message)
 
 
 def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:
@@ -169,7 +169,7 @@ def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) 
     assert "kind: must be TrainingJob; got Queue 'research'" in ended.err
 
 
-def test_options_count_instead_of_what_the_file_says(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_options_override_the_file(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     muster("submit", str(file), "--priority", "7", "--max-runtime", "2h", "--trace-steps", "20:25", "-n", "team-a")
     made = cluster.kept_jobs["llama"]
     assert (made.spec.priority, made.spec.max_runtime_seconds, made.metadata.namespace) == (7, 7200, "team-a")
@@ -178,7 +178,7 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "expected"),
     [
         ("--max-runtime", "2 hours", "--max-runtime: '2 hours' must be a duration such as 2h"),
         ("--max-runtime", "0", "--max-runtime: '0' must be at least 1s"),
@@ -191,12 +191,12 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
         ("--priority", "abc", "Invalid value for '--priority': must be an integer such as 10 or -5; got 'abc'"),
     ],
 )
-def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:
+def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, expected: str) -> None:
     ended = muster("submit", str(file), option, value)
     assert ended.code == 2
-    assert told in ended.err
+    assert expected in ended.err
     error = json.loads(muster("submit", str(file), option, value, "--json").err)["error"]
-    assert error["field"] in (option, told.partition(":")[0])
+    assert error["field"] in (option, expected.partition(":")[0])
 
 
 def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -219,17 +219,17 @@ def test_wait_for_a_cancelled_job_ends_when_its_processes_have_ended(
     assert (ended.code, ended.out.splitlines()[2]) == (1, "default/llama Cancelled")
 
 
-def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_wait_prints_the_reason_of_a_pending_job(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     waits = status("Pending", "QuotaExhausted", "needs 8 GPUs, 4 are free", queuePosition=2)
     cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]
-    told = muster("submit", str(file), "--wait").out
-    assert told.count("needs 8 GPUs, 4 are free") == 1
+    message = muster("submit", str(file), "--wait").out
+    assert message.count("needs 8 GPUs, 4 are free") == 1
 
 
-def test_below_the_rule_that_closes_torchruns_summary_the_exception_is_what_was_said_last() -> None:
-    tail = "RuntimeError: no room\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
+def test_below_the_rule_of_torchruns_summary_the_exception_is_the_last_line() -> None:
+    tail = "RuntimeError: no space\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
     ended = job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail}))
-    assert last_log_line(ended) == "RuntimeError: no room"
+    assert last_log_line(ended) == "RuntimeError: no space"
 
 
 _OF_TORCHRUN = """E1121 19:43:49.789000 15465 /x/torch/distributed/elastic/multiprocessing/api.py:1002] failed
@@ -260,7 +260,7 @@ _OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nVal
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         (
             "python: can't open file '/nope.py': [Errno 2] No such file\n",
@@ -273,13 +273,13 @@ _OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nVal
         ("", "rank 5 exited with code 3"),
     ],
 )
-def test_of_a_log_that_torchrun_closed_what_the_first_rank_to_fail_said_counts(said: str, told: str) -> None:
+def test_in_a_log_with_torchruns_summary_the_first_failed_rank_counts(said: str, expected: str) -> None:
     whole = said + _OF_TORCHRUN
-    assert last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == told
+    assert last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == expected
 
 
 @pytest.mark.parametrize("cut", ["  File ", "    raise ", "Failures:", "Root Cause"])
-def test_where_the_tail_holds_torchruns_words_alone_the_exit_code_is_told(cut: str) -> None:
+def test_a_tail_of_only_torchruns_output_yields_the_exit_code(cut: str) -> None:
     tail = _OF_TORCHRUN[_OF_TORCHRUN.index(cut) :]
     assert (
         last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail})))
@@ -287,7 +287,9 @@ def test_where_the_tail_holds_torchruns_words_alone_the_exit_code_is_told(cut: s
     )
 
 
-def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_wait_prints_the_reason_of_a_failure_and_the_next_command(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
     cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
     ended = muster("submit", str(file), "--wait", "-n", "team-a")
     assert ended.out.splitlines()[2:] == [

@@ -1,4 +1,4 @@
-"""What a job or a cluster wrote does nothing in the terminal of whoever reads it."""
+"""What a job or a cluster wrote does nothing in the terminal of its reader."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_pipe_is_given_a_log_as_it_was_written(failed: MemoryClient, muster: M
     assert muster("logs", "llama", "-i", "0").out == f"{RED}{CLIPBOARD} 10%\r{RED} 20%\ntwo\n"
 
 
-def test_a_refusal_of_a_server_is_told_as_text(
+def test_an_error_of_a_server_is_sanitized(
     failed: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(namespace: str | None = None) -> None:
@@ -86,6 +86,6 @@ def test_a_refusal_of_a_server_is_told_as_text(
     assert "error: no such thing" in muster("jobs").err
 
 
-def test_why_a_job_is_silent_is_told_as_text(cluster: MemoryClient, muster: Muster) -> None:
+def test_the_reason_for_missing_output_is_sanitized(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Pending", "Odd", f"a{CLIPBOARD}b", placement=placement("n1")))
     assert muster("logs", "llama").err == "default/llama has no pods yet: pending in queue research; Odd: ab\n"

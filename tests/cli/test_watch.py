@@ -111,7 +111,7 @@ def test_watching_a_job_that_is_deleted_meanwhile_ends_as_not_found(cluster: Mem
 
 
 @pytest.mark.parametrize("verb", ["watch", "submit"])
-def test_a_job_that_is_removed_as_soon_as_it_ends_is_not_told_to_be_deleted_before(
+def test_a_job_removed_at_its_end_has_an_unknown_result(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
 ) -> None:
     one = job(ttlSecondsAfterFinished=0)
@@ -138,7 +138,7 @@ def drawn(sight: WatchFrame, curve: LossCurve | None = None, width: int = 100) -
     return console.export_text()
 
 
-def test_the_picture_of_a_waiting_job_tells_its_place() -> None:
+def test_the_frame_of_a_pending_job_shows_its_queue_position() -> None:
     waiting = status("Pending", queuePosition=2, estimatedStart=NOW + 130)
     text = drawn(WatchFrame(job(status=waiting), None, NOW + 10))
     assert "waiting for 10s, number 2 in queue research, starts about " in text
@@ -159,23 +159,23 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"),
+    ("phase", "expected"),
     [
         ("setup", "setting up for 35s"),
         ("compile", "compiling for 35s; the first time this can take a minute or more"),
     ],
 )
-def test_before_the_first_step_the_picture_tells_what_is_done_and_for_how_long(phase: str, told: str) -> None:
+def test_before_the_first_step_the_frame_shows_the_phase_and_its_duration(phase: str, expected: str) -> None:
     sight = WatchFrame(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
-    assert drawn(sight).strip()[2:] == told
+    assert drawn(sight).strip()[2:] == expected
 
 
-def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
+def test_a_running_job_without_heartbeat_shows_that_no_step_was_reported() -> None:
     text = drawn(WatchFrame(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
     assert text.strip()[2:] == "running for 7s; no step reported yet"
 
 
-def test_into_a_pipe_compilation_is_told_at_once_and_every_30_s_while_it_lasts() -> None:
+def test_into_a_pipe_compilation_is_printed_at_once_and_every_30_s() -> None:
     one, out = job(status=status("Running")), io.StringIO()
     compiling = beat(0, phase="compile", loss=None, at=NOW)
     sights = [WatchFrame(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
@@ -191,7 +191,7 @@ RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
 
 
 @pytest.mark.parametrize(
-    ("first_beat", "told"),
+    ("first_beat", "expected"),
     [
         (beat(20, attempt=1, phase="compile", loss=None), ["resumed from step 20"]),
         (beat(0, attempt=1, phase="compile", loss=None), ["restarted from step 0"]),
@@ -200,19 +200,19 @@ RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
         (beat(0, attempt=1, phase="setup", loss=None), []),
     ],
 )
-def test_a_resumed_job_tells_once_from_which_step_it_goes_on(first_beat: dict[str, Any], told: list[str]) -> None:
+def test_a_resumed_job_prints_once_from_which_step_it_resumes(first_beat: dict[str, Any], expected: list[str]) -> None:
     one = job(status=RESUMED)
     for before in (None, beat(0, attempt=1, phase="setup", loss=None)):
         lines = change_lines(WatchFrame(one, before, NOW), WatchFrame(one, first_beat, NOW + 1))
-        assert [line.plain for line in lines] == told
-    if told:
+        assert [line.plain for line in lines] == expected
+    if expected:
         assert (
             list(change_lines(WatchFrame(one, first_beat, NOW + 1), WatchFrame(one, beat(30, attempt=1), NOW + 2)))
             == []
         )
 
 
-def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
+def test_a_heartbeat_of_an_earlier_attempt_is_no_progress_of_this_one() -> None:
     one = job(status=RESUMED)
     assert current_heartbeat([beat(40)], one.status.attempt) is None
     newest = beat(0, attempt=1, phase="setup", loss=None)
@@ -239,7 +239,7 @@ def logged(cluster: MemoryClient) -> MemoryClient:
     return cluster
 
 
-def test_logs_of_several_pods_are_told_apart(logged: MemoryClient, muster: Muster) -> None:
+def test_logs_of_several_pods_have_a_prefix_per_pod(logged: MemoryClient, muster: Muster) -> None:
     assert muster("logs", "llama").out.splitlines() == [
         "trainer-0 │ step 1",
         "trainer-0 │ [bold]",
@@ -282,7 +282,7 @@ def test_logs_are_those_of_the_replicas_that_an_elastic_job_has_at_its_present_s
     assert muster("logs", "llama", "--tail", "1").out.splitlines() == ["trainer-0 │ [bold]", "trainer-1 │ step 1 too"]
 
 
-def test_of_a_job_without_room_the_newest_attempt_is_shown_with_a_word_on_where_the_others_are(
+def test_of_a_pending_job_the_newest_attempt_is_shown_with_a_note_on_other_replicas(
     logged: MemoryClient, muster: Muster
 ) -> None:
     logged.kept_jobs["llama"] = job(status=status("Suspended", attempt=2))
@@ -318,7 +318,7 @@ def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Must
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "expected"),
     [
         (
             status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=2),
@@ -333,16 +333,16 @@ def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Must
 )
 @pytest.mark.parametrize("option", [[], ["-f"], ["--json"]])
 def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
-    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, told: str, option: list[str]
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, expected: str, option: list[str]
 ) -> None:
     cluster.kept_jobs["llama"] = job(status=state)
     ended = muster("logs", "llama", *option)
-    assert (ended.code, ended.err) == (0, told)
+    assert (ended.code, ended.err) == (0, expected)
     assert ended.out == ("[]\n" if option == ["--json"] else "")
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "expected"),
     [
         (status("Running", startedAt=NOW), "default/llama is running and has written no output yet\n"),
         (status("Succeeded", startedAt=NOW), "default/llama wrote no output\n"),
@@ -353,10 +353,10 @@ def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
     ],
 )
 def test_logs_without_a_line_say_why_unless_lines_were_left_out(
-    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, told: str
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, expected: str
 ) -> None:
     cluster.kept_jobs["llama"] = job(status=state)
-    assert muster("logs", "llama").err == told
+    assert muster("logs", "llama").err == expected
     assert muster("logs", "llama", "--since", "10m").err == ""
 
 
@@ -369,17 +369,19 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
-        (["--role", "nobody"], "--role: must be one of the job's roles (trainer); got 'nobody'"),
+        (["--role", "missing"], "--role: must be one of the job's roles (trainer); got 'missing'"),
         (["--index", "7"], "--index: must be 0 to 1 for this job; got 7"),
         (["--since", "yesterday"], "--since: 'yesterday' must be an age such as 10m or 2h, or a time"),
         (["--regex", "("], "--regex: must be a regular expression such as 'step [0-9]+'; got '('"),
     ],
 )
-def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster, words: list[str], told: str) -> None:
+def test_wrong_options_of_logs_are_invalid(
+    logged: MemoryClient, muster: Muster, words: list[str], expected: str
+) -> None:
     ended = muster("logs", "llama", *words)
-    assert (ended.code, told in " ".join(ended.err.split())) == (2, True), ended.err
+    assert (ended.code, expected in " ".join(ended.err.split())) == (2, True), ended.err
     error = json.loads(muster("logs", "llama", *words, "--json").err)["error"]
     assert (error["reason"] in ("Usage", "Invalid"), error["field"]) == (True, words[0])
 

@@ -133,7 +133,7 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     assert muster("describe", "long", "--json").rows[0]["status"]["phase"] == "Running"
 
 
-def test_an_interrupted_wait_says_that_the_job_goes_on(home: Path, tmp_path: Path, muster: Muster) -> None:
+def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, tmp_path: Path, muster: Muster) -> None:
     muster("local", "up", "--nodes", "2x4")
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     waiting = subprocess.Popen(

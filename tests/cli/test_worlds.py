@@ -88,7 +88,7 @@ def test_of_several_policies_each_has_its_own_placements(tables: list[str], tmp_
 
 
 @pytest.mark.parametrize(("words", "makespan_s"), [([], 140), (["--stop-seconds", "0"], 130)])
-def test_how_long_pods_take_to_stop_can_be_told(
+def test_the_time_that_pods_take_to_stop_is_an_option(
     tmp_path: Path, muster: Muster, words: list[str], makespan_s: float
 ) -> None:
     (tmp_path / "nodes.csv").write_text("name,gpus,cpu_milli,memory_mib\nn1,8,64000,1000\n")
@@ -115,7 +115,7 @@ def test_rows_that_cannot_be_read_are_named_and_refused_unless_they_are_skipped(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--policy", "lifo"], "--policy: must be one of muster, fifo, priority, backfill; got 'lifo'"),
         (["--bound-factor", "0.5"], "--bound-factor: must be at least 1, or every job would be stopped early; got 0.5"),
@@ -127,9 +127,11 @@ def test_rows_that_cannot_be_read_are_named_and_refused_unless_they_are_skipped(
         (["--placements", "/nowhere/out.csv"], "/nowhere/out.csv: No such file or directory"),
     ],
 )
-def test_wrong_options_of_simulate_are_told(tables: list[str], muster: Muster, words: list[str], told: str) -> None:
+def test_invalid_options_of_simulate_are_refused(
+    tables: list[str], muster: Muster, words: list[str], expected: str
+) -> None:
     ended = muster("simulate", *tables, *words)
-    assert (ended.code, told in ended.err) == (2, True), ended.err
+    assert (ended.code, expected in ended.err) == (2, True), ended.err
 
 
 def test_simulate_takes_a_queue_tree(tables: list[str], tmp_path: Path, muster: Muster) -> None:
@@ -169,7 +171,7 @@ def saved(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_replay_tells_why_each_gang_waits(saved: str, muster: Muster) -> None:
+def test_replay_shows_why_each_gang_waits(saved: str, muster: Muster) -> None:
     ended = muster("replay", saved)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines()[0] == "2 nodes, 1 running, 2 waiting"

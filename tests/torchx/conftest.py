@@ -28,7 +28,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[LocalClient]:
-    """A daemon that shows two nodes of 2 CPUs, and a queue `research` with room for one of them."""
+    """A daemon that shows two nodes of 2 CPUs, and a queue `research` with quota for one of them."""
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as home:
         client = LocalClient.up(home, nodes="2x0:cpu=2")
         client.apply(load_objects(QUEUE))

@@ -44,13 +44,13 @@ def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
 def test_open_numbers_follow_from_the_nodes(
     described: AppDef, nodes: list[NodeCapacity], cpu: int, gpu: int, notices: list[str]
 ) -> None:
-    sized, told = resolve_auto_resources(described, nodes)
+    sized, message = resolve_auto_resources(described, nodes)
     resource = sized.roles[0].resource
-    assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
+    assert (resource.cpu, resource.gpu, message) == (cpu, gpu, notices)
 
 
 @pytest.mark.parametrize(
-    ("described", "nodes", "told"),
+    ("described", "nodes", "expected"),
     [
         (app(16), HOST, "-j requests 16 processes per node, but the largest node has 8 GPUs"),
         (app(999), LAPTOP, "-j requests 999 processes per node, but the largest node has 8 CPU cores"),
@@ -59,11 +59,11 @@ def test_open_numbers_follow_from_the_nodes(
     ],
 )
 def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with_the_numbers(
-    described: AppDef, nodes: list[NodeCapacity], told: str
+    described: AppDef, nodes: list[NodeCapacity], expected: str
 ) -> None:
     with pytest.raises(SubmissionRefused) as refused:
         resolve_auto_resources(described, nodes)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with
 def test_oversubscription_is_allowed_where_it_is_asked_for(
     described: AppDef, nodes: list[NodeCapacity], cpu: int, gpu: int, notices: list[str]
 ) -> None:
-    sized, told = resolve_auto_resources(described, nodes, oversubscribe=True)
+    sized, message = resolve_auto_resources(described, nodes, oversubscribe=True)
     resource = sized.roles[0].resource
-    assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
+    assert (resource.cpu, resource.gpu, message) == (cpu, gpu, notices)
 
 
 def test_the_users_app_is_not_changed() -> None:

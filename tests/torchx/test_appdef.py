@@ -51,7 +51,7 @@ def test_a_role_keeps_command_environment_and_resources() -> None:
     assert container.ports == [{"name": "tensorboard", "containerPort": 6006}]
 
 
-def test_what_torchx_leaves_unsaid_is_not_asked_for() -> None:
+def test_unset_resources_of_torchx_are_not_requested() -> None:
     role = to_training_job(
         app(resource=Resource(cpu=-1, gpu=-1, memMB=-1), num_replicas=2, min_replicas=2), "a", {}
     ).spec.roles[0]
@@ -123,7 +123,7 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
 
 
 @pytest.mark.parametrize(
-    ("cfg", "told"),
+    ("cfg", "expected"),
     [
         ({"max_runtime": "2x"}, "max_runtime: '2x' must be a duration such as 2h"),
         ({"trace_steps": "25:20"}, "trace_steps: '25:20' must have END above FIRST"),
@@ -133,8 +133,8 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
         ({"flavors": ["A B"]}, "spec.flavors[0]: must consist of lower-case letters"),
     ],
 )
-def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], told: str) -> None:
-    with pytest.raises(SubmissionRefused, match=re.escape(told)):
+def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], expected: str) -> None:
+    with pytest.raises(SubmissionRefused, match=re.escape(expected)):
         to_training_job(app(), "a", cfg)
 
 
@@ -233,6 +233,6 @@ def test_mounts_and_capabilities_become_volumes_and_labels() -> None:
     assert pod.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
 
 
-def test_an_app_id_tells_the_namespace_unless_it_is_the_default() -> None:
+def test_an_app_id_contains_the_namespace_unless_it_is_the_default() -> None:
     assert app_id("a-1", "default") == "a-1"
     assert [split_app_id(text) for text in ("a-1", "team:a-1")] == [("a-1", "default"), ("a-1", "team")]

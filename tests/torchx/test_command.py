@@ -22,7 +22,7 @@ def torchx(home: Path, *arguments: str, cwd: Path | None = None) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, cwd=cwd, check=False)
 
 
-def test_run_with_log_tells_the_story_and_ends_with_the_run_folder(home: Path) -> None:
+def test_run_with_log_prints_progress_and_ends_with_the_run_folder(home: Path) -> None:
     ran = torchx(home, "run", "-s", "muster_local", "--wait", "--log", "utils.echo", "--msg", "hello")
     assert ran.returncode == 0, ran.stderr
     lines = ran.stderr.strip().splitlines()
@@ -37,13 +37,13 @@ def test_run_with_log_tells_the_story_and_ends_with_the_run_folder(home: Path) -
     assert "echo" in torchx(home, "describe", handle).stdout
 
 
-def test_whoever_waits_without_the_log_hears_the_story_and_not_the_log(home: Path) -> None:
+def test_run_with_wait_prints_progress_without_the_log(home: Path) -> None:
     ran = torchx(home, "run", "-s", "muster_local", "--wait", "utils.echo", "--msg", "hello")
     assert ran.returncode == 0, ran.stderr
-    told = [line.rpartition("INFO")[2].strip() for line in ran.stderr.splitlines()]
-    (end,) = [line for line in told if line.startswith("succeeded: ")]
+    message = [line.rpartition("INFO")[2].strip() for line in ran.stderr.splitlines()]
+    (end,) = [line for line in message if line.startswith("succeeded: ")]
     assert "; run folder /" in end
-    assert not any(line.endswith(" hello") for line in told)
+    assert not any(line.endswith(" hello") for line in message)
 
 
 def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("-cfg", "quue=x", "utils.echo"), "quue"),
         (("-cfg", "priority=high", "utils.echo"), "priority"),
@@ -71,15 +71,15 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
         (("muster.train.script", "--script", "no/such.py"), "the script 'no/such.py' does not exist"),
     ],
 )
-def test_bad_input_is_told_in_a_line_and_not_in_a_traceback(home: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_input_is_one_line_without_traceback(home: Path, arguments: tuple[str, ...], expected: str) -> None:
     ran = torchx(home, "run", "-s", "muster_local", *arguments)
     assert ran.returncode == 1
-    assert told in ran.stderr
+    assert expected in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("tail", [(), ("--tail",)])
-def test_a_replica_that_an_app_does_not_have_is_told_in_a_line(home: Path, tail: tuple[str, ...]) -> None:
+def test_an_unknown_replica_is_one_line(home: Path, tail: tuple[str, ...]) -> None:
     handle = torchx(home, "run", "-s", "muster_local", "--wait", "utils.echo").stdout.strip()
     ran = torchx(home, "log", *tail, f"{handle}/echo/7")
     assert ran.returncode == 1
@@ -87,13 +87,13 @@ def test_a_replica_that_an_app_does_not_have_is_told_in_a_line(home: Path, tail:
     assert "Traceback" not in ran.stderr
 
 
-def test_to_cancel_a_job_that_is_not_there_says_so(home: Path) -> None:
+def test_cancelling_an_unknown_job_is_an_error(home: Path) -> None:
     ran = torchx(home, "cancel", "muster_local://torchx/nope")
     assert "'nope'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_a_daemon_that_is_stopped_has_no_list_and_says_so_in_a_line(tmp_path: Path) -> None:
+def test_listing_without_a_daemon_is_one_line(tmp_path: Path) -> None:
     client = LocalClient.up(tmp_path / "home")
     client.down()
     for arguments in (("list", "-s", "muster_local"), ("status", "muster_local://torchx/nope")):
@@ -126,12 +126,12 @@ def test_a_dry_run_prints_no_secrets_neither_of_the_app_nor_of_the_request(tmp_p
 @pytest.mark.parametrize("daemon", [True, False], ids=["with a daemon", "without one"])
 def test_a_dry_run_refuses_a_script_and_data_that_are_not_there(home: Path, tmp_path: Path, daemon: bool) -> None:
     where = home if daemon else tmp_path / "unused"
-    for arguments, told in (
+    for arguments, message in (
         (("muster.train.script", "--script", "no/such.py"), "the script 'no/such.py' does not exist in"),
         (("muster.train.fsdp", "--model", "gpt:1m", "--data", "no/such"), "--data 'no/such' does not exist in"),
     ):
         ran = torchx(where, "run", "-s", "muster_local", "--dryrun", *arguments)
-        assert (ran.returncode, told in ran.stderr, "Traceback" in ran.stderr) == (1, True, False), ran.stderr
+        assert (ran.returncode, message in ran.stderr, "Traceback" in ran.stderr) == (1, True, False), ran.stderr
     assert (tmp_path / "unused").exists() is False
 
 
@@ -171,7 +171,7 @@ def watching(home: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_whoever_interrupts_a_wait_reads_that_the_job_goes_on(home: Path, client: LocalClient) -> None:
+def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, client: LocalClient) -> None:
     child = watching(home)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=100)

@@ -113,7 +113,7 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({"steps": -1}, "--steps must be at least 1; got -1"),
         ({"model": "gpt:11m"}, "--model must be a recipe; got 'gpt:11m'"),
@@ -133,27 +133,29 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
 )
 @pytest.mark.parametrize("component", [fsdp, ddp])
 def test_a_bad_value_is_named_with_what_would_be_right(
-    component: Callable[..., AppDef], arguments: dict[str, Any], told: str
+    component: Callable[..., AppDef], arguments: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=re.escape(told)):
+    with pytest.raises(InvalidArgument, match=re.escape(expected)):
         component(**{"model": "gpt:1m", "data": "DIR", **arguments})
 
 
-def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -> None:
+def test_a_mistyped_flag_of_the_trainer_is_refused_before_submission() -> None:
     with pytest.raises(InvalidArgument, match=r"'--sed'.*--seed"):
         fsdp("--sed", "3", model="gpt:1m", data="DIR")
 
 
 @pytest.mark.parametrize(
-    ("flag", "told"),
+    ("flag", "expected"),
     [
         ("--nprocs", "'--nprocs' is not a flag of the trainer; use -j NODESxPROCESSES before the `--`"),
         ("--nproc-per-node=2", "'--nproc-per-node=2' is not a flag of the trainer; use -j NODESxPROCESSES before"),
         ("--queue", "'--queue' is not a flag of the trainer; use --queue before the `--`"),
     ],
 )
-def test_a_flag_of_the_component_or_of_a_launcher_behind_the_dashes_is_told_where_to_go(flag: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=re.escape(told)):
+def test_a_flag_of_the_component_or_launcher_after_the_dashes_is_refused_with_its_place(
+    flag: str, expected: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(expected)):
         built("ddp", f"--model gpt:1m --data DIR -- {flag} 2")
 
 

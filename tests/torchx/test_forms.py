@@ -1,4 +1,4 @@
-"""Friendly forms: what is read, and what people are told when they mistype."""
+"""Parsing of options, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "told"),
+    ("read", "text", "expected"),
     [
         (settings.parse_topology, ":", "must be REQUIRED, :PREFERRED or"),
         (settings.parse_topology, "a:b:c", "must be REQUIRED, :PREFERRED or"),
@@ -46,8 +46,8 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
         (settings.parse_json_list, "[", "must be a JSON list"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_invalid_text_is_refused_with_the_valid_form(read: Callable[[str], Any], text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)):
         read(text)
 
 

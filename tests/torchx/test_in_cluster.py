@@ -127,7 +127,9 @@ def test_the_fewest_pods_are_of_the_only_role(runner: Runner) -> None:
         dry_run(runner, two, min_replicas=1)
 
 
-def test_an_image_must_be_named_and_torchxs_own_is_told(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_is_required_and_torchxs_default_is_a_warning(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "muster.torchx")
     with pytest.raises(SubmissionRefused, match="role main: image: must not be empty in a cluster"):
         dry_run(runner, app(image=""))

@@ -88,12 +88,12 @@ def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unle
     assert len(client.jobs()) == before
 
 
-def test_too_many_processes_and_text_that_is_not_there_are_told_in_one_refusal(runner: Runner) -> None:
+def test_too_many_processes_and_missing_data_are_in_one_refusal(runner: Runner) -> None:
     with pytest.raises(SubmissionRefused, match=r"999 processes.*; also: .*'/no/such/text' does not exist"):
         runner.dryrun(fsdp(model="gpt:1m", data="/no/such/text", j="1x999", gpu=0), SCHEDULER, {})
 
 
-def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: Runner, client: LocalClient) -> None:
+def test_an_ignored_image_is_a_warning_only_if_one_is_set(runner: Runner, client: LocalClient) -> None:
     named = shell("true")
     named.roles[0].image = "mine:1"
     said = {}
@@ -139,7 +139,7 @@ def test_replicas_know_their_index(runner: Runner) -> None:
     assert [log(runner, handle, replica) for replica in (0, 1)] == [["I am 0\n"], ["I am 1\n"]]
 
 
-def test_a_failed_app_tells_which_replica_failed_and_why(runner: Runner) -> None:
+def test_a_failed_app_describes_the_failed_replica(runner: Runner) -> None:
     handle = run(runner, shell("test $MUSTER_REPLICA = 0 && sleep 600; echo no luck; exit 7", replicas=2))
     status = end(runner, handle)
     assert status.state == AppState.FAILED
@@ -229,7 +229,7 @@ def test_a_log_can_be_searched_and_cut_by_time(runner: Runner, home: Path, clien
         log(runner, handle, streams=Stream.STDERR)
 
 
-def test_a_followed_log_tells_why_the_app_waits_and_how_it_ended(runner: Runner, tmp_path: Path) -> None:
+def test_a_followed_log_shows_the_wait_reason_and_the_result(runner: Runner, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = run(runner, shell(f"while ! test -e {gate}; do sleep 0.1; done", cpu=2), queue="research", max_runtime="1h")
     await_state(runner, first, AppState.RUNNING)
@@ -249,7 +249,7 @@ def test_a_followed_log_tells_why_the_app_waits_and_how_it_ended(runner: Runner,
     assert lines[-1].startswith("muster: run folder /")
 
 
-def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_prints_each_change_once(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "muster.torchx")
     first = run(runner, shell("sleep 600", cpu=2), queue="research")
     await_state(runner, first, AppState.RUNNING)
@@ -258,7 +258,7 @@ def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: p
     def waits() -> list[str]:
         return [one.message for one in caplog.records if one.message.startswith("waits in queue research")]
 
-    eventually(lambda: runner.status(second) and any("needs 2 cores" in told for told in waits()))
+    eventually(lambda: runner.status(second) and any("needs 2 cores" in text for text in waits()))
     for _ in range(20):
         runner.status(second)
         time.sleep(0.05)
@@ -269,7 +269,7 @@ def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: p
 
 
 @pytest.mark.parametrize(
-    ("app", "cfg", "told"),
+    ("app", "cfg", "expected"),
     [
         (utils.echo("x"), {"queue": "reserch"}, "queue 'reserch' does not exist; did you mean 'research'?"),
         (utils.echo("x"), {"queue": "research", "priority": 1000}, "must be at most maxPriority (100) of queue"),
@@ -282,9 +282,9 @@ def test_a_waiting_person_is_told_once_for_each_change(runner: Runner, caplog: p
     ],
 )
 def test_what_can_never_start_is_refused_at_once(
-    runner: Runner, app: AppDef, cfg: dict[str, str | int], told: str
+    runner: Runner, app: AppDef, cfg: dict[str, str | int], expected: str
 ) -> None:
-    with pytest.raises(SubmissionRefused, match=re.escape(told)):
+    with pytest.raises(SubmissionRefused, match=re.escape(expected)):
         run(runner, app, **cfg)
 
 

@@ -14,7 +14,7 @@ WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         (TrainingJobStatus(), "waits in queue research"),
         (
@@ -36,13 +36,13 @@ WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position
         ),
     ],
 )
-def test_a_job_says_what_it_is_doing(status: TrainingJobStatus, told: str) -> None:
-    assert status_message(job(status)) == told
+def test_the_status_message_of_each_phase(status: TrainingJobStatus, expected: str) -> None:
+    assert status_message(job(status)) == expected
 
 
 def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     def seen(position: int, start: float) -> tuple[object, ...] | None:
-        verdict = Wait("u", "InsufficientResources", "no room", position=position, estimated_start=start)
+        verdict = Wait("u", "InsufficientResources", "no capacity", position=position, estimated_start=start)
         return change_key(job(transitions.set_waiting(TrainingJobStatus(), verdict, 1.0)))
 
     assert seen(2, 100.0) == seen(2, 200.0)
@@ -50,12 +50,12 @@ def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     assert change_key(job(TrainingJobStatus())) is change_key(job(running())) is None
 
 
-def test_nobody_is_told_the_same_twice_in_a_row() -> None:
-    told = StatusReporter()
+def test_an_unchanged_message_is_not_repeated() -> None:
+    message = StatusReporter()
     waiting, starting = (
         job(transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0)),
         job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)),
     )
-    heard = [told.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
+    heard = [message.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
     assert heard == [True, False, True, False, True]
-    assert told.next_message("b-2", waiting) is not None
+    assert message.next_message("b-2", waiting) is not None

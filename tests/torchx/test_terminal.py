@@ -1,4 +1,4 @@
-"""What a job or a cluster wrote does nothing in the terminal of whoever reads it through TorchX."""
+"""What a job or a cluster wrote does nothing in the terminal of its reader through TorchX."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_torchx_log_gives_a_terminal_text_and_colours_and_all_others_what_was_wr
     assert list(Watching(Logged()).log_iter("default:a-1", "main")) == [line]
 
 
-def test_how_a_job_ended_is_told_as_text() -> None:
+def test_the_result_of_a_job_is_sanitized() -> None:
     ended = transitions.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
     assert status_message(job(ended)) == "it said: no"
     failure = LastFailure(pod="a-1-main-0-x", exit_code=1, log_tail=f"{RED}{CLIPBOARD} bad\n")
-    told = describe_response(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))
-    assert json.loads(told.structured_error_msg)["message"]["message"] == "red bad"
+    text = describe_response(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))
+    assert json.loads(text.structured_error_msg)["message"]["message"] == "red bad"

@@ -21,7 +21,7 @@ def beat(step: int, **fields: Any) -> dict[str, Any]:
     return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train", "at": 0.0, **fields}
 
 
-def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and_the_end() -> None:
+def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
     now, ranks, heard = [0.0], Ranks(), []
     waiting = ProgressReporter(clock=lambda: now[0])
     for second in range(150):
@@ -47,7 +47,7 @@ def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and
     ]
 
 
-def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progress_of_it() -> None:
+def test_each_attempt_prints_its_start_and_ignores_earlier_heartbeats() -> None:
     ranks, waiting = Ranks([beat(40)]), ProgressReporter(clock=lambda: 0.0)
     assert list(waiting.next_lines("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
     second = running().model_copy(update={"attempt": 1})
@@ -55,7 +55,7 @@ def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progres
     assert list(waiting.next_lines("a-1", job(second), ranks)) == []
 
 
-def test_a_job_that_waits_or_never_started_has_no_start_to_tell_of() -> None:
+def test_a_pending_job_prints_no_start() -> None:
     ranks, waiting = Ranks(), ProgressReporter(clock=lambda: 0.0)
     assert list(waiting.next_lines("a-1", job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
     ended = transitions.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
@@ -97,18 +97,18 @@ class Upgraded(Ranks):
         return job(running())
 
 
-def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgraded(
+def test_a_wait_continues_while_the_api_server_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "_PAUSE_S", 0.0)
-    told = Watching(Upgraded()).describe("default:a-1")
-    assert told is not None
-    assert told.state.name == "RUNNING"
+    message = Watching(Upgraded()).describe("default:a-1")
+    assert message is not None
+    assert message.state.name == "RUNNING"
     monkeypatch.setattr(scheduler, "UNREACHABLE_TIMEOUT_S", 0.0)
     with pytest.raises(WatchInterrupted, match="default:a-1 can no longer be watched: https://a does not answer"):
         Watching(Upgraded(silent=10**9)).describe("default:a-1")
 
 
-def test_who_only_asks_once_is_told_at_once_that_nobody_answers() -> None:
+def test_a_single_request_fails_at_once_if_the_server_is_unavailable() -> None:
     with pytest.raises(ClusterError, match="https://a does not answer"):
         Watching(Upgraded()).describe("default:b-2")

@@ -47,7 +47,7 @@ def cut(value: Any, levels: int) -> Any:
 
 
 def job(odd: Any) -> dict[str, Any]:
-    """A job with a field that nobody knows, four levels and two names below `spec`."""
+    """A job with an unknown field, four levels and two names below `spec`."""
     template = {"spec": {"containers": [{"image": "x"}], "odd": odd}}
     spec = {"roles": [{"name": "trainer", "template": template}]}
     return {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "llama"}, "spec": spec}
@@ -69,7 +69,7 @@ def test_a_value_is_too_deep_exactly_when_it_has_more_levels(value: Any, levels:
 
 
 @given(values, st.integers(1, 6), st.booleans(), st.sampled_from([1, 2, 7, 1 << 20]))
-def test_a_shorn_text_says_the_same_down_to_its_depth(value: Any, levels: int, plain: bool, piece_bytes: int) -> None:
+def test_a_truncated_text_is_equal_down_to_its_depth(value: Any, levels: int, plain: bool, piece_bytes: int) -> None:
     text = json.dumps(value, ensure_ascii=plain).encode()
     assert json.loads(truncate_depth(text, levels, piece_bytes)) == cut(value, levels) == truncate_value(value, levels)
     if depth(value) <= levels:
@@ -98,9 +98,9 @@ def test_a_job_may_have_64_levels_and_the_65th_is_reported_by_the_field_above_it
     assert depth(deepest) == MAX_DEPTH
     assert TrainingJob.model_validate(deepest).model_dump(mode="json", by_alias=True)
     field = ("spec", "roles", 0, "template", "spec", "odd", "x", "x", "x", "x")
-    told = "must be nested at most 64 levels deep"
-    assert wrong(job(nested(MAX_DEPTH - 5))) == [(field, told)]
-    assert wrong(job(nested(50_000))) == [(field, told)]
+    message = "must be nested at most 64 levels deep"
+    assert wrong(job(nested(MAX_DEPTH - 5))) == [(field, message)]
+    assert wrong(job(nested(50_000))) == [(field, message)]
 
 
 def test_the_field_is_reported_in_few_characters_however_long_its_names_are() -> None:
@@ -120,13 +120,13 @@ def test_a_template_and_a_flavor_by_themselves_may_be_as_deep_as_in_their_place(
 
     assert depth(flavor(nested(MAX_DEPTH - 4))) == MAX_DEPTH
     assert Flavor.model_validate(flavor(nested(MAX_DEPTH - 4))).spec.tolerations
-    ((place, told),) = wrong(flavor(nested(MAX_DEPTH - 3)), Flavor)
+    ((place, message),) = wrong(flavor(nested(MAX_DEPTH - 3)), Flavor)
     assert place[:4] == ("spec", "tolerations", 0, "odd")
-    assert "64 levels" in told
+    assert "64 levels" in message
 
 
 def test_what_an_api_server_keeps_beside_the_spec_is_not_counted() -> None:
-    """Who owns which field is told as deep as the object is, and a bit."""
+    """Who owns which field is message as deep as the object is, and a bit."""
     document = job(nested(MAX_DEPTH - 6))
     document["metadata"]["managedFields"] = [{"fieldsV1": nested(MAX_DEPTH + 4)}]
     assert TrainingJob.model_validate(document).spec.roles
