@@ -126,7 +126,7 @@ def test_a_template_and_a_flavor_by_themselves_may_be_as_deep_as_in_their_place(
 
 
 def test_what_an_api_server_keeps_beside_the_spec_is_not_counted() -> None:
-    """Who owns which field is message as deep as the object is, and a bit."""
+    """Managed fields are as deep as the object, plus one level."""
     document = job(nested(MAX_DEPTH - 6))
     document["metadata"]["managedFields"] = [{"fieldsV1": nested(MAX_DEPTH + 4)}]
     assert TrainingJob.model_validate(document).spec.roles

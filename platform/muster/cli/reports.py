@@ -177,10 +177,8 @@ def store_url(job: TrainingJob) -> str:
     if traces is None and job.spec.trace is None:
         from muster.tracing import HOW_TO_TRACE
 
-        message = f"job {name} was not traced, so its run was not collected; {HOW_TO_TRACE}"
-        raise Refused(
-            f"{message}; or copy its run folder out of the cluster: muster report DIR", reason="RunNotAccessible"
-        )
+        message = f"job {name} was not traced, so its run was not collected; copy its run folder to this host: muster"
+        raise Refused(f"{message} report DIR, or trace the next run: {HOW_TO_TRACE}", reason="RunNotAccessible")
     if traces is None:
         message = f"the run of job {name} was not collected: the operator has no collector image (--collector-image),"
         raise Refused(f"{message} or the pods are still starting", reason="RunNotAccessible")
