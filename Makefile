@@ -73,14 +73,14 @@ slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster and not frameworks" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
-# Both of what follows in one run, since the tests on real nodes mostly wait: one worker more for them.
+# `cluster` and `kubelets` in one run, with one worker more: the tests on real nodes mostly wait.
 clusters: setup
 	$(call section,tests on $(PLANES) real control planes and on real nodes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
 	@$(call pytest,.venv) -m cluster -n $$(($(PLANES) + 1)) --dist loadfile --no-loadscope-reorder --durations=10 tests/kubelets tests/images tests/cluster
 
-# Each worker has a control plane of its own, and runs whole files, since the tests of some files share another one. What
-# is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
+# Each worker has its own control plane and runs whole files, since the tests of some files share another one. Missing
+# programs are built before the tests (minutes, once). MUSTER_SKIP_CLUSTER=1 skips these tests.
 cluster: setup
 	$(call section,tests on $(PLANES) real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
@@ -100,7 +100,7 @@ frameworks:
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)
 
-# Says what is missing where a machine cannot run kubelets.
+# Prints what is missing if this machine cannot run kubelets.
 demo-cluster: setup
 	@exec python -m tests.kubelets day
 
@@ -118,15 +118,15 @@ check: setup
 	@ruff check .
 	$(call section,types)
 	@mypy $(CODE) tools tests
-	$(call section,who may import whom)
+	$(call section,import rules)
 	@lint-imports --no-logo --cache-dir .cache/import-linter
-	$(call section,what is generated)
+	$(call section,generated files)
 	@python tools/manifests.py --check
-	$(call section,what is committed)
+	$(call section,committed content)
 	@python tools/committed.py
 	$(call section,retired terms)
 	@python tools/terms.py
-	$(call section,which version)
+	$(call section,version)
 	@python tools/version.py --check
 
 fix: setup
@@ -139,7 +139,7 @@ manifests: setup
 pod-fields: setup
 	@python -m tools.pod_fields
 
-# Ends with the first failure, which hypothesis keeps and plays first the next time.
+# Ends with the first failure, which hypothesis keeps and repeats first the next time.
 fuzz: setup
 	$(call section,property tests with many examples)
 	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q --timeout=900 $(PROPERTIES)
@@ -147,10 +147,10 @@ fuzz: setup
 	@end=$$((SECONDS + 60 * $(MINUTES))); while [ $$SECONDS -lt $$end ]; do \
 	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q --timeout=900 $(PROPERTIES); done
 
-# What happens follows from the seed, which is printed; the report and everything that was seen stay in a folder.
+# The seed, which is printed, determines jobs and faults; the report and the history stay in a folder.
 chaos: NODES = 200
 chaos: setup
-	$(call section,$(JOBS) jobs on $(NODES) nodes while everything breaks for $(MINUTES) minutes)
+	$(call section,$(JOBS) jobs on $(NODES) nodes with faults for $(MINUTES) minutes)
 	@python -m tests.cluster.chaos $(if $(SEED),--seed $(SEED)) --jobs $(JOBS) --nodes $(NODES) --minutes $(MINUTES)
 
 bench: setup
