@@ -1,5 +1,4 @@
-"""A job that is nested too deeply, which the API server accepts: it waits with a reason, and no other
-notices."""
+"""A job that is nested too deeply, which the API server accepts: it waits with a reason, and delays no other."""
 
 from __future__ import annotations
 
