@@ -65,7 +65,7 @@ def measured(case: str, count: int) -> Json:
         for turn in range(2):
             operator = Operator(plane.kubeconfig(), Path(name) / "log", "--no-lease", "--log-level", "error")
             try:
-                operator.wait("it is ready", lambda operator=operator: operator.get("/readyz")[0] == 200)  # type: ignore[misc]
+                operator.wait("it is ready", lambda operator=operator: operator.get("/readyz")[0] == 200, _LONGEST_S)  # type: ignore[misc]
                 if turn == 0:
                     idle = peak_rss_mib(operator.pid)
                     create(plane, case, count)
