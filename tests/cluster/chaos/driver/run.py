@@ -200,7 +200,7 @@ class _Run:
             job = jobs.get((planned.namespace, planned.name))
             phase = "deleted" if job is None else _phase(job)
             result.phases[phase] += 1
-            result.attempts += 0 if job is None else 1 + int(job["status"].get("attempt", 0))
+            result.attempts += 0 if job is None else 1 + int((job.get("status") or {}).get("attempt", 0))
             difference = _unexpected(planned, job)
             if difference:
                 result.unexpected.append(f"{planned.namespace}/{planned.name}: {difference}")
