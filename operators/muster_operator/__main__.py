@@ -80,15 +80,14 @@ class Operator:
         token_key = SharedKey(api, namespace, key_name, "the key of collector tokens")
         self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
         self._pod_groups = PodGroups(api) if settings.pod_groups else None
-        queue = WriteQueue(api, cache)
+        self._uncertain_writes = UncertainWrites(api, cache, wakeup.set)
+        queue = WriteQueue(api, cache, self._uncertain_writes)
         self._events = EventRecorder(api, queue.must_defer_events, metrics.dropped_events.inc)
         job_events = JobEvents(cache, self._events, settings.identity)
-        self._uncertain_writes = UncertainWrites(api, cache)
         pods = PodControl(
             api,
             cache,
             queue,
-            self._uncertain_writes,
             self._dry_runs,
             pod_config,
             job_events.record,
@@ -96,7 +95,7 @@ class Operator:
             self._pod_groups,
         )
         traces = TraceStatusTracker(cache, collectors.config)
-        writer = JobWriter(api, cache, queue, self._uncertain_writes, pods, job_events, traces, self._job_metrics)
+        writer = JobWriter(api, cache, queue, pods, job_events, traces, self._job_metrics)
         invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
         timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
         self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts)

@@ -28,7 +28,7 @@ from muster.api.yaml_input.undecodable import decode_truncated
 from muster.api.yaml_input.unknown_fields import unknown_in
 from muster.cluster import CreatePod
 from muster.errors import ClusterError, InvalidSpec
-from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.resources import PODS
 from muster.model import MAX_AMOUNT
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
@@ -36,7 +36,6 @@ from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.templates import CachedTemplate, trim_pod
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.template_reader import PodTemplateReader
-from muster_operator.write_queue import INVALID_REQUEST_CODES, is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 _REFRESH_PERIOD_S = 15.0  # minimum interval between retries of rejected templates

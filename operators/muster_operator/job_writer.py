@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -18,8 +19,10 @@ from muster.cluster import (
     WriteQueueStatus,
     WriteStatus,
 )
-from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster.lifecycle import is_admitted, is_condition_true, is_finished
+from muster.lifecycle.conditions import SUSPENDED
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
@@ -28,8 +31,8 @@ from muster_operator.job_metrics import JobMetrics
 from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.write_queue import WriteQueue, WriteResult, is_server_wide, object_key
+from muster_operator.uncertain_writes import WriteTarget
+from muster_operator.write_queue import WriteQueue, WriteResult, object_key
 
 
 @dataclass(slots=True)
@@ -39,7 +42,6 @@ class JobWriter:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
-    uncertain_writes: UncertainWrites
     pods: PodControl
     events: JobEvents
     traces: TraceStatusTracker
@@ -80,13 +82,17 @@ class JobWriter:
         patch = status_patch(known.job.status, status, write.resource_version)
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")
+        old = known.job.status
+        target = WriteTarget(known.uid, TRAINING_JOBS.path(known.namespace, name), _affected_jobs(old, status))
         try:
-            answer = await self.uncertain_writes.perform(
-                TRAINING_JOBS.path(known.namespace, name), lambda: self.api.patch(path, body)
-            )
+            answer = await self.queue.uncertain.perform(target, lambda: self.api.patch(path, body))
         except ApiError as error:
             if error.code in (404, 409):
                 return False
+            raise
+        except NoAnswer:
+            if is_admitted(status) and not is_admitted(old):
+                self.cache.jobs.assume_status(known.uid, status)
             raise
         self.cache.jobs.on_status_written(write.job_uid, status, written_metadata(answer).version)
         self._on_status_written(known, status)
@@ -127,6 +133,20 @@ class JobWriter:
             if is_server_wide(error):
                 raise
             self.queue.record_refusal(uid, error, result.deferred)
+
+
+def _affected_jobs(
+    old: spec.TrainingJobStatus, new: spec.TrainingJobStatus
+) -> Literal["no job", "its job", "several jobs"]:
+    """Whose capacity depends on this status. A nomination and the evictions for it belong together."""
+    if any(status.nomination is not None or status.eviction is not None for status in (old, new)):
+        return "several jobs"
+    if is_admitted(old) and is_admitted(new) and old.placement != new.placement:
+        return "several jobs"  # neither placement is a safe assumption
+    before, after = (
+        (is_admitted(one), is_finished(one), is_condition_true(one, SUSPENDED), one.attempt) for one in (old, new)
+    )
+    return "no job" if before == after else "its job"
 
 
 def _status_patch_body(target: spec.Queue | spec.Flavor, status: spec.QueueStatus | spec.FlavorStatus) -> bytes:

@@ -116,7 +116,8 @@ class Leader:
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
     async def _decide_and_write(self, term: LeaderTerm) -> WriteResult:
-        await self._writer.uncertain_writes.resolve_all()
+        await self._queue.uncertain.settle()
+        term.engine.recheck(self._queue.uncertain.take_settled_jobs())
         cycle, durations = await self._decide(term)
         decided = time.monotonic()
         try:
@@ -136,7 +137,8 @@ class Leader:
         await reconcile_finalizers(self._cache.queues, self._cache.jobs, self._queue)
         await self._invalid_objects.report()
         self._writer.events.record_pending_reasons()
-        if due := self._writer.traces.due_writes():
+        due = [one for one in self._writer.traces.due_writes() if not self._queue.uncertain.concerns(one.job_uid)]
+        if due:
             phase = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
             later = await self._queue.write([phase], _START_WITHIN_S, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle
@@ -175,7 +177,8 @@ class Leader:
 
     def _retry(self, term: LeaderTerm, uids: Iterable[str]) -> None:
         if term is self.term:
-            term.engine.recheck(uids)
+            # A job with a write of unknown outcome is decided again once that is known.
+            term.engine.recheck({uid for uid in uids if not self._queue.uncertain.concerns(uid)})
             self._wakeup.set()
 
     async def _wait_until_synced(self) -> None:

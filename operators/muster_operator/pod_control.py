@@ -14,7 +14,14 @@ import msgspec
 
 from muster.cluster import CreatePod, DeletePod, RecordEvent
 from muster.errors import InvalidSpec
-from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.async_client import (
+    INVALID_REQUEST_CODES,
+    METADATA_ONLY,
+    ApiError,
+    AsyncKubeClient,
+    NoAnswer,
+    is_server_wide,
+)
 from muster.kube.resources import PODS, SERVICES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import created_pod
@@ -25,8 +32,8 @@ from muster_operator.dry_run import DryRuns
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_groups import PodGroups
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.write_queue import INVALID_REQUEST_CODES, WriteQueue, is_server_wide
+from muster_operator.uncertain_writes import WriteTarget
+from muster_operator.write_queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_SERVICES = 50_000
@@ -40,7 +47,6 @@ class PodControl:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
-    uncertain_writes: UncertainWrites
     dry_runs: DryRuns
     pod_config: PodConfig
     record_event: Callable[[RecordEvent], None]
@@ -114,13 +120,16 @@ class PodControl:
     async def _create(self, known: CachedJob, write: CreatePod, deferred: set[str]) -> None:
         if write.role not in known.templates:
             return
-        path = PODS.path(known.namespace, write.name)
+        target = WriteTarget(
+            known.uid,
+            PODS.path(known.namespace, write.name),
+            still_wanted=lambda: self.cache.jobs.get(known.uid) is not None,  # the job may be deleted meanwhile
+        )
         try:
-            answer = await self.uncertain_writes.perform(
-                path,
-                lambda: self._post(known, write),
-                lambda: self.cache.jobs.get(known.uid) is not None,  # the job may be deleted meanwhile
-            )
+            answer = await self.queue.uncertain.perform(target, lambda: self._post(known, write))
+        except NoAnswer as error:
+            self.queue.record_failure(known.uid, error, deferred)
+            return
         except ApiError as error:
             if error.reason == "AlreadyExists":
                 return
@@ -157,6 +166,9 @@ class PodControl:
         path = PODS.path(known.namespace, write.name)
         try:
             await self.api.delete(path, msgspec.json.encode(options))
+        except NoAnswer as error:  # it names the pod's uid, so it may be repeated
+            self.queue.record_failure(known.uid, error, deferred)
+            return
         except ApiError as error:
             if error.code in (404, 409):  # no pod of that name and uid exists; the watch will deliver that
                 self.cache.pods.on_delete_requested(pod)

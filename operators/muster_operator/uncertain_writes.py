@@ -1,10 +1,13 @@
-"""Writes with an unknown outcome: the connection broke before an answer.
+"""Writes with an unknown outcome: sent, and no answer before the connection broke or the time was over.
 
-A decision on the state before such a write may contradict it: create a pod of a gang that the write has evicted, or use
-capacity that a pod, created after all, occupies. And the API server may still execute the request. So each of them is
-repeated before the next decision until there is any answer: a status is guarded by its version and a pod by its name,
-so one of the two requests is rejected. Then the object is read, because the watch may lag. It is also read after a
-conflict that our own earlier write may have caused, and after a 5xx.
+The API server may still execute such a request. So it is repeated in the background until there is any answer: a status
+is guarded by its version and a pod by its name, so one of the two requests is rejected. Then the object is read,
+because the watch may lag. It is also read after a conflict that our own earlier write may have caused, and after a 5xx.
+
+Until then no other write of that job is made (`concerns`), and its capacity counts as taken: an admission as if it was
+written (`JobCache.assume_status`), a release as if it was not. Other jobs are decided on, except (`settle`) where a
+decision on the state before the write may contradict it: a nomination or an eviction concerns several jobs, and a
+decision may need to write the job itself. Many uncertain writes at once are no matter of one job either.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from muster.api.yaml_input.undecodable import decode_truncated
+from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.kube import objects
-from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
+from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.write_queue import is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
 _REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then reading is enough
+_SETTLE_S = 1.0  # a decision waits this long for the outcome of a new uncertain write
+_MAX_WRITES = 8  # more at a time: nothing is decided
 
 
 class _Pods(msgspec.Struct):
@@ -42,60 +48,121 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """An object of a job that is written. `affects`: whose capacity depends on the write; nothing is decided while one
+    that affects several jobs is uncertain. The write is repeated only while `still_wanted`."""
+
+    uid: str  # of the job
+    path: str
+    affects: Literal["no job", "its job", "several jobs"] = "its job"
+    still_wanted: Callable[[], bool] = lambda: True
+
+
+@dataclass(slots=True)
 class _UncertainWrite:
+    target: WriteTarget
     write: Write | None  # None: the object only has to be read
-    still_wanted: Callable[[], bool]
     since: float
+    blocks: bool
+    task: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
 class UncertainWrites:
-    """By path, of TrainingJobs and pods."""
+    """By path, of TrainingJobs and pods. `changed` is called when an outcome becomes known."""
 
     api: AsyncKubeClient
     cache: ClusterCache
+    changed: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
-    _unresolved: dict[str, _UncertainWrite] = field(default_factory=dict)
+    _writes: dict[str, _UncertainWrite] = field(default_factory=dict)
+    _settled_jobs: set[str] = field(default_factory=set)
 
-    async def perform(self, path: str, write: Write, still_wanted: Callable[[], bool] = lambda: True) -> bytes:
-        """Write the object at `path`. Raises what the write raises, and records the write if there was no answer, or
-        the object if our state of it may be old. The write is repeated only while `still_wanted`."""
+    async def perform(self, target: WriteTarget, write: Write) -> bytes:
+        """Write the object. Raises what the write raises, and records the write if there was no answer, or the object
+        if our state of it may be old."""
         try:
             return await write()
-        except Fenced:
-            raise  # not started
         except ApiError as error:
             if error.code == 409 or error.code >= 500:
-                self._unresolved[path] = _UncertainWrite(None, still_wanted, self.clock())
+                self._record(target, None, blocks=True)  # the read is quick, since the API server answers
             raise
-        except ClusterError:
-            self._unresolved[path] = _UncertainWrite(write, still_wanted, self.clock())
+        except NoAnswer:
+            if target.affects != "no job":  # else the guard by version is enough
+                self._record(target, write, blocks=target.affects == "several jobs")
             raise
 
-    async def resolve_all(self) -> None:
-        """Resolve all. Raises ClusterError where there is still no answer, and Fenced."""
-        ended = await asyncio.gather(*(self._resolve(path) for path in tuple(self._unresolved)), return_exceptions=True)
-        for result in ended:
-            if isinstance(result, BaseException):
-                raise result
+    def concerns(self, uid: str) -> bool:
+        """Whether the outcome of a write of this job is unknown."""
+        return bool(self._writes) and any(one.target.uid == uid for one in self._writes.values())
+
+    def block_decisions(self, uid: str) -> None:
+        """A decision needs this job: nothing is decided until the outcome of its writes is known."""
+        for one in self._writes.values():
+            one.blocks = one.blocks or one.target.uid == uid
+
+    async def settle(self) -> None:
+        """Give uncertain writes a moment, if they are new or block decisions. Raises ClusterError while nothing may be
+        decided."""
+        now, writes = self.clock(), self._writes.values()
+        tasks = [one.task for one in writes if one.task is not None and (one.blocks or now < one.since + _SETTLE_S)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_SETTLE_S)
+        blocking = [path for path, one in self._writes.items() if one.blocks]
+        if blocking or len(self._writes) > _MAX_WRITES:
+            raise ClusterError(f"the outcome of writes is not known yet: {', '.join(blocking or self._writes)}")
+
+    def take_settled_jobs(self) -> set[str]:
+        """Jobs with a write whose outcome became known since the last call: they are to be decided again."""
+        settled, self._settled_jobs = self._settled_jobs, set()
+        return settled
 
     def clear(self) -> None:
         """Another operator led meanwhile: our writes are obsolete, and everything is listed again."""
-        self._unresolved.clear()
+        for one in tuple(self._writes.values()):
+            if one.task is not None:
+                one.task.cancel()
+            self._forget(one)
 
-    async def _resolve(self, path: str) -> None:
-        doubt = self._unresolved[path]
-        try:
-            if doubt.write is not None and doubt.still_wanted() and self.clock() - doubt.since < _REQUEST_LIFETIME_S:
-                await doubt.write()
-        except Fenced:
-            raise
-        except ApiError as error:
-            if is_server_wide(error):
-                raise  # not executed; the outcome of the first is still unknown
-        await self._read(path)
-        del self._unresolved[path]
-        _LOG.info("write settled", extra={"object": path, "had_answer": doubt.write is None})
+    def _record(self, target: WriteTarget, write: Write | None, *, blocks: bool) -> None:
+        earlier = self._writes.pop(target.path, None)
+        if earlier is not None and earlier.task is not None:
+            earlier.task.cancel()
+        one = self._writes[target.path] = _UncertainWrite(target, write, self.clock(), blocks)
+        one.task = asyncio.create_task(self._resolve(one))
+
+    async def _resolve(self, one: _UncertainWrite) -> None:
+        """Find out the outcome, however long it takes."""
+        backoff = Backoff(0.2, 15.0)
+        while True:
+            try:
+                await self._resolve_once(one)
+            except Exception as error:  # no answer, no right to write, or a bug
+                pause_s = backoff.fail(self.clock())
+                extra = {"object": one.target.path, "why": str(error), "again_in_s": pause_s}
+                _LOG.warning("outcome of a write unknown", extra=extra, exc_info=not isinstance(error, ClusterError))
+                await asyncio.sleep(pause_s)
+            else:
+                break
+        self._forget(one)
+        if one.write is not None:  # else its rejection was handled when it was answered
+            self._settled_jobs.add(one.target.uid)
+            self.changed()
+        _LOG.info("write settled", extra={"object": one.target.path, "had_answer": one.write is None})
+
+    async def _resolve_once(self, one: _UncertainWrite) -> None:
+        if one.write is not None and one.target.still_wanted() and self.clock() - one.since < _REQUEST_LIFETIME_S:
+            try:
+                await one.write()
+            except ApiError as error:
+                if is_server_wide(error):
+                    raise  # not executed; the outcome of the first is still unknown
+        await self._read(one.target.path)
+
+    def _forget(self, one: _UncertainWrite) -> None:
+        del self._writes[one.target.path]
+        if not self.concerns(one.target.uid):
+            self.cache.jobs.end_assumption(one.target.uid)
 
     async def _read(self, path: str) -> None:
         """List the one object, because the operator has no right to `get`."""

@@ -5,9 +5,10 @@ By priority: the phases of a scheduling cycle (`write_cycle`); finalizers, repor
 the one of `muster.cluster`. A long cycle stops starting jobs after a while: what was not started is decided again on
 newer state, so that other changes need not wait for thousands of writes.
 
-A write that the API server rejects or fails delays its own object only, with backoff: a webhook of one namespace is
-down, a policy forbids a delete, a quota is contended. Errors that affect all objects end the cycle: no answer, a lost
-Lease, failed authentication, too many requests.
+A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of
+one namespace is down, a policy forbids a delete, a quota is contended. Errors that affect all objects end the cycle: no
+connection, a lost Lease, failed authentication, too many requests. While the outcome of a write of a job is unknown
+(`uncertain_writes`), nothing else of that job is written.
 """
 
 from __future__ import annotations
@@ -21,18 +22,15 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 from muster.backoff import Backoff
-from muster.cluster import ObjectWrites, WriteFlavorStatus, WritePhase, WriteQueueStatus
+from muster.cluster import ObjectWrites, RemoveJob, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1PodMeta
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
+from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
-INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})
-"""Codes that mean that the request is invalid. All others may be transient."""
-
-_SERVER_WIDE_CODES = frozenset({401, 429})
 _CONFLICT_CODES = (404, 409)  # the object changed or was deleted meanwhile
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _MIN_INVALID_PAUSE_S = 5.0  # for rejections that a user has to fix
@@ -43,11 +41,6 @@ _EXCLUSIVE_S = 60.0
 _STALL_S = 2.0
 _DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
 _MAX_BUDGET = 256.0
-
-
-def is_server_wide(error: ClusterError) -> bool:
-    """Whether writes of other objects would fail as well."""
-    return not isinstance(error, ApiError) or error.code in _SERVER_WIDE_CODES
 
 
 @dataclass(slots=True)
@@ -144,8 +137,15 @@ class WriteThrottle:
 class WriteQueue:
     """Pending writes, and the failures of earlier ones by object: a job's uid, or a path."""
 
-    def __init__(self, api: AsyncKubeClient, cache: ClusterCache, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        api: AsyncKubeClient,
+        cache: ClusterCache,
+        uncertain: UncertainWrites,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.api = api
+        self.uncertain = uncertain
         self.throttle = WriteThrottle(
             lambda: self._is_incomplete or cache.jobs.has_unobserved() or cache.pods.has_unbound(),
             lambda: cache.jobs.decided_count + cache.pods.bound_count,
@@ -205,13 +205,16 @@ class WriteQueue:
             if result.api_error is not None or time.monotonic() >= until:
                 result.unwritten.add(item.job_uid)
                 continue
+            if self.uncertain.concerns(item.job_uid):
+                self._skip_uncertain(item, result)
+                continue
             try:
                 if not await write_object(item, result):
                     result.conflicts += 1
                     result.unwritten.add(item.job_uid)
             except ClusterError as error:
                 result.unwritten.add(item.job_uid)
-                if isinstance(error, ApiError) and not is_server_wide(error):
+                if not is_server_wide(error):
                     result.refused += 1
                     self.record_refusal(object_key(item), error, result.deferred)
                 else:
@@ -222,6 +225,15 @@ class WriteQueue:
                 result.refused += 1
                 bug = ApiError(500, "", f"{type(error).__name__}: {error}")
                 self.record_refusal(object_key(item), bug, result.deferred)
+
+    def _skip_uncertain(self, item: ObjectWrites, result: WriteResult) -> None:
+        """Leave out the writes of a job until the outcome of an earlier one is known. Other writes may depend on its
+        status, so that one ends the cycle after this phase, and the next decision waits; pods are written later."""
+        if any(isinstance(one, WriteStatus | RemoveJob) for one in item.writes):
+            result.unwritten.add(item.job_uid)
+            self.uncertain.block_decisions(item.job_uid)
+        else:
+            result.deferred.add(item.job_uid)
 
     # ---- statuses that can wait: why gangs wait, and that they run
 
@@ -239,7 +251,8 @@ class WriteQueue:
     def next_deferred(self) -> WritePhase:
         """Remove and return the deferred statuses to write now, oldest first."""
         count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(self._deferred)))
-        taken = tuple(islice(self._deferred.values(), count))
+        waiting = (item for item in self._deferred.values() if not self.uncertain.concerns(item.job_uid))
+        taken = tuple(islice(waiting, count))
         for item in taken:
             del self._deferred[item.job_uid]
         return taken
@@ -258,30 +271,32 @@ class WriteQueue:
             return None
         try:
             answer = await self.api.patch(path, body)
-        except ApiError as error:
+        except ClusterError as error:
             if is_server_wide(error):
                 raise
-            if error.code not in _CONFLICT_CODES:
+            if not (isinstance(error, ApiError) and error.code in _CONFLICT_CODES):
                 self.record_refusal(path, error, set())
             return None
         self.reset(path)
         return written_metadata(answer)
 
-    def record_refusal(self, key: str, error: ApiError, deferred: set[str]) -> None:
+    def record_refusal(self, key: str, error: ClusterError, deferred: set[str]) -> None:
         """As `record_failure`, with a log line for the first of several in a row."""
         self.record_failure(key, error, deferred)
         if self.first_report(key, "write refused"):
             _LOG.error("write refused", extra={"of": key, "why": str(error)})
 
-    def record_failure(self, key: str, error: ApiError, deferred: set[str]) -> None:
-        """A write of this object was rejected: its backoff grows, once per cycle (`deferred`: the objects so far)."""
+    def record_failure(self, key: str, error: ClusterError, deferred: set[str]) -> None:
+        """A write of this object was rejected or not answered: its backoff grows, once per cycle (`deferred`: the
+        objects so far)."""
         if key in deferred:
             return
         deferred.add(key)
         if len(self._retries) >= _MAX_ENTRIES and key not in self._retries:
             self._retries.clear()  # costs only shorter pauses
         backoff = self._retries.setdefault(key, _RetryState()).backoff
-        backoff.min_s = _MIN_INVALID_PAUSE_S if error.code in INVALID_REQUEST_CODES else _MIN_PAUSE_S
+        invalid = isinstance(error, ApiError) and error.code in INVALID_REQUEST_CODES
+        backoff.min_s = _MIN_INVALID_PAUSE_S if invalid else _MIN_PAUSE_S
         backoff.fail(self._clock())
 
     def may_retry(self, key: str) -> bool:

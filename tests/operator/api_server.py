@@ -52,6 +52,7 @@ class Server:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     version: int = 1000
     edited: dict[str, int] = field(default_factory=dict)
+    lost: str = ""  # pattern of requests that are not executed and not answered
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else {}
@@ -59,6 +60,10 @@ class Server:
         path = f"{request.path}/{name}" if name else request.path
         self.calls.append(f"{request.method} {path}")
         self.bodies.append(body)
+        if self.lost and re.search(self.lost, self.calls[-1]):
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         for method, pattern, code in self.refuses:
             if request.method == method and re.search(pattern, path):
                 refusal = {"code": code, "reason": "Refused", "message": self.says}
@@ -119,6 +124,11 @@ async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], b
         await runner.cleanup()
 
 
+def new_queue(api: AsyncKubeClient, cache: ClusterCache, clock: Callable[[], float] = time.monotonic) -> WriteQueue:
+    """A write queue without a leader."""
+    return WriteQueue(api, cache, UncertainWrites(api, cache, lambda: None), clock)
+
+
 class OperatorHarness:
     """A leader with its cache: two nodes, a queue, a flavor."""
 
@@ -126,7 +136,6 @@ class OperatorHarness:
         self,
         api: AsyncKubeClient,
         most_template_bytes: int = MOST_BYTES,
-        uncertain_writes: UncertainWrites | None = None,
     ) -> None:
         self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
@@ -140,23 +149,19 @@ class OperatorHarness:
             read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}})
         )
         self.metrics, pod_config = OperatorMetrics(), PodConfig()
-        self.now = 0.0  # the clock of pauses
+        self.now = 0.0  # the clock of pauses and uncertain writes
         self.dry_runs = DryRuns(api, pod_config, PodTemplateReader(api, self.cache.templates))
-        self.queue = WriteQueue(api, self.cache, lambda: self.now)
+        self.wakeup = asyncio.Event()
+        self.uncertain = UncertainWrites(api, self.cache, self.wakeup.set, lambda: self.now)
+        self.queue = WriteQueue(api, self.cache, self.uncertain, lambda: self.now)
         self.queue.throttle._clock = lambda: 0.0  # without time limits
         self.recorder = EventRecorder(api, lambda: False, self.metrics.dropped_events.inc)
         self.events = JobEvents(self.cache, self.recorder, "me")
-        self.uncertain_writes = uncertain_writes or UncertainWrites(api, self.cache)
-        pods = PodControl(
-            api, self.cache, self.queue, self.uncertain_writes, self.dry_runs, pod_config, self.events.record
-        )
+        pods = PodControl(api, self.cache, self.queue, self.dry_runs, pod_config, self.events.record)
         self.traces = TraceStatusTracker(self.cache, pod_config.collector)
         job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, time.time)
-        self.writer = JobWriter(
-            api, self.cache, self.queue, self.uncertain_writes, pods, self.events, self.traces, job_metrics
-        )
+        self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics)
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
-        self.wakeup = asyncio.Event()
         self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts())
         self.term = self.leader.term = LeaderTerm(Engine())
 

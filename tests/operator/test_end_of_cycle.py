@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.api_server import OperatorHarness, Server, new_queue, serve
 from tests.operator.caches import FakeDryRuns, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
@@ -31,7 +31,7 @@ def fresh(name: str, version: int) -> RawCustomObject:
 
 
 async def settle(api: AsyncKubeClient, cache: ClusterCache, writes: WriteQueue | None = None) -> None:
-    await finalizers.reconcile_finalizers(cache.queues, cache.jobs, writes or WriteQueue(api, cache))
+    await finalizers.reconcile_finalizers(cache.queues, cache.jobs, writes or new_queue(api, cache))
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
@@ -77,7 +77,7 @@ def test_a_rejected_finalizer_delays_no_other_and_is_retried_after_a_pause() -> 
         cache, _ = new_cache()
         cache.queues.on_upsert(fresh("a", 3))
         cache.queues.on_upsert(fresh("b", 4))
-        writes = WriteQueue(api, cache, lambda: now[0])
+        writes = new_queue(api, cache, lambda: now[0])
         for _ in range(2):
             await settle(api, cache, writes)
         assert server.calls == [f"{QUEUES}/a", f"{QUEUES}/b"]
@@ -96,7 +96,7 @@ def test_a_rejected_report_delays_no_other_and_is_retried_after_a_pause() -> Non
         cache.jobs.on_upsert(job_seen("a", 3, bogus=1))
         cache.jobs.on_upsert(job_seen("b", 4, bogus=1))
         recorder = EventRecorder(api, lambda: False, lambda: None)
-        reports = InvalidObjectReporter(cache, WriteQueue(api, cache, lambda: now[0]), recorder, "me")
+        reports = InvalidObjectReporter(cache, new_queue(api, cache, lambda: now[0]), recorder, "me")
         for _ in range(2):
             await reports.report()
         statuses = [call.rpartition("/trainingjobs/")[2] for call in server.calls]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
+from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, new_queue, serve
 from tests.operator.caches import FakeDryRuns, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
@@ -20,7 +20,6 @@ from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.write_queue import WriteQueue
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -146,7 +145,7 @@ def reported_after(
 
     async def scenario(api: AsyncKubeClient) -> None:
         recorder = EventRecorder(api, lambda: False, lambda: None)
-        reports = InvalidObjectReporter(cache, WriteQueue(api, cache), recorder, "me")
+        reports = InvalidObjectReporter(cache, new_queue(api, cache), recorder, "me")
         for _ in range(2):
             await reports.report()
 

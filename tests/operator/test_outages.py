@@ -9,7 +9,7 @@ from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, serve, serving
 
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient, Fenced
+from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient, Fenced, NoAnswer
 from muster.kube.config import ClientConfig
 from muster.kube.outages import Outages
 
@@ -49,6 +49,18 @@ def test_an_unreachable_server_is_an_outage_and_an_error_response_is_not() -> No
         assert api.outages.reachable.is_set()
 
     serve(Server(refuses=[("POST", "pods", 500)]), scenario)
+
+
+def test_a_write_whose_connection_breaks_is_no_outage_and_a_read_is_one() -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
+        with pytest.raises(NoAnswer):
+            await api.post("/api/v1/namespaces/team/pods", b"{}")
+        assert api.outages.count == 0
+        with pytest.raises(ClusterError):
+            await api.get("/api/v1/pods")
+        assert api.outages.count == 1
+
+    serve(Server(lost="/pods"), scenario)
 
 
 def test_a_slow_answer_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,10 +234,10 @@ def test_an_outage_detected_by_another_request_causes_a_new_list() -> None:
 
 @dataclass
 class Resetting(Server):
-    """Resets the connection of every write, and answers everything else."""
+    """Resets the connection of every request for nodes, and answers everything else."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "POST":
+        if request.path.endswith("/nodes"):
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
@@ -257,7 +257,7 @@ def test_a_request_that_is_always_reset_causes_lists_with_backoff() -> None:
                         await asyncio.sleep(0.01)
                     began = time.monotonic()
                     with pytest.raises(ClusterError):
-                        await api.post("/api/v1/namespaces/team/pods", b"{}")
+                        await api.get("/api/v1/nodes")
                     await api.outages.wait_until_synced()
                     paused_s += time.monotonic() - began
             running.cancel()

@@ -10,9 +10,8 @@ from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
 
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer, is_server_wide
 from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.write_queue import is_server_wide
 
 POD_OF_BAD = r"/pods/bad-"
 
@@ -95,7 +94,8 @@ def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
 @pytest.mark.parametrize("code", [401, 429])
 def test_failed_authentication_and_429_affect_all_objects(code: int) -> None:
     assert is_server_wide(ApiError(code, "x", "y"))
-    assert is_server_wide(ClusterError("no answer"))
+    assert is_server_wide(ClusterError("no connection"))
+    assert not is_server_wide(NoAnswer("one request"))
     assert is_server_wide(Fenced("not ours"))
     assert not is_server_wide(ApiError(500, "InternalError", "failed calling webhook"))
 

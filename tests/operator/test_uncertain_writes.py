@@ -1,4 +1,4 @@
-"""A write without an answer is resolved before the next decision."""
+"""A write without an answer is resolved in the background; meanwhile its job stands still, and others go on."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import OperatorHarness, serving
+from tests.operator.api_server import OperatorHarness, Server, admitted, serve, serving
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, template
 
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
+from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
 
+UID = "uid-llama"
 POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 
 
-class Server:
+class OneObject:
     """An API server with one object. It executes writes; the first answers are lost."""
 
     def __init__(self, found: dict[str, Any] | None = None, *, lost: int = 0, code: int = 0) -> None:
@@ -48,146 +49,272 @@ class Server:
         return web.json_response({"code": code, "reason": "AlreadyExists"}, status=code)
 
 
-Scenario = Callable[[UncertainWrites, AsyncKubeClient, ClusterCache], Awaitable[None]]
+class Writes:
+    """Writes of one pod and one status."""
+
+    def __init__(self, api: AsyncKubeClient, clock: Callable[[], float]) -> None:
+        self.api = api
+        self.cache: ClusterCache = new_cache()[0]
+        self.uncertain = UncertainWrites(api, self.cache, lambda: None, clock)
+
+    async def create_pod(self, target: WriteTarget = WriteTarget(UID, POD)) -> None:  # noqa: B008 - it is a value
+        await self.uncertain.perform(target, lambda: self.api.post("/api/v1/namespaces/team/pods", b"{}"))
+
+    async def write_status(self, target: WriteTarget = WriteTarget(UID, JOB)) -> None:  # noqa: B008 - likewise
+        await self.uncertain.perform(target, lambda: self.api.patch(f"{JOB}/status", b"{}"))
+
+    async def settled(self) -> None:
+        """Wait until every outcome is known."""
+        async with asyncio.timeout(60):
+            while self.uncertain.concerns(UID):  # noqa: ASYNC110 - a condition of another task
+                await asyncio.sleep(0.01)
 
 
-def run_scenario(server: Server, scenario: Scenario) -> None:
+def play(server: OneObject, story: Callable[[Writes], Awaitable[None]]) -> None:
     async def with_writes(api: AsyncKubeClient) -> None:
-        cache, _ = new_cache()
-        await scenario(UncertainWrites(api, cache, lambda: server.now), api, cache)
+        await story(Writes(api, lambda: server.now))
 
     asyncio.run(serving(server, with_writes, lambda: server.may_write))
 
 
 def pod_document() -> dict[str, Any]:
     labels = {"muster.dev/role": "trainer", "muster.dev/index": "0", "muster.dev/attempt": "1"}
-    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": "uid-llama", "controller": True}
+    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": UID, "controller": True}
     owner["name"] = "llama"
     name = POD.rpartition("/")[2]
     meta = {"name": name, "namespace": "team", "uid": "uid-p", "resourceVersion": "9", "labels": labels}
     return {"metadata": {**meta, "ownerReferences": [owner]}, **template(), "status": {"phase": "Pending"}}
 
 
-def test_an_unanswered_pod_creation_is_repeated_and_read_before_the_next_decision() -> None:
-    server = Server(pod_document(), lost=1)
+# ---- finding out the outcome
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await uncertain_writes.resolve_all()
-        cache.jobs.on_upsert(job_seen())
-        assert cache.pods.get("uid-llama", POD.rpartition("/")[2]) is not None
-        await uncertain_writes.resolve_all()
 
-    run_scenario(server, scenario)
+def test_an_unanswered_pod_creation_is_repeated_and_read() -> None:
+    server = OneObject(pod_document(), lost=1)
+
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.create_pod()
+        assert writes.uncertain.concerns(UID)
+        await writes.settled()
+        writes.cache.jobs.on_upsert(job_seen())
+        assert writes.cache.pods.get(UID, POD.rpartition("/")[2]) is not None
+        assert not writes.uncertain.concerns(UID)
+        assert writes.uncertain.take_settled_jobs() == {UID}
+        assert writes.uncertain.take_settled_jobs() == set()
+
+    play(server, story)
     assert server.calls == ["POST", "POST", "GET"]
 
 
-def test_an_unanswered_status_write_is_read_before_the_next_decision() -> None:
-    server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
+def test_an_unanswered_status_write_is_repeated_and_read() -> None:
+    server = OneObject({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await uncertain_writes.resolve_all()
-        (job,) = cache.observe().jobs
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.write_status()
+        await writes.settled()
+        (job,) = writes.cache.observe().jobs
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["PATCH", "PATCH", "GET"]
 
 
 @pytest.mark.parametrize("code", [409, 500])
 def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
-    server = Server(job_document(version=7), code=code)
+    server = OneObject(job_document(version=7), code=code)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
+    async def story(writes: Writes) -> None:
         with pytest.raises(ApiError):
-            await uncertain_writes.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await uncertain_writes.resolve_all()
-        assert [job.metadata.resource_version for job in cache.observe().jobs] == ["7"]
+            await writes.write_status()
+        await writes.settled()
+        assert [job.metadata.resource_version for job in writes.cache.observe().jobs] == ["7"]
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["PATCH", "GET"]
 
 
 def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
-    server = Server(lost=4)
+    server = OneObject(lost=4)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        for _ in range(3):
-            with pytest.raises(ClusterError):
-                await uncertain_writes.resolve_all()
-        await uncertain_writes.resolve_all()  # the pod was deleted meanwhile
-        await uncertain_writes.resolve_all()
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.create_pod()
+        await writes.settled()  # the pod was deleted meanwhile
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["POST"] * 5 + ["GET"]
 
 
 def test_after_the_request_lifetime_the_object_is_only_read() -> None:
-    server = Server(pod_document(), lost=1)
+    server = OneObject(pod_document(), lost=1)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.create_pod()
         server.now = 70.0
-        await uncertain_writes.resolve_all()
+        await writes.settled()
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["POST", "GET"]
 
 
 def test_an_obsolete_write_is_only_read() -> None:
-    server = Server(lost=1)
+    server = OneObject(lost=1)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        cache.jobs.on_upsert(job_seen())
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(
-                POD,
-                lambda: api.post("/api/v1/namespaces/team/pods", b"{}"),
-                lambda: cache.jobs.get("uid-llama") is not None,
-            )
-        cache.jobs.on_delete(job_seen(version=2))
-        await uncertain_writes.resolve_all()
+    async def story(writes: Writes) -> None:
+        jobs = writes.cache.jobs
+        jobs.on_upsert(job_seen())
+        with pytest.raises(NoAnswer):
+            await writes.create_pod(WriteTarget(UID, POD, still_wanted=lambda: jobs.get(UID) is not None))
+        jobs.on_delete(job_seen(version=2))
+        await writes.settled()
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["POST", "GET"]
 
 
-def test_a_leader_decides_nothing_while_writes_are_uncertain() -> None:
-    server = Server(lost=3)
-
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        harness = OperatorHarness(api, uncertain_writes=uncertain_writes)
-        leader = harness.leader
-        leading = asyncio.create_task(leader.run_term())
-        async with asyncio.timeout(60):
-            while leader.term is harness.term or leader.term is None or leader.term.last_cycle is None:
-                assert not leading.done()
-                await asyncio.sleep(0.01)
-        assert server.calls[:5] == [*["POST"] * 4, "GET"], "then the writes of the cycle"
-        leading.cancel()
-
-    run_scenario(server, scenario)
-
-
 def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
-    server = Server(lost=1)
+    server = OneObject(lost=1)
 
-    async def scenario(uncertain_writes: UncertainWrites, api: AsyncKubeClient, cache: ClusterCache) -> None:
-        with pytest.raises(ClusterError):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        uncertain_writes.clear()
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.create_pod()
+        writes.uncertain.clear()
         server.may_write = False
         with pytest.raises(Fenced):
-            await uncertain_writes.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await uncertain_writes.resolve_all()
+            await writes.create_pod()
+        assert not writes.uncertain.concerns(UID)
 
-    run_scenario(server, scenario)
+    play(server, story)
     assert server.calls == ["POST"]
+
+
+def test_a_status_that_changes_no_capacity_needs_only_its_guard() -> None:
+    server = OneObject(lost=1)
+
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.write_status(WriteTarget(UID, JOB, "no job"))
+        assert not writes.uncertain.concerns(UID)
+
+    play(server, story)
+
+
+# ---- what is decided meanwhile
+
+
+def serve_lossy(lost: str, story: Callable[[OperatorHarness, Server], Awaitable[None]]) -> None:
+    server = Server(lost=lost)
+
+    async def with_harness(api: AsyncKubeClient) -> None:
+        await story(OperatorHarness(api), server)
+
+    serve(server, with_harness)
+
+
+@pytest.fixture(autouse=True)
+def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_operator.uncertain_writes._SETTLE_S", 0.05)
+
+
+def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() -> None:
+    async def story(harness: OperatorHarness, server: Server) -> None:
+        harness.submit("lost", 5)
+        await harness.run_cycle()
+        harness.submit("good", 6)
+        await harness.run_cycle()
+        assert harness.phase("good") == "Admitted"
+        assert harness.phase("lost") == "Admitted", "assumed, so that its nodes are given to no other"
+        assert server.count("POST /api/v1/namespaces/team/pods/lost-") == 0
+        assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
+        harness.uncertain.clear()
+        assert harness.phase("lost") == "Pending"
+
+    serve_lossy("PATCH .*/trainingjobs/lost/status", story)
+
+
+def test_an_admission_without_an_answer_leaves_as_much_to_others_as_one_with_an_answer() -> None:
+    admitted_jobs: dict[str, list[str]] = {}
+
+    async def story(harness: OperatorHarness, server: Server) -> None:
+        harness.submit("lost", 5)
+        await harness.run_cycle()
+        names = [f"next{number}" for number in range(20)]
+        for number, name in enumerate(names):
+            harness.submit(name, 10 + number)
+        await harness.run_cycle()
+        admitted_jobs[server.lost] = [name for name in names if harness.phase(name) == "Admitted"]
+
+    for lost in ("", "PATCH .*/trainingjobs/lost/status"):
+        serve_lossy(lost, story)
+    expected, found = admitted_jobs.values()
+    assert found == expected != []
+
+
+def test_an_unanswered_pod_creation_delays_no_other_job_nor_a_release() -> None:
+    async def story(harness: OperatorHarness, server: Server) -> None:
+        harness.submit("lost", 5, admitted())
+        await harness.run_cycle()
+        harness.submit("good", 6)
+        await harness.run_cycle()
+        assert harness.phase("good") == "Admitted"
+        assert harness.uncertain.concerns("uid-lost")
+        harness.submit("lost", 7, admitted(), suspend=True)
+        await harness.run_cycle()
+        assert server.count("PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 0
+        harness.submit("later", 8)
+        pause_s = await harness.run_cycle()
+        assert (harness.phase("later"), pause_s > 0) == ("Pending", True), "a decision needs the job: all wait"
+        server.lost = ""
+        async with asyncio.timeout(60):
+            while harness.uncertain.concerns("uid-lost"):  # noqa: ASYNC110 - a condition of another task
+                await asyncio.sleep(0.01)
+        await harness.run_cycle()
+        assert server.count("PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 1
+
+    serve_lossy("POST .*/pods/lost-", story)
+
+
+def test_an_unanswered_nomination_or_eviction_stops_all_decisions() -> None:
+    async def story(writes: Writes) -> None:
+        with pytest.raises(NoAnswer):
+            await writes.write_status(WriteTarget(UID, JOB, "several jobs"))
+        with pytest.raises(ClusterError):
+            await writes.uncertain.settle()
+
+    play(OneObject(lost=1000), story)
+
+
+def test_many_unanswered_writes_stop_all_decisions() -> None:
+    async def story(writes: Writes) -> None:
+        for number in range(9):
+            await writes.uncertain.settle()
+            with pytest.raises(NoAnswer):
+                await writes.create_pod(WriteTarget(f"uid-{number}", f"/api/v1/namespaces/team/pods/{number}"))
+        with pytest.raises(ClusterError):
+            await writes.uncertain.settle()
+
+    play(OneObject(lost=1000), story)
+
+
+def test_a_leader_decides_nothing_while_such_writes_are_uncertain() -> None:
+    async def story(harness: OperatorHarness, server: Server) -> None:
+        with pytest.raises(NoAnswer):
+            await harness.uncertain.perform(
+                WriteTarget(UID, POD, "several jobs"),
+                lambda: harness.queue.api.post("/api/v1/namespaces/team/pods", b'{"metadata": {"name": "lost-"}}'),
+            )
+        cycles = harness.metrics.cycles._value
+        leading = asyncio.create_task(harness.leader.run_term())
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            assert cycles.get() == 0
+        server.lost = ""
+        async with asyncio.timeout(60):
+            while cycles.get() == 0:  # noqa: ASYNC110 - a condition of another task
+                await asyncio.sleep(0.01)
+        leading.cancel()
+
+    serve_lossy("POST .*/pods/lost-", story)

@@ -25,6 +25,8 @@ class CachedJob:
     templates: Mapping[str, CachedTemplate]  # by role
     spec_digest: bytes
     status_text: bytes | None  # None after a write of our own
+    # the written status, where an admission that has no answer yet counts instead
+    written_status: spec.TrainingJobStatus | None = None
 
     @property
     def uid(self) -> str:

@@ -96,7 +96,7 @@ class JobCache:
         if before is not None and same and one.status is not None:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
             job = before.job.model_copy(update={"metadata": meta, "status": one.status})
-            kept = replace(before, job=job, spec_digest=b"", status_text=None)
+            kept = replace(before, job=job, spec_digest=b"", status_text=None, written_status=None)
         if kept is None or not (was_invalid or holds_capacity(kept.job.status)):
             self._cache.delete(key, item.metadata.version)
         else:
@@ -132,7 +132,22 @@ class JobCache:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
         job = known.job.model_copy(update={"metadata": meta, "status": status})
-        self._cache.on_written(known.key, version, replace(known, job=job, status_text=None))
+        self._cache.on_written(known.key, version, replace(known, job=job, status_text=None, written_status=None))
+
+    def assume_status(self, uid: str, status: spec.TrainingJobStatus) -> None:
+        """Our write of an admission has no answer: the job counts as admitted until `end_assumption`, or until the
+        watch delivers a newer state, which excludes that the write is executed later."""
+        known = self._by_uid.get(uid)
+        if known is not None:
+            job = known.job.model_copy(update={"status": status})
+            self._cache.replace(known.key, replace(known, job=job, status_text=None, written_status=known.job.status))
+
+    def end_assumption(self, uid: str) -> None:
+        """The outcome of our writes is known: what the cluster has counts."""
+        known = self._by_uid.get(uid)
+        if known is not None and known.written_status is not None:
+            job = known.job.model_copy(update={"status": known.written_status})
+            self._cache.replace(known.key, replace(known, job=job, written_status=None))
 
     def on_reported(self, key: str, before: InvalidJob, reported: InvalidJob) -> None:
         """Our report of an invalid job was written: replace `before` by `reported`, unless a watch has delivered a

@@ -25,6 +25,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 """An answer without spec and status: of a write only the new version matters."""
 
 _TIMEOUT_S = 30.0
+_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
 _AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is asked again
 
 
@@ -43,6 +44,25 @@ class ApiError(ClusterError):
         """The error for an error response."""
         status = read_status(answer)
         return cls(code, status.reason, status.message)
+
+
+class NoAnswer(ClusterError):
+    """A write was sent, and there was no answer: the API server may have executed it, or may do so later."""
+
+    reason = "NoAnswer"
+
+
+INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})
+"""Codes that mean that the request is invalid. All others may be transient."""
+
+_SERVER_WIDE_CODES = frozenset({401, 429})
+
+
+def is_server_wide(error: ClusterError) -> bool:
+    """Whether requests for other objects would fail as well."""
+    if isinstance(error, ApiError):
+        return error.code in _SERVER_WIDE_CODES
+    return not isinstance(error, NoAnswer)
 
 
 class Fenced(ClusterError):
@@ -151,7 +171,7 @@ class AsyncKubeClient:
     async def post(
         self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = APPLICATION_JSON
     ) -> bytes:
-        """POST; a write unless it is a dry run. Raises as `get` does, and Fenced."""
+        """POST; a write unless it is a dry run. Raises as `get` does, Fenced, and NoAnswer."""
         return await self._call("POST", path, body, params or {}, APPLICATION_JSON, accept)
 
     async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
@@ -244,8 +264,11 @@ class AsyncKubeClient:
                 return response.status, await response.read(), retry_delay_s(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count(verb, _resource_name(path), "error")
+            text = f"{verb} {path}: {_error_text(error)}"
+            if _is_write(verb, params) and not isinstance(error, _CONNECT_ERRORS):
+                raise NoAnswer(text) from error
             self._record_outage(error)
-            raise ClusterError(f"{verb} {path}: {_error_text(error)}") from error
+            raise ClusterError(text) from error
 
     def _record_outage(self, error: Exception) -> None:
         """Record an outage, unless there was a connection and only the answer timed out."""

@@ -5,11 +5,11 @@ would combine new pods with old jobs, and for example create pods for a job that
 whichever request detects it, closes every watch; everything is listed again once the API server answers, and until then
 nothing is decided and nothing is written.
 
-An outage is a request that could not be sent or whose connection broke before an answer. A slow answer is not, since a
-webhook may cause it; nor is a watch that ends and can be opened again.
+An outage is a request that could not be sent, or a read whose connection broke before an answer. A slow answer is not,
+since a webhook may cause it; nor is a watch that ends and can be opened again; nor a write whose connection broke,
+since a proxy may reset those of one object only: a request follows that finds out (`NoAnswer`).
 
-A connection that is reset for one object only, for example by a proxy, cannot be distinguished from that. As each
-outage costs listing everything, lists after repeated outages are delayed with backoff.
+As each outage costs listing everything, lists after repeated outages are delayed with backoff.
 """
 
 from __future__ import annotations
