@@ -32,7 +32,7 @@ class CycleDurations:
 def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unwritten: int) -> None:
     """Log the cycle, at level info if it decided or wrote anything other than waits, else at level debug.
 
-    `unwritten`: jobs with writes that were not made. The number of the cycle is added by `json_logs`.
+    `unwritten`: jobs with writes that were not made. The id of the cycle is added by `json_logs`.
     """
     if not _LOG.isEnabledFor(logging.INFO):
         return

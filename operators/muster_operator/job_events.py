@@ -17,6 +17,7 @@ from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator.json_logs import CYCLE
 from muster_operator.pod_builder.events import event_manifest
 
 PENDING = "Pending"
@@ -48,7 +49,7 @@ class JobEvents:
         """Queue an Event of a job."""
         known = self.cache.jobs.get(event.job_uid)
         if known is not None:
-            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance)
+            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance, cycle=CYCLE.get())
             key = f"{event.job_uid} {event.reason}"
             supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
             self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))

@@ -28,6 +28,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.job_events import JobEvents
 from muster_operator.job_metrics import JobMetrics
+from muster_operator.json_logs import CYCLE
 from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker
@@ -79,6 +80,8 @@ class JobWriter:
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
         status = self.traces.with_traces(known, write.status)
+        if (cycle := CYCLE.get()) is not None:
+            status = status.model_copy(update={"last_cycle": cycle})
         patch = status_patch(known.job.status, status, write.resource_version)
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-CYCLE: ContextVar[int | None] = ContextVar("cycle", default=None)
-"""Number of the scheduling cycle in progress, a field of every log line in its context."""
+CYCLE: ContextVar[str | None] = ContextVar("cycle", default=None)
+"""Id of the scheduling cycle in progress: a field of every log line, Event and job status that it writes."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class LeaderTerm:
     """One period of leadership, with an engine of its own that knows nothing of earlier ones."""
 
     engine: Engine
+    id: str = field(default_factory=lambda: secrets.token_hex(3))
+    cycles: int = 0
     last_cycle: CycleResult | None = None
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
@@ -69,7 +72,6 @@ class Leader:
         self._may_write = may_write
         self._wakeup = wakeup
         self._timeouts = timeouts
-        self._cycle_number = 0
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
@@ -149,8 +151,8 @@ class Leader:
         outages = self._queue.api.outages
         outages_before, began = outages.count, time.monotonic()
         self._writer.metrics.cycle_started_at = time.time()
-        self._cycle_number += 1
-        CYCLE.set(self._cycle_number)
+        term.cycles += 1
+        CYCLE.set(f"{term.id}-{term.cycles}")
         observed = self._cache.observe()
         observed_at = time.monotonic()
         cycle = await asyncio.to_thread(term.engine.reconcile, observed)

@@ -76,9 +76,28 @@ def test_a_cycle_without_decisions_and_writes_is_logged_at_level_debug(caplog: p
 
 def test_every_log_line_of_a_cycle_has_its_number() -> None:
     record = logging.makeLogRecord({"msg": "pod refused", "levelname": "WARNING"})
-    token = CYCLE.set(7)
+    token = CYCLE.set("k3f9a-7")
     try:
-        assert json.loads(JsonFormatter().format(record))["cycle"] == 7
+        assert json.loads(JsonFormatter().format(record))["cycle"] == "k3f9a-7"
     finally:
         CYCLE.reset(token)
     assert "cycle" not in json.loads(JsonFormatter().format(record))
+
+
+def test_the_id_of_a_cycle_is_in_the_statuses_and_events_that_it_writes() -> None:
+    server = Server()
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("llama", 5)
+        await harness.run_cycle()
+        cycle = f"{harness.term.id}-1"
+        known = harness.cache.jobs.get("uid-llama")
+        assert known is not None
+        assert known.job.status.last_cycle == cycle
+        written = [body["status"]["lastCycle"] for body in server.bodies if "phase" in body.get("status", {})]
+        assert written == [cycle]
+        (event,) = harness.recorder.pending()
+        assert event.manifest["metadata"]["annotations"] == {"muster.dev/cycle": cycle}
+
+    serve(server, scenario)

@@ -198,6 +198,8 @@ class TrainingJobStatus(StatusModel):
     """The checkpoint from which the job resumes."""
     progress: ProgressStatus | None = None
     """The last reported progress."""
+    last_cycle: str | None = None
+    """The scheduling cycle that wrote the status last; Events and the operator's log name it too."""
     traces: TraceStatus | None = None
     """Location of traces and report."""
 
