@@ -136,6 +136,7 @@ def test_capacity_held_by_an_earlier_version_stays_nominated(pool: Pool, start: 
     pool.wait_for_phase("low", "Running")
     pool.submit("high", pods=16, priority=5)
     pool.wait("capacity is nominated", lambda: "nomination" in pool.status("high"))
+    pool.wait("the victim is evicted", lambda: "eviction" in pool.status("low"))  # else it is nominated anew
     operator.kill()
     job = f"/apis/muster.dev/v1alpha1/namespaces/{pool.namespace}/trainingjobs/high"
     nomination = pool.status("high")["nomination"]
