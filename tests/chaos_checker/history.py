@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
@@ -82,20 +81,13 @@ class History:
         """A user submits a job of one role, `w`, of one pod unless `role` says `replicas`."""
         template = {"spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]}}
         body = {
-            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "generation": 1},
+            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
             "spec": {
                 "queue": queue,
                 "startTimeoutSeconds": start_timeout,
                 "roles": [{"name": "w", "template": template, **role}],
             },
         }
-        self.put("TrainingJob", f"ns/{name}", body)
-
-    def edit(self, name: str, **spec: Any) -> None:
-        """A user edits a job's spec."""
-        body = deepcopy(self._last["TrainingJob", f"ns/{name}"])
-        body["spec"].update(spec)
-        body["metadata"]["generation"] += 1
         self.put("TrainingJob", f"ns/{name}", body)
 
     def status(self, name: str, *true: str, attempt: int = 0, placement: list[str] | None = None, **more: Any) -> None:
@@ -144,19 +136,12 @@ class History:
         body["metadata"]["deletionTimestamp"] = self.time()
         self.put("TrainingJob", f"ns/{name}", body)
 
-    def admit_by_pod(self, job: str, pin: str, *, index: int = 0, generation: int = 1, **pod: int) -> str:
-        """The operator admits a job by its pod; its key."""
-        record = json.dumps({"at": self.now, "flavor": "any", "generation": generation, "seal": "x"})
-        return self.pod(job, index, pin, record=record, **pod)
-
-    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1, record: str = "") -> str:
+    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1) -> str:
         """The operator creates a pod of a job; its key."""
         name = f"{job}-w-{index}-{attempt}"
         labels = {"muster.dev/role": "w", "muster.dev/index": str(index), "muster.dev/attempt": str(attempt)}
         owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": job, "uid": f"uid-{job}"}
         meta: Json = {"labels": labels, "ownerReferences": [owner]}
-        if record:
-            meta["annotations"] = {"muster.dev/admitted": record}
         self._pod(name, meta, gpus, pin)
         return f"ns/{name}"
 

@@ -31,6 +31,14 @@ def test_a_pod_before_its_admission() -> None:
     assert history.rules == [ADMITTED_FIRST]
 
 
+def test_the_pod_of_a_job_of_one_pod_before_its_admission_with_the_same_placement() -> None:
+    history = History()
+    history.job("a", replicas=1)
+    history.pod("a", 0, "n0")
+    history.admit("a", "n0")
+    assert history.rules == [ADMITTED_FIRST]
+
+
 def test_a_violation_shows_both_objects_and_their_versions() -> None:
     history = History()
     history.job("a")

@@ -52,8 +52,7 @@ class CapacityChecks:
         yield from self._check_nodes(model, job, at)
 
     def _check_quota(self, model: ClusterModel, old: Job | None, job: Job, at: float) -> Iterator[Finding]:
-        before = old if old is not None and old.runs else model.lost_admission(job, at)
-        requested, had = demand(job), Counter() if before is None else demand(before)
+        requested, had = demand(job), demand(old) if old is not None and old.runs else Counter()
         if all(amount <= had[cell] for cell, amount in requested.items()):
             return  # it shrinks, or moves, and uses no more quota than before
         trees = model.recent_trees(at)

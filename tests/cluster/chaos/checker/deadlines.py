@@ -3,9 +3,6 @@
 Time counts only while the operator can act: while one holder renews the Lease, at most RENEWAL_GAP_S apart. In a
 cluster without changes, QUIET_S are enough. While other objects change, which may keep the operator busy on a slow
 machine, the job itself must be unchanged for BUSY_S.
-
-An admission that only a pod records so far is written at once in a quiet cluster. Otherwise, or with more than
-BURST_JOBS such jobs, it is written RECORDED_ONLY_S later at most.
 """
 
 from __future__ import annotations
@@ -18,8 +15,6 @@ from tests.cluster.chaos.checker.violation import Finding
 
 QUIET_S = 10.0  # without a change of any job, pod or node, every status has to agree with its pods
 BUSY_S = 60.0  # without a change of this job, its pods and their nodes
-BURST_JOBS = 64  # jobs that only their pods admit: beyond that, their statuses may wait
-RECORDED_ONLY_S = 75.0  # a minute, and time for writing
 RENEWAL_GAP_S = 4.0
 
 
@@ -79,11 +74,7 @@ class Deadlines:
             nodes = {pod.node for pod in pods} | set(job.placement.values())
             changed_at = max((self._node_changed_at.get(node, 0.0) for node in nodes), default=0.0)
             changed_at = max(changed_at, self._job_changed_at.get(uid, now), leading_since, job.not_before)
-            due = changed_at + (QUIET_S if quiet else BUSY_S)
-            admission = model.pod_admissions.get(uid)
-            if admission is not None and (not quiet or len(model.pod_admissions) > BURST_JOBS):
-                due = max(due, admission.since + RECORDED_ONLY_S)
-            if now > due:
+            if now - changed_at > (QUIET_S if quiet else BUSY_S):
                 for message in _differences(job, pods):
                     objects = (("TrainingJob", job.key), *(("Pod", pod.key) for pod in pods))
                     yield "status equals pods", job.key, message, objects
@@ -105,9 +96,6 @@ class Deadlines:
 def _differences(job: Job, pods: list[Pod]) -> Iterator[str]:
     """How a status differs from its pods, when nothing has changed for long enough."""
     active = [pod for pod in pods if pod.live and not pod.stopping]
-    if job.admitted_by and not job.deleted:
-        yield f"is admitted by {job.admitted_by}, and its status does not say so"
-        return
     if job.deleted or not job.admitted or job.finished:
         if active:
             yield f"is {job.phase}, and {active[0].key} is not stopped"

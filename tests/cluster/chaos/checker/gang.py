@@ -1,7 +1,4 @@
-"""Pods belong to an admission, written or recorded by the only pod itself, in their slots, of one attempt.
-
-Exact, after every write.
-"""
+"""Pods belong to a written admission, in their slots, of one attempt. Exact, after every write."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ _ADMITTED_FIRST = "no pod before its admission"
 _WITHIN_PLACEMENT = "live pods are within the placement"
 
 
-def check_created_pod(model: ClusterModel, old: Pod | None, new: Pod | None, at: float) -> Iterator[Finding]:
-    """A pod was created, changed or deleted. If it admits its job, that job is admitted."""
+def check_created_pod(model: ClusterModel, old: Pod | None, new: Pod | None) -> Iterator[Finding]:
+    """A pod was created, changed or deleted: a new one must be in the placement that its job's status admits."""
     if new is None or not new.job or (old is not None and old.uid == new.uid):
         return
     job = model.job_of(new.job)
@@ -25,10 +22,6 @@ def check_created_pod(model: ClusterModel, old: Pod | None, new: Pod | None, at:
         return
     objects = (("Pod", new.key), ("TrainingJob", job.key))
     reason = _unwanted_reason(job, new)
-    if reason and new.record is not None:
-        invalid = model.invalid_record_reason(new, at)
-        removed = job.uid not in model.jobs
-        reason = f"{reason}, and is not admitted by it: {invalid}" if invalid else "" if removed else reason
     if reason:
         yield _ADMITTED_FIRST, new.key, f"created while {job.key} {reason}", objects
     for other in model.pods_of(job.uid):
@@ -40,14 +33,9 @@ def check_created_pod(model: ClusterModel, old: Pod | None, new: Pod | None, at:
             yield "no pod twice", job.key, message, (*objects, ("Pod", other.key))
 
 
-def check_placement(model: ClusterModel, old: Job | None, job: Job) -> Iterator[Finding]:
-    """A job changed: its pods must be within its placement, and its status must agree with what its pod recorded."""
-    yield from _consistency(model.written[job.uid])
-    recorded = old is not None and old.admitted_by and not job.admitted_by and old.attempt == job.attempt
-    differs = old is not None and (job.placement, job.flavors) != (old.placement, old.flavors)
-    if old is not None and recorded and job.placement and differs:
-        message = f"its status has {_describe(job)}, and {old.admitted_by} recorded {_describe(old)}"
-        yield _WITHIN_PLACEMENT, job.key, message, (("Pod", old.admitted_by), ("TrainingJob", job.key))
+def check_placement(model: ClusterModel, job: Job) -> Iterator[Finding]:
+    """A job changed: its status must be consistent, and its pods within its placement."""
+    yield from _consistency(job)
     if job.finished:
         return
     for pod in model.pods_of(job.uid):
@@ -70,10 +58,6 @@ def _consistency(job: Job) -> Iterator[Finding]:
     if job.phase != _phase(job):
         message = f"phase {job.phase} does not follow from its conditions, which say {_phase(job)}"
         yield "status is consistent", job.key, message, objects
-
-
-def _describe(job: Job) -> str:
-    return ", ".join(f"{node} ({job.flavors.get(role, '')})" for (role, _), node in sorted(job.placement.items()))
 
 
 def _unwanted_reason(job: Job, pod: Pod) -> str:

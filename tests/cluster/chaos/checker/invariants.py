@@ -6,8 +6,6 @@ remaining tolerances, and why:
 - Quota: an admission was decided before it was written, so it is correct if it was correct by any quota in force during
   the last QUOTA_WITHIN_S. Usage is taken as it is at the write, since only the operator adds to it; but capacity that a
   terminating job still uses is charged once: one cycle may admit some jobs and nominate that capacity for others.
-- An admission that a pod records is checked when that pod is created, as if it was written then. Nothing guards it
-  against an edit or deletion in between, so it may be about the job as it was up to DECISION_AGE_S ago.
 - Capacity of a node: unmanaged pods that were bound less than UNMANAGED_WITHIN_S ago may have been unknown.
 - What users and the cluster do (delete a job, evict a pod, remove a node) is not the operator's responsibility.
 - Deadlines (`deadlines.py`): counted only while an operator holds the Lease and renews it.
@@ -62,29 +60,21 @@ class InvariantChecker:
         if event.kind == "Pod":
             old, new = before if isinstance(before, Pod) else None, after if isinstance(after, Pod) else None
             self._deadlines.on_pod(old, new, at)
-            yield from check_stopped_pod(model, old, new, at)  # by the job as it was while the old pod recorded it
-            changed = model.apply_record(old, new, at)
-            yield from check_created_pod(model, old, new, at)
+            yield from check_stopped_pod(model, old, new, at)
+            yield from check_created_pod(model, old, new)
             yield from self._capacity.check_pod(model, old, new, at)
-            if changed is not None and changed[1].admitted_by:
-                self._leaks.count_pod_admission(changed[1])
-                yield from self._check_admission(*changed, at)
         elif event.kind == "TrainingJob":
             old_job, job = before if isinstance(before, Job) else None, after if isinstance(after, Job) else None
             self._deadlines.on_job(old_job, job, at)
             if job is not None:
-                yield from check_placement(model, old_job, job)
+                yield from check_placement(model, job)
                 yield from check_eviction(model, old_job, job, at)
-                yield from self._check_admission(old_job, job, at)
+                model.remember_flavors(job)
+                yield from self._capacity.check_job(model, old_job, job, at)
         elif event.kind == "Node":
             self._deadlines.on_node(event.key, at)
         elif event.kind == "Lease" and isinstance(after, Lease):
             self._deadlines.on_lease(before if isinstance(before, Lease) else None, after, at)
-
-    def _check_admission(self, old: Job | None, job: Job, at: float) -> Iterator[Finding]:
-        """A job may have been admitted, by its status or its pod."""
-        self.model.remember_flavors(job)
-        yield from self._capacity.check_job(self.model, old, job, at)
 
     def _add(self, finding: Finding, at: float) -> None:
         rule, key, message, references = finding

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.cluster.chaos.checker.model import ClusterModel, Event
-from tests.cluster.chaos.checker.objects import Job
 from tests.cluster.chaos.checker.violation import Finding
 
 EVENTS_PER_WRITE, EXTRA_EVENTS = 3, 5  # an operator that is killed records some Events twice
@@ -15,7 +14,7 @@ _RULE = "no leaked object"
 
 
 class LeakChecks:
-    """Counts writes and Events of each job. A pod that admits its job is a write of the job."""
+    """Counts writes and Events of each job."""
 
     def __init__(self) -> None:
         self._writes: Counter[str] = Counter()  # by job uid
@@ -34,10 +33,6 @@ class LeakChecks:
             about = event.document.get("regarding") or event.document.get("involvedObject") or {}
             if about.get("kind") == "TrainingJob":
                 self._events[about.get("uid", "")] += 1
-
-    def count_pod_admission(self, job: Job) -> None:
-        """A pod admitted the job."""
-        self._writes[job.uid] += 1
 
     def leaked(self, model: ClusterModel) -> Iterator[Finding]:
         """What should not exist once all jobs have ended."""

@@ -1,7 +1,4 @@
-"""All objects at one revision, updated event by event, and what of the cluster they use.
-
-A job is as written, or as admitted by its pod until that is written (`pod_admission.py`).
-"""
+"""All objects at one revision, updated event by event, and what of the cluster they use."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any, TypeAlias
 
 from tests.cluster.chaos.checker import objects
 from tests.cluster.chaos.checker.objects import Job, Json, Lease, Node, Pod, Queue
-from tests.cluster.chaos.checker.pod_admission import DECISION_AGE_S, PodAdmission, rejection
 from tests.cluster.chaos.checker.quota import Cell, Charges, Tree
 
 Object: TypeAlias = Job | Pod | Node | Queue | Lease
@@ -42,10 +38,6 @@ class ClusterModel:
     """Objects by kind and key, and indexes over them."""
 
     jobs: dict[str, Job] = field(default_factory=dict)  # by uid
-    written: dict[str, Job] = field(default_factory=dict)  # by uid: as their statuses say
-    pod_admissions: dict[str, PodAdmission] = field(default_factory=dict)  # by uid: jobs that their pod admits
-    lost_admissions: dict[str, tuple[Job, float]] = field(default_factory=dict)  # such jobs, when their pod was removed
-    edited: dict[tuple[str, int], tuple[Job, float]] = field(default_factory=dict)  # older generations, until when
     removed: dict[str, tuple[Job, float]] = field(default_factory=dict)  # removed jobs as they were last, and when
     pods: dict[str, Pod] = field(default_factory=dict)  # by key
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -72,29 +64,6 @@ class ClusterModel:
         """A job; a removed one as it was last."""
         return self.jobs.get(uid) or (self.removed[uid][0] if uid in self.removed else None)
 
-    def invalid_record_reason(self, pod: Pod, at: float) -> str:
-        """Why a pod's record does not admit its job; "" if it does, or would if the job was not removed just now."""
-        job, removed_at = self.written.get(pod.job), at
-        if job is None and pod.job in self.removed:
-            job, removed_at = self.removed[pod.job]
-        if job is None or pod.record is None:
-            return "the pod has no record"
-        if max(at - removed_at, at - job.deleted_at if job.deleted else 0.0) > DECISION_AGE_S:
-            return "it was deleted long ago"
-        return rejection(job, self._generation(job, pod.record.generation, at), pod)
-
-    def _generation(self, job: Job, number: int, at: float) -> Job | None:
-        if number == job.generation:
-            return job
-        older = self.edited.get((job.uid, number))
-        return older[0] if older is not None and at - older[1] <= DECISION_AGE_S else None
-
-    def lost_admission(self, job: Job, at: float) -> Job | None:
-        """The job as its pod admitted it, with the same placement, if that pod was removed just now before a status."""
-        before = self.lost_admissions.get(job.uid)
-        same = before is not None and before[0].placement == job.placement and at - before[1] <= DECISION_AGE_S
-        return before[0] if before is not None and same else None
-
     # ---- events
 
     def change(self, event: Event) -> tuple[Object | None, Object | None]:
@@ -112,32 +81,7 @@ class ClusterModel:
                 self.others[key] = event.document
             return None, None
         after = None if event.document is None else read(event.document)
-        before = self._put(event, after)
-        return before, self.jobs[after.uid] if isinstance(after, Job) else after
-
-    def apply_record(self, old: Pod | None, new: Pod | None, at: float) -> tuple[Job, Job] | None:
-        """A pod was created or removed that may admit its job; the job before and after, if that differs."""
-        if old is not None and new is not None and old.uid == new.uid:
-            return None
-        uid = new.job if new is not None else old.job if old is not None else ""
-        written, before = self.written.get(uid), self.jobs.get(uid)
-        if written is None or before is None:
-            return None
-        admission = self.pod_admissions.get(uid)
-        if admission is not None and old is not None and admission.pod.uid == old.uid:
-            del self.pod_admissions[uid]
-            self.lost_admissions[uid] = before, at
-        if new is not None and new.record is not None and uid not in self.pod_admissions:
-            decided = self._generation(written, new.record.generation, at)
-            if decided is not None and not self.invalid_record_reason(new, at):
-                self.pod_admissions[uid] = PodAdmission(new, decided, at)
-                self.lost_admissions.pop(uid, None)
-        self._update_job(written)
-        return None if self.jobs[uid] == before else (before, self.jobs[uid])
-
-    def _update_job(self, written: Job) -> None:
-        admission = self.pod_admissions.get(written.uid)
-        self.jobs[written.uid] = written if admission is None else admission.applied_to(written)
+        return self._put(event, after), after
 
     def _put(self, event: Event, after: Object | None) -> Object | None:
         if event.kind == "TrainingJob":
@@ -159,21 +103,13 @@ class ClusterModel:
         uid = self._uids.get(event.key)
         before = None if uid is None else self.jobs.get(uid)
         if uid is not None and before is not None and (after is None or after.uid != uid):
-            del self.jobs[uid], self.written[uid]
-            self.pod_admissions.pop(uid, None)
-            self.lost_admissions.pop(uid, None)
+            del self.jobs[uid]
             self.removed[uid] = (before, event.at)
         if after is None:
             self._uids.pop(event.key, None)
         else:
             self._uids[event.key] = after.uid
-            last, admission = self.written.get(after.uid), self.pod_admissions.get(after.uid)
-            if last is not None and last.generation != after.generation:
-                self.edited[after.uid, last.generation] = last, event.at
-            if admission is not None and not admission.applies_to(after):
-                del self.pod_admissions[after.uid]
-            self.written[after.uid] = after
-            self._update_job(after)
+            self.jobs[after.uid] = after
         return before if after is None or before is None or before.uid == after.uid else None
 
     def _put_pod(self, event: Event, after: Pod | None) -> Pod | None:

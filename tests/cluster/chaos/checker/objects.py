@@ -59,15 +59,6 @@ def _container(container: Json) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRecord:
-    """A pod's record of its job's admission: the flavor of its node, and the generation of the job that was decided
-    on."""
-
-    flavor: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. `job` is the uid of the TrainingJob that owns it, "" for others; `pin` the node it is pinned to."""
 
@@ -84,7 +75,6 @@ class Pod:
     forced: bool  # deleted without a grace period
     disrupted: bool  # marked as stopped by another client than the operator
     requests: Mapping[str, int]
-    record: AdmissionRecord | None
 
     @property
     def live(self) -> bool:
@@ -98,7 +88,6 @@ class Pod:
 
 
 DISRUPTED = "chaos.muster.dev/disrupted"  # annotation on pods that the driver stops
-ADMITTED = "muster.dev/admitted"  # annotation in which a pod records the admission of its job
 
 
 def pod(document: Json) -> Pod:
@@ -122,16 +111,7 @@ def pod(document: Json) -> Pod:
         forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
         requests=pod_request(spec),
-        record=_admission_record(annotations.get(ADMITTED)),
     )
-
-
-def _admission_record(text: str | None) -> AdmissionRecord | None:
-    try:
-        body = json.loads(text or "null")
-        return AdmissionRecord(str(body["flavor"]), int(body["generation"]))
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def _pin(spec: Json) -> str:
@@ -156,27 +136,21 @@ class Nomination:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A TrainingJob. `placement` is the node of each slot, `flavors` the flavor of each role, `min_pods` the number of
-    pods that each role needs. `admitted_by` is the pod that records the admission while the status does not, else
-    ""."""
+    """A TrainingJob. `placement` is the node of each slot, `flavors` the flavor of each role."""
 
     key: str
     uid: str
-    generation: int
-    deleted_at: float  # 0: it is not being deleted
+    deleted: bool  # it is being deleted
     queue: str
     stopped_by_user: bool  # suspended or cancelled
     start_timeout_s: float
     requests: Mapping[str, Mapping[str, int]]  # by role, of one pod
-    min_pods: Mapping[str, int]
     essential: frozenset[str]
     admitted: bool
     evicted: bool
     waits_for_preemption: bool  # its nominated capacity was still in use, as far as the operator knew
-    suspended: bool
     finished: bool
     ready: bool
-    complete: bool
     phase: str
     attempt: int
     pods_wanted: int
@@ -187,12 +161,6 @@ class Job:
     nomination: Nomination | None
     eviction_for: str
     status: Json = field(repr=False)
-    admitted_by: str = ""
-
-    @property
-    def deleted(self) -> bool:
-        """Whether it is being deleted."""
-        return self.deleted_at > 0
 
     @property
     def runs(self) -> bool:
@@ -210,21 +178,17 @@ def job(document: Json) -> Job:
     return Job(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
-        generation=int(meta.get("generation") or 1),
-        deleted_at=seconds(meta.get("deletionTimestamp")) or 0.0,
+        deleted=meta.get("deletionTimestamp") is not None,
         queue=spec.get("queue") or "default",
         stopped_by_user=bool(spec.get("suspend") or spec.get("cancel")),
         start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
         requests={role["name"]: pod_request(role["template"]["spec"]) for role in spec["roles"]},
-        min_pods={role["name"]: int(role.get("minReplicas") or role.get("replicas") or 1) for role in spec["roles"]},
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         evicted="Admitted" in true and "Evicted" in true,
         waits_for_preemption=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
-        suspended="Suspended" in true,
         finished=bool(true & {"Complete", "Failed", "Cancelled"}),
         ready="PodsReady" in true,
-        complete="Complete" in true,
         phase=status.get("phase") or "Pending",
         attempt=int(status.get("attempt") or 0),
         pods_wanted=int(status.get("podsWanted") or 0),
