@@ -23,7 +23,7 @@ class _Secret(msgspec.Struct):
 
 @dataclass(slots=True)
 class SharedKey:
-    """The key in Secret `name`; `use` is its purpose, for error messages."""
+    """The key in Secret `name`; `purpose` says in error messages what it is for."""
 
     api: AsyncKubeClient
     namespace: str
