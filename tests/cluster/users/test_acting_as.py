@@ -59,7 +59,9 @@ def load(pool: Pool, folder: Path, user: dict[str, Any], cluster: dict[str, Any]
 
 
 @CLIENTS
-def test_the_server_treats_an_administrator_as_the_impersonated_user(pool: Pool, tmp_path: Path, review: Review) -> None:
+def test_the_server_treats_an_administrator_as_the_impersonated_user(
+    pool: Pool, tmp_path: Path, review: Review
+) -> None:
     assert review(load(pool, tmp_path, ACTING, {}))["status"]["userInfo"] == {
         "username": "zoë",
         "uid": "17",
