@@ -18,8 +18,8 @@ from muster.text import (
     read_step_range,
     sanitize,
     sanitize_keep_colors,
-    wrap_parts,
 )
+from muster.text_layout import wrap_parts
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 PIECES = st.sampled_from(

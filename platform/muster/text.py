@@ -1,4 +1,4 @@
-"""Formats, parses, wraps and sanitizes text for terminals and messages.
+"""Formats, parses and sanitizes text for terminals and messages.
 
 Text of other programs, such as messages of a cluster and lines of a log, is sanitized before it is printed: a terminal
 obeys escape sequences, which move the cursor, rename the window, write the clipboard (OSC 52) or request answers that
@@ -11,12 +11,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from muster.errors import InvalidSpec
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _MAX_LENGTH = 64  # characters
@@ -162,20 +159,6 @@ def did_you_mean(name: str, known: Iterable[str], fallback: str) -> str:
     """The end of a sentence about an unknown name: `did you mean 'x'?`, or `fallback`."""
     near = closest_match(name, known)
     return fallback if near is None else f"did you mean {near!r}?"
-
-
-def wrap_parts(parts: Iterable[Text | str], width: int, separator: str = " · ", prefix: str = "") -> list[Text]:
-    """Join the parts into lines of at most `width` columns, each beginning with `prefix`. No part is broken: a
-    longer part gets its own line."""
-    from rich.text import Text
-
-    lines: list[Text] = []
-    for part in parts:
-        if lines and lines[-1].cell_len + Text(separator).cell_len + Text.assemble(part).cell_len <= width:
-            lines[-1].append(separator).append_text(Text.assemble(part))
-        else:
-            lines.append(Text.assemble(prefix, part))
-    return lines
 
 
 def sanitize(text: str) -> str:

@@ -93,12 +93,13 @@ def submit(
 def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
     """Return the job once it has ended; while it is pending, print changes as `watch` does, unless `quiet`."""
     from muster.cli.views.job_text import deleted_message, is_over
-    from muster.cli.views.watch import WatchFrame, change_lines
     from muster.errors import NotFound
 
     last: TrainingJob | None = None
-    before: WatchFrame | None = None
     try:
+        from muster.cli.views.watch import WatchFrame, change_lines
+
+        before: WatchFrame | None = None
         for job in client.watch(name, namespace):
             if is_over(job):
                 return job

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from muster.text import wrap_parts
+from muster.text_layout import wrap_parts
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.operator_stats import OperatorStats, short_name
 from muster.tracing.run_analysis import Report

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.quantity import parse_quantity
-from muster.text import format_resource, short_resource_name, wrap_parts
+from muster.text import format_resource, short_resource_name
+from muster.text_layout import wrap_parts
 
 if TYPE_CHECKING:
     from muster.tables import NodeTableRow, QueueTableRow

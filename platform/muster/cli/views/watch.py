@@ -12,7 +12,8 @@ from rich.text import Text
 from muster.api.spec import TERMINAL_PHASES, LastFailure, TrainingJob
 from muster.cli.views import job_text
 from muster.heartbeats.progress import eta_s, startup_message
-from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize, wrap_parts
+from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize
+from muster.text_layout import wrap_parts
 
 _SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
