@@ -45,9 +45,13 @@ RETIRED = {
     "InvalidObject, invalid_placements, Observation": r"Faulty|[Mm]isfits|Sight",
     "TrainStep, StepHandle, StepTimer, TrainerArgs, PeersDone": r"Pace|Launched|Recipe|MayLeave",
     "all pods of a gang start together": r"marches|alive and well",
+    "reported, evicted, recorded": r"(?i:told)",
+    "no gang, no other, none": r"(?i:nobody)",
+    "capacity, quota": r"(?i:room)",
+    "the client, the user, any process that": r"(?i:whoever)",
 }
-"""Regular expressions of retired terms, by the term to use."""
-_PATTERNS = {term: re.compile(rf"\b(?:{pattern})\b") for term, pattern in RETIRED.items()}
+"""Regular expressions of retired terms, by the term to use; they match whole words, also between underscores."""
+_PATTERNS = {term: re.compile(rf"(?<![^\W_])(?:{pattern})(?![^\W_])") for term, pattern in RETIRED.items()}
 
 
 def retired_terms(text: str) -> list[tuple[int, str, str]]:

@@ -17,7 +17,7 @@ from tests.cluster.controlplane.nodes import GPU
 
 Case = Callable[[World], Awaitable[Row]]
 _WATCHED_S = 25.0
-_TOLD_WITHIN_S = 120.0
+_REASON_WITHIN_S = 120.0
 _MANY_PODS_S = 900.0  # for 10,000 pods: a scheduler that writes much needs minutes on two cores
 _RACK, _WANTED = 20, 16  # nodes of a rack; pods of a gang that wants one
 
@@ -60,7 +60,7 @@ async def verdict(world: World) -> Row:
     async with Watch(world.client, NAMESPACE) as seen, world.scheduler.listen("late-0") as heard:
         meter = Meter(world, "verdict", jobs)
         await meter.create()
-        await heard.said(_TOLD_WITHIN_S)
+        await heard.said(_REASON_WITHIN_S)
         said_s = heard.at - meter.began
         await asyncio.sleep(12.0)
         meter.ready()

@@ -16,7 +16,7 @@ def test_the_cases_of_a_repetition_come_before_the_next_repetition() -> None:
     ]  # fmt: skip
 
 
-def test_a_case_of_musters_own_is_put_to_nobody_else() -> None:
+def test_a_case_of_musters_own_is_run_with_no_other_scheduler() -> None:
     assert list(turns(["fill", "reclaim"], ["muster", "kai"], 1, {"reclaim"})) == [
         Turn(0, "fill", "muster"), Turn(0, "fill", "kai"), Turn(0, "reclaim", "muster"),
     ]  # fmt: skip

@@ -80,6 +80,6 @@ def test_the_first_time_and_the_newest_words_are_kept() -> None:
     asyncio.run(heard.said(limit_s=1.0))
 
 
-def test_who_hears_nothing_is_told_so() -> None:
+def test_waiting_for_a_reason_that_never_comes_times_out() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(Heard().said(limit_s=0.01))

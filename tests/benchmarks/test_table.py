@@ -84,7 +84,7 @@ def test_without_a_gang_scheduler_nothing_is_compared() -> None:
     assert overview([row("muster", 4.0)], {"native"}).splitlines()[0] == "| case | muster |"
 
 
-def test_the_details_state_the_rate_and_what_a_user_was_told() -> None:
+def test_the_details_state_the_rate_and_the_reported_reason() -> None:
     line = details([row("muster", 1.0, notes={"said": "a | b"})]).splitlines()[2]
 
     assert line == "| fill | muster | 1 |  | 1 | 100 | 1.50 | 0 | 3 | 1000/2000 | a / b |"

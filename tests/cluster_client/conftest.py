@@ -10,7 +10,7 @@ from tests.cluster_client.server import FLAVORS, NODES, QUEUES, Server, serving
 
 __all__ = ["muster"]
 
-_ROOM = {"resources": [{"flavor": "h200", "guaranteed": {"cpu": 8}}]}
+_QUOTA = {"resources": [{"flavor": "h200", "guaranteed": {"cpu": 8}}]}
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture
 def cluster(served: Server) -> Server:
-    """A queue, a flavor and a node with room."""
-    served.put(f"{QUEUES}/research", {"metadata": {"name": "research"}, "spec": {"namespaceSelector": {}, **_ROOM}})
+    """A queue, a flavor and a node that takes pods."""
+    served.put(f"{QUEUES}/research", {"metadata": {"name": "research"}, "spec": {"namespaceSelector": {}, **_QUOTA}})
     served.put(f"{FLAVORS}/h200", {"metadata": {"name": "h200"}, "spec": {}})
     served.put("/api/v1/namespaces/default", {"metadata": {"name": "default"}})
     served.put(f"{NODES}/n1", {"metadata": {"name": "n1"}, "status": {"allocatable": {"pods": "110"}}})

@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         try:
             super().handle_one_request()
-        except (ConnectionError, ValueError):  # whoever asked has gone, or the fault closed it
+        except (ConnectionError, ValueError):  # the client has closed the connection, or the fault did
             self.close_connection = True
 
     def _answer(self) -> None:
@@ -134,8 +134,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "PATCH" and isinstance(self.body, list):
             changed, wrong = _patched(there, self.body)
             if wrong:
-                told = "the server rejected our request due to an error in our request"
-                return 422, {"kind": "Status", "reason": "Invalid", "message": told, "details": {}}
+                message = "the server rejected our request due to an error in our request"
+                return 422, {"kind": "Status", "reason": "Invalid", "message": message, "details": {}}
             there = changed if dry else self.kept.put(path, changed)
         elif self.command == "PATCH":
             meta = self.body.get("metadata", {})
@@ -172,12 +172,12 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(2)
 
 
-def _conflict(told: str) -> tuple[int, Json]:
-    return 409, {"kind": "Status", "reason": "Conflict", "message": told}
+def _conflict(message: str) -> tuple[int, Json]:
+    return 409, {"kind": "Status", "reason": "Conflict", "message": message}
 
 
-def _invalid(field: str, told: str) -> Json:
-    return {"kind": "Status", "reason": "Invalid", "details": {"causes": [{"field": field, "message": told}]}}
+def _invalid(field: str, message: str) -> Json:
+    return {"kind": "Status", "reason": "Invalid", "details": {"causes": [{"field": field, "message": message}]}}
 
 
 def _patched(there: Json, steps: list[Json]) -> tuple[Json, bool]:

@@ -1,4 +1,4 @@
-"""A job is deleted, and another gets its name: whoever follows, changes or deletes the first leaves the other alone."""
+"""A job is deleted, and another gets its name: who follows, changes or deletes the first does not affect the other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def another(server: Server, then: Fault, phase: str = "Running") -> Fault:
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-def test_whoever_watches_is_told_that_the_job_was_deleted(server: Server, phase: str) -> None:
+def test_a_watch_ends_with_the_error_that_the_job_was_deleted(server: Server, phase: str) -> None:
     kept(server, "first")
     server.fail("GET", JOBS, another(server, Handler.hang_up, phase))
     seen = server.client().watch("llama")

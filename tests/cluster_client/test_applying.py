@@ -53,8 +53,8 @@ def test_a_job_that_is_being_deleted_is_refused(cluster: Server) -> None:
 
 def test_a_status_that_is_written_meanwhile_is_no_reason_to_refuse(server: Server) -> None:
     server.put(RESEARCH, research())
-    told = {**research(labels={"its": "own"}), "status": {"conditions": []}}
-    server.fail("PUT", RESEARCH, meanwhile(server, told), times=_MAX_ATTEMPTS - 1)
+    written = {**research(labels={"its": "own"}), "status": {"conditions": []}}
+    server.fail("PUT", RESEARCH, meanwhile(server, written), times=_MAX_ATTEMPTS - 1)
     assert [row["result"] for row in server.client().apply([HEAVIER])] == ["configured"]
     there = server.objects[RESEARCH]
     assert (there["spec"]["weight"], there["metadata"]["labels"]) == (2, {"its": "own", "by": "me"})
@@ -68,13 +68,13 @@ def test_a_status_that_is_written_all_the_time_ends_in_a_refusal(server: Server)
 
 
 @pytest.mark.parametrize(
-    ("queue", "told"),
+    ("queue", "message"),
     [(research(3), "the object has been modified"), (research(**LEAVING), "queue 'research' is being deleted and")],
     ids=["edited", "deleted"],
 )
-def test_what_somebody_else_did_meanwhile_stands(server: Server, queue: dict[str, Any], told: str) -> None:
+def test_what_somebody_else_did_meanwhile_stands(server: Server, queue: dict[str, Any], message: str) -> None:
     server.put(RESEARCH, research())
     server.fail("PUT", RESEARCH, meanwhile(server, queue))
-    with pytest.raises(Conflict, match=told):
+    with pytest.raises(Conflict, match=message):
         server.client().apply([HEAVIER])
     assert server.objects[RESEARCH]["spec"] == queue["spec"]

@@ -1,4 +1,4 @@
-"""An API server that is away for a while: whoever watches or waits goes on."""
+"""An API server that is away for a while: watching and waiting clients go on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def keep(server: Server, present: TrainingJobStatus) -> dict[str, Any]:
     return server.put(f"{JOBS}/llama", document)
 
 
-def test_how_far_a_job_was_last_is_told_while_the_server_is_away(server: Server) -> None:
+def test_the_last_heartbeat_of_a_job_is_reported_while_the_server_is_away(server: Server) -> None:
     keep(server, status("Running", progress=PROGRESS))
     asked = server.client()
     assert [beat["step"] for beat in asked.heartbeats("llama")] == [7]
@@ -53,7 +53,7 @@ def test_a_watch_of_a_running_job_outlives_a_restart_of_the_api_server(served: S
     assert "Succeeded" in ended.out
 
 
-def test_how_a_job_ended_is_told_even_if_nobody_answers_from_then_on(served: Server, muster: Muster) -> None:
+def test_the_end_of_a_job_is_reported_even_if_the_server_is_away_from_then_on(served: Server, muster: Muster) -> None:
     keep(served, status("Running"))
 
     def ends(handler: Handler) -> None:

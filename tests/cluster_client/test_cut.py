@@ -1,4 +1,4 @@
-"""Streams that break off: what was cut is read again, and nothing is lost or told twice."""
+"""Streams that break off: what was cut is read again, and nothing is lost or returned twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_followed_log_that_is_cut_anywhere_goes_on_without_a_gap(server: Serve
     assert lines == ["first", "the second line", "third"]
 
 
-def test_a_last_line_without_an_end_is_told_where_the_log_ends_there(server: Server, log: str) -> None:
+def test_a_last_line_without_a_line_end_is_returned_where_the_log_ends_there(server: Server, log: str) -> None:
     server.fail("GET", log, chunks(*LINES[:2], LINES[2][:-1]))
     assert list(server.client().log_lines("llama", "default", "trainer", 0, DEFAULT_LOG_OPTIONS))[-1] == "third"
 

@@ -1,4 +1,4 @@
-"""Jobs nested deeper than Python follows down: others are listed, and that one is told of by field."""
+"""Jobs nested deeper than Python follows down: others are listed, and the error of that one names the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.api.yaml_input.undecodable import MAX_LEVELS
 from muster.cli.output import print_json
 from muster.errors import ClusterError
 
-TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
+TOO_DEEP = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 
 
 def deep_job(levels: int) -> str:
@@ -33,7 +33,7 @@ def says(text: str) -> Fault:
 
 
 @pytest.mark.parametrize("levels", [60, 240, 800, 960, 1500, 9990])
-def test_others_are_listed_and_the_one_that_is_too_deep_is_told_of_and_printed(
+def test_others_are_listed_and_the_one_that_is_too_deep_has_an_error_and_is_printed(
     server: Server, levels: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = a_job("other").model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -41,7 +41,7 @@ def test_others_are_listed_and_the_one_that_is_too_deep_is_told_of_and_printed(
     listing = server.client().job_list()
     assert [job.metadata.name for job in listing.jobs] == ["other"]
     (one,) = listing.unreadable
-    assert (one.name, one.error.startswith(TOLD)) == ("default/deep", True)
+    assert (one.name, one.error.startswith(TOO_DEEP)) == ("default/deep", True)
     print_json([one.document])
     (printed,) = json.loads(capsys.readouterr().out)
     assert printed["metadata"]["name"] == "deep"
@@ -52,8 +52,8 @@ def test_others_are_listed_and_the_one_that_is_too_deep_is_told_of_and_printed(
 
 
 @pytest.mark.parametrize("levels", [60, 960, 1500])
-def test_one_that_is_asked_for_by_name_is_told_of_by_field(server: Server, levels: int) -> None:
+def test_the_error_of_one_that_is_read_by_name_names_the_field(server: Server, levels: int) -> None:
     server.fail("GET", f"{JOBS}/deep", says(deep_job(levels)))
     with pytest.raises(ClusterError, match="TrainingJob 'deep' cannot be read by this version of Muster") as caught:
         server.client().job("deep")
-    assert TOLD in str(caught.value)
+    assert TOO_DEEP in str(caught.value)

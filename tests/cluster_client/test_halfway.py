@@ -1,4 +1,4 @@
-"""What fails midway: nothing stays that was not told, and what cannot be undone is named."""
+"""What fails midway: nothing remains that is not reported, and what cannot be undone is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kept(server: Server, collection: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         (forbidden, "alice may not; written before that: flavor b300, queue one"),
         (
@@ -50,7 +50,7 @@ def kept(server: Server, collection: str) -> list[str]:
         ),
     ],
 )
-def test_what_was_applied_before_something_fails_is_named(cluster: Server, fault: Any, told: str) -> None:
+def test_what_was_applied_before_something_fails_is_named(cluster: Server, fault: Any, message: str) -> None:
     def fails(handler: Handler) -> None:
         if handler.body["metadata"]["name"] != "two":
             answered(handler)
@@ -66,7 +66,7 @@ def test_what_was_applied_before_something_fails_is_named(cluster: Server, fault
     ]
     with pytest.raises(MusterError) as error:
         cluster.client().apply(documents)
-    assert str(error.value).endswith(told)
+    assert str(error.value).endswith(message)
 
 
 # ---- submit
@@ -136,13 +136,13 @@ def taints(server: Server) -> list[str]:
     return [taint["key"] for taint in server.objects[f"{NODES}/n1"].get("spec", {}).get("taints", [])]
 
 
-def test_a_node_is_left_alone_by_whoever_may_not_see_who_is_on_it(cluster: Server, muster: Muster) -> None:
+def test_a_node_is_not_drained_by_a_user_who_may_not_list_its_jobs(cluster: Server, muster: Muster) -> None:
     cluster.fail("GET", ALL_JOBS, forbidden)
     assert muster("drain", "n1").code == 3
     assert taints(cluster) == []
 
 
-def test_that_a_node_is_drained_is_told_even_if_nobody_answers_who_is_on_it(cluster: Server, muster: Muster) -> None:
+def test_a_drain_is_reported_even_if_the_jobs_of_the_node_cannot_be_listed(cluster: Server, muster: Muster) -> None:
     cluster.fail("GET", ALL_JOBS, answered)
     cluster.fail("GET", ALL_JOBS, lost, times=2)
     ended = muster("drain", "n1")
@@ -152,7 +152,7 @@ def test_that_a_node_is_drained_is_told_even_if_nobody_answers_who_is_on_it(clus
     assert taints(cluster) == [DRAIN_TAINT]
 
 
-def test_a_node_is_not_told_to_be_empty_of_a_job_that_cannot_be_read(cluster: Server, muster: Muster) -> None:
+def test_a_node_with_a_job_that_cannot_be_read_is_not_reported_as_empty(cluster: Server, muster: Muster) -> None:
     document = job(status=status("Running", placement=placement("n1"))).model_dump(
         mode="json", by_alias=True, exclude_none=True
     )

@@ -70,7 +70,7 @@ def test_one_job_that_cannot_be_read_hides_no_other() -> None:
     assert (odd.document["kind"], "managedFields" in odd.document["metadata"]) == ("TrainingJob", False)
 
 
-def test_of_a_job_that_cannot_be_read_its_queue_phase_and_flavors_are_told_as_far_as_they_can_be() -> None:
+def test_of_an_invalid_job_the_queue_phase_and_flavors_are_kept_as_far_as_they_are_valid() -> None:
     placed = {"phase": "Running", "placement": [{"role": "w", "flavor": "h200", "nodes": []}, "odd", {"flavor": 7}]}
     (runs,) = decode_jobs([document("TrainingJob", "a", roles="none", queue=7, status=placed)]).unreadable
     assert (runs.queue, runs.phase, runs.flavors) == (None, "Running", frozenset({"h200"}))
@@ -78,9 +78,14 @@ def test_of_a_job_that_cannot_be_read_its_queue_phase_and_flavors_are_told_as_fa
     assert (bare.queue, bare.phase, bare.flavors) == (None, None, frozenset())
 
 
-def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None:
-    told = {"type": "Active", "status": "False", "reason": "InvalidSpec", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    ours = {**told, "message": "it cannot be read: spec.x: new", "observedGeneration": 2}
+def test_queues_are_read_as_far_as_they_can_be_and_faults_are_reported_by_name() -> None:
+    invalid = {
+        "type": "Active",
+        "status": "False",
+        "reason": "InvalidSpec",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    ours = {**invalid, "message": "it cannot be read: spec.x: new", "observedGeneration": 2}
     documents = [
         document("Queue", "odd", parent="company", weight=-1),
         document("Queue", "newer", status={"conditions": [ours]}),
@@ -97,7 +102,7 @@ def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None
     assert faults == {"odd": "spec.weight: must be greater than 0; got -1", "newer": "spec.x: new"}
 
 
-def test_flavors_that_cannot_be_read_are_told_by_name() -> None:
+def test_flavors_that_cannot_be_read_are_reported_by_name() -> None:
     flavors, faults = decode_flavors([document("Flavor", "a", nodeLabels=[]), document("Flavor", "b", status=7)])
     assert [one.metadata.name for one in flavors] == ["b"]
     assert faults == {"a": "spec.nodeLabels: must be a mapping; got a list"}
@@ -150,9 +155,9 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None
         "spec": {"roles": [{"name": "r", "template": {"spec": {"containers": [{}]}}}]},
     }
     silent = TrainingJob.model_validate(document)
-    told = TrainingJob.model_validate({**document, "status": {"progress": progress}})
+    reporting = TrainingJob.model_validate({**document, "status": {"progress": progress}})
     assert heartbeats_from_status(silent) == []
-    (beat,) = heartbeats_from_status(told)
+    (beat,) = heartbeats_from_status(reporting)
     assert beat == {
         "rank": 0,
         "attempt": 1,

@@ -35,7 +35,7 @@ def a_gang_starts_together_and_completes(h: Harness) -> None:
     assert h.live_pods(uid) == 0
 
 
-def a_gang_that_lacks_room_waits_with_a_reason_and_starts_later(h: Harness) -> None:
+def a_gang_that_lacks_capacity_waits_with_a_reason_and_starts_later(h: Harness) -> None:
     first = h.submit(job("first", pods=ALL, maxRuntimeSeconds=600), LONG)
     reach(h, first, "Running")
     second = h.submit(job("second", pods=2), Script())
@@ -206,7 +206,7 @@ def others_are_stopped_once_the_essential_pods_are_done(h: Harness) -> None:
 
 SCENARIOS: tuple[Scenario, ...] = (
     a_gang_starts_together_and_completes,
-    a_gang_that_lacks_room_waits_with_a_reason_and_starts_later,
+    a_gang_that_lacks_capacity_waits_with_a_reason_and_starts_later,
     a_failed_gang_is_restarted_whole,
     a_gang_that_keeps_failing_fails_at_its_bound,
     a_rule_by_exit_code_fails_the_job_at_once,

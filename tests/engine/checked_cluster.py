@@ -95,7 +95,7 @@ class Watched(SimCluster):
         if pod is None:
             return
         if pod.deleting:
-            return  # it was told to stop before; what made it stop may be over, but it goes all the same
+            return  # it was deleted before; the cause may be over, but a deletion is final
         status = self.job(write.job_uid).status
         present = pod.attempt == status.attempt and is_admitted(status)
         deleted = self.job(write.job_uid).metadata.deletion_timestamp is not None
@@ -129,7 +129,7 @@ class Watched(SimCluster):
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + pods * gpus
         for share in (share for part in write.status.placement for share in part.nodes):
             if share.node in self.nodes:
-                assert nodes[share.node] <= self.nodes[share.node].allocatable.get(GPU), "room is given twice"
+                assert nodes[share.node] <= self.nodes[share.node].allocatable.get(GPU), "capacity is assigned twice"
         queue = self.job(write.job_uid).spec.queue
         assert queues[queue] <= self.limits.get(queue, MANY), f"{queue} is above its limit"
 

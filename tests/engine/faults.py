@@ -150,7 +150,7 @@ def plan_trouble(cluster: Watched, troubles: list[Trouble]) -> None:
 
 
 def check_end(cluster: Watched, names: list[str], may_fail: set[str]) -> None:
-    """Everybody has succeeded but those who may fail, or were cancelled or deleted; nobody holds or owes anything."""
+    """All jobs but those that may fail, or were cancelled or deleted, have succeeded; no capacity remains in use."""
     for name in names:
         uid = f"uid-default-{name}"
         if not cluster.has_job(uid):

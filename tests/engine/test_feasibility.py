@@ -26,7 +26,7 @@ def world_of(*queues_: Any) -> Any:
         ({}, None),
         ({"suspend": True}, None),
         ({"pods": 3}, "LargerThanCluster"),
-        ({"queue": "nobody"}, "QueueNotFound"),
+        ({"queue": "missing"}, "QueueNotFound"),
         ({"flavors": ["b200"]}, "UnknownFlavor"),
         ({"topology": {"required": "block"}}, "UnknownTopologyLevel"),
     ],

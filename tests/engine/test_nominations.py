@@ -18,7 +18,7 @@ from muster.simulate import JobBehavior, SimCluster
 from muster.state import JobEntry
 
 NOW = 100.0
-ROOM: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
+NODES_0_AND_1: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
 SMALLER: Placement = (RolePlacement("trainer", "any", (("n0", 1),)),)
 FOR_HIGH = spec.EvictionStatus.model_validate({"for": "high", "reason": "Preempted", "deadline": NOW + 30})
 FOR_OTHER = spec.EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW + 30})
@@ -33,7 +33,7 @@ def named(name: str, status: spec.TrainingJobStatus | None = None, *, deleted: b
     return one.model_copy(update={"status": fresh if status is None else status})
 
 
-RUNNING = transitions.admit(named("v").status, ROOM, 0.0)
+RUNNING = transitions.admit(named("v").status, NODES_0_AND_1, 0.0)
 LEAVING = transitions.evict(RUNNING, "Preempted", "", NOW, eviction=FOR_HIGH)
 SHRINKING = transitions.resize(RUNNING, SMALLER, "Preempted", NOW, eviction=FOR_HIGH)
 BACK_IN_LINE = transitions.requeue(LEAVING, NOW, Timeouts(), [], 0.0)
@@ -66,12 +66,12 @@ VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str
     ),
     "has shrunk": (SHRINKING, pods(SHRINKING), "ready"),
     "has shrunk and fails": (transitions.restart(SHRINKING, "Failed", "", NOW, 5.0), pods(SHRINKING), "waits"),
-    "was never told": (RUNNING, pods(RUNNING), "void"),
-    "was never told and fails": (transitions.restart(RUNNING, "Failed", "", NOW, 5.0), pods(RUNNING), "void"),
-    "was never told and was made smaller by its user": (
+    "was not evicted": (RUNNING, pods(RUNNING), "void"),
+    "was not evicted and fails": (transitions.restart(RUNNING, "Failed", "", NOW, 5.0), pods(RUNNING), "void"),
+    "was not evicted and was made smaller by its user": (
         transitions.resize(RUNNING, SMALLER, "Edited", NOW, eviction=None), pods(RUNNING), "void",
     ),
-    "has left and is admitted again": (transitions.admit(BACK_IN_LINE, ROOM, NOW), (), "void"),
+    "has left and is admitted again": (transitions.admit(BACK_IN_LINE, NODES_0_AND_1, NOW), (), "void"),
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def settled(
     victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
 ) -> StatusUpdater:
     """The updates after nominations were synced; `high` is nominated and waits for `victims`, `w` leaves for it."""
-    waiting = transitions.nominate(named("high").status, Nominate("high", ROOM, tuple(victims), NOW + 600))
+    waiting = transitions.nominate(named("high").status, Nominate("high", NODES_0_AND_1, tuple(victims), NOW + 600))
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
@@ -177,21 +177,21 @@ def preempting() -> tuple[SimCluster, Engine, list[str], str]:
 def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 0) -> None:
     """The first statuses of a round, and some of what follows; then the engine is killed."""
     writes = engine.reconcile(cluster.observe()).writes
-    told: list[Write] = [write for write in writes if isinstance(write, WriteStatus)]
+    statuses_written: list[Write] = [write for write in writes if isinstance(write, WriteStatus)]
     stops: list[Write] = [write for write in writes if isinstance(write, DeletePod)]
-    for write in [*told[:statuses], *stops[:others]]:
+    for write in [*statuses_written[:statuses], *stops[:others]]:
         cluster.apply_one(write)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("told", [0, 1, 2])
+@pytest.mark.parametrize("evicted", [0, 1, 2])
 def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
-    loss: Callable[[SimCluster, str], None], told: int
+    loss: Callable[[SimCluster, str], None], evicted: int
 ) -> None:
     cluster, engine, lows, high = preempting()
-    carry_out(cluster, engine, 1 + told, told)
+    carry_out(cluster, engine, 1 + evicted, evicted)
     leaving = [low for low in lows if cluster.job(low).status.eviction is not None]
-    assert len(leaving) == told
+    assert len(leaving) == evicted
     loss(cluster, high)
     settle(Engine(), cluster, until=101)
     assert not cluster.has_job(high) or cluster.job(high).status.nomination is None
@@ -237,8 +237,8 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
 def test_a_victim_that_may_no_longer_be_preempted_is_spared_after_a_crash() -> None:
     cluster, engine, lows, high = preempting()
     carry_out(cluster, engine, 2)
-    told = next(low for low in lows if cluster.job(low).status.eviction is not None)
-    spared = next(low for low in lows if low != told)
+    evicted = next(low for low in lows if cluster.job(low).status.eviction is not None)
+    spared = next(low for low in lows if low != evicted)
     cluster.edit(spared, priority=9)
     settle(Engine(), cluster, until=120)
     assert (cluster.job(spared).status.phase, cluster.job(spared).status.attempt) == ("Running", 0)

@@ -125,10 +125,10 @@ def preemption() -> tuple[SimCluster, Engine, list[str], str]:
 def test_nomination_victims_and_the_end_of_their_pods_are_three_phases() -> None:
     cluster, engine, lows, high = preemption()
     cycle = engine.reconcile(cluster.observe())
-    told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in cycle.phases]
-    assert told[0] == [(high, WriteStatus)]
-    assert sorted(told[1]) == [(low, WriteStatus) for low in lows]
-    assert sorted(uid for uid, _ in told[2]) == lows
+    phases = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in cycle.phases]
+    assert phases[0] == [(high, WriteStatus)]
+    assert sorted(phases[1]) == [(low, WriteStatus) for low in lows]
+    assert sorted(uid for uid, _ in phases[2]) == lows
     stops = [write for part in cycle.phases[2] for write in part.writes if isinstance(write, DeletePod)]
     assert len(stops) == 2
     assert [write for phase in cycle.phases for part in phase for write in part.writes] == list(cycle.writes)

@@ -98,4 +98,4 @@ def test_what_changed_before_a_cycle_that_fails_is_looked_at_in_the_next_one(par
         "Running",
         "Pending",
     ]
-    assert find_condition(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"
+    assert find_condition(cluster.job(fresh).status, "Admitted") is not None, "its status says why it waits"

@@ -66,18 +66,18 @@ def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first(
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100))
 
-    def told(why: str) -> tuple[str, float | None]:
-        cycle = engine.reconcile(replace(cluster.observe(), pod_rejections={uid: why}))
+    def message_and_wake_at(rejection: str) -> tuple[str, float | None]:
+        cycle = engine.reconcile(replace(cluster.observe(), pod_rejections={uid: rejection}))
         cluster.apply(cycle.writes)
         condition = find_condition(cluster.job(uid).status, "Admitted")
         assert condition is not None
         return condition.message, cycle.wake_at
 
-    assert told("not tried yet")[0] == "not tried yet"
+    assert message_and_wake_at("not tried yet")[0] == "not tried yet"
     cluster.advance(1)
-    assert told("image: required") == ("not tried yet", 5.0)
+    assert message_and_wake_at("image: required") == ("not tried yet", 5.0)
     cluster.advance(5)
-    assert told("image: required")[0] == "image: required"
+    assert message_and_wake_at("image: required")[0] == "image: required"
 
 
 def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
@@ -148,8 +148,8 @@ def test_after_a_crash_the_remaining_victims_are_evicted() -> None:
     statuses_only = [w for w in engine.reconcile(cluster.observe()).writes if isinstance(w, WriteStatus)]
     for write in statuses_only[:2]:  # the hold, and one of two victims
         cluster.apply_one(write)
-    told = [uid for uid in lows if cluster.job(uid).status.eviction is not None]
-    assert len(told) == 1
+    evicted = [uid for uid in lows if cluster.job(uid).status.eviction is not None]
+    assert len(evicted) == 1
     settle(Engine(), cluster, until=107)
     assert cluster.job(high).status.phase == "Running"
 
@@ -212,7 +212,7 @@ def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_m
     assert late in statuses(run_cycle(cluster, engine))
     position = cluster.job(late).status.queue_position
     cluster.advance(10)
-    sooner = cluster.submit(job("sooner", priority=9, pods=4), JobBehavior(10))  # larger than the cluster, told at once
+    sooner = cluster.submit(job("sooner", priority=9, pods=4), JobBehavior(10))  # can never run: reported at once
     cycle = run_cycle(cluster, engine)
     assert sooner in statuses(cycle)
     cluster.submit(job("before", priority=5, gpus=4, pods=3), JobBehavior(10))
@@ -250,14 +250,14 @@ def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
 def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None:
     labelled = nodes(2, 8, zone="z")
     cluster = SimCluster(
-        labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "nobody")]
+        labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "missing")]
     )
     engine = Engine()
     run_cycle(cluster, engine)
     world = cluster.observe()
-    told = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
-    assert told["default"]["Active"] == ("True", "Ready")
-    assert told["orphan"]["Active"] == ("False", "ParentNotFound")
+    conditions = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
+    assert conditions["default"]["Active"] == ("True", "Ready")
+    assert conditions["orphan"]["Active"] == ("False", "ParentNotFound")
     overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in world.flavors]
     assert [(c.status, c.reason) for c in overlap] == [("True", "NodesMatchTwoFlavors")] * 2
     assert "n0, n1" in overlap[0].message

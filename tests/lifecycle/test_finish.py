@@ -136,8 +136,8 @@ def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission
 def test_pods_that_exit_0_because_they_were_evicted_do_not_complete_the_job() -> None:
     one = running()
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
-    told = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
-    assert look(evicted, told).status.phase != "Succeeded"
+    stopped = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
+    assert look(evicted, stopped).status.phase != "Succeeded"
     finished_before = with_phases(pods_of(one), DONE, DONE, DONE)
     assert look(evicted, finished_before).status.phase == "Succeeded"
 
@@ -312,13 +312,13 @@ def test_a_finished_job_without_ttl_stays() -> None:
 def test_checkpoints_are_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
     first = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
-    told = look(one, pods_of(one), now=NOW + 1, beat=first).status
-    assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
+    recorded = look(one, pods_of(one), now=NOW + 1, beat=first).status
+    assert recorded.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
     next_one = replace(first, checkpoint_step=20, checkpoint_at=NOW + 30)
-    held_back = look(with_status(one, told), pods_of(one), now=NOW + 30, beat=next_one)
-    assert held_back.status is told
+    held_back = look(with_status(one, recorded), pods_of(one), now=NOW + 30, beat=next_one)
+    assert held_back.status is recorded
     assert held_back.wake_at == NOW + 61
-    along = with_status(one, transitions.evict(told, "Preempted", "", NOW + 31))
+    along = with_status(one, transitions.evict(recorded, "Preempted", "", NOW + 31))
     gone = look(along, now=NOW + 31, beat=next_one).status
     assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
 
@@ -326,10 +326,10 @@ def test_checkpoints_are_written_with_other_changes_and_alone_once_a_minute() ->
 def test_a_checkpoint_dated_in_the_future_counts_as_of_now_and_suppresses_no_later_one() -> None:
     one = running()
     ahead = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
-    told = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
-    assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
-    one = with_status(one, told)
-    assert look(one, pods_of(one), now=NOW + 500, beat=ahead).status is told
+    recorded = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
+    assert recorded.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
+    one = with_status(one, recorded)
+    assert look(one, pods_of(one), now=NOW + 500, beat=ahead).status is recorded
     true = replace(ahead, checkpoint_step=20, checkpoint_at=NOW + 100)
     assert look(one, pods_of(one), now=NOW + 101, beat=true).status.last_checkpoint == spec.CheckpointStatus(
         step=20, at=NOW + 100
@@ -340,17 +340,17 @@ def test_a_status_with_a_future_checkpoint_suppresses_no_later_one() -> None:
     wrong = with_status_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
     one = with_status(running(), wrong)
     true = Heartbeat(at=NOW + 1, step=20, step_changed_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
-    told = look(one, pods_of(one), now=NOW + 1, beat=true).status
-    assert told.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
+    recorded = look(one, pods_of(one), now=NOW + 1, beat=true).status
+    assert recorded.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
 
 
 def test_the_last_checkpoint_of_an_evicted_job_is_recorded_at_once() -> None:
     one = running()
     last = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
-    told = look(one, pods_of(one), now=NOW + 1, beat=last).status
+    recorded = look(one, pods_of(one), now=NOW + 1, beat=last).status
     saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
-    cancelled = transitions.finish(told, "Cancelled", "Cancelled", "", NOW + 2)
-    for left in (cancelled, transitions.suspend(told, NOW + 2)):
+    cancelled = transitions.finish(recorded, "Cancelled", "Cancelled", "", NOW + 2)
+    for left in (cancelled, transitions.suspend(recorded, NOW + 2)):
         after = look(with_status(one, left), now=NOW + 6, beat=saved).status
         assert after.last_checkpoint == spec.CheckpointStatus(step=12, at=NOW + 6)
 

@@ -12,7 +12,7 @@ from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_j
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
 BEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
-TOLD = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
+WRITTEN = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
 
 
 def seen(
@@ -28,12 +28,12 @@ def seen(
 
 def test_it_is_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
-    told = seen(one, BEAT, now=NOW + 1).status
-    assert told.progress == TOLD
-    one = with_status(one, told)
+    first = seen(one, BEAT, now=NOW + 1).status
+    assert first.progress == WRITTEN
+    one = with_status(one, first)
     later = replace(BEAT, at=NOW + 30, step=20, step_changed_at=NOW + 30)
     verdict = seen(one, later, now=NOW + 30)
-    assert verdict.status is told
+    assert verdict.status is first
     assert verdict.wake_at == NOW + 61
     progress = seen(one, later, now=NOW + 61).status.progress
     assert progress is not None

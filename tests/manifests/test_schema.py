@@ -108,7 +108,7 @@ def test_rules_look_only_where_lists_and_maps_are_bounded(kind: CustomResource) 
 
 
 @every_kind
-def test_plain_kubectl_apply_has_room_for_the_crd(kind: CustomResource) -> None:
+def test_the_crd_is_far_below_the_size_limit_of_kubectl_apply(kind: CustomResource) -> None:
     assert len(json.dumps(crd(kind))) < APPLY_LIMIT / 4
 
 
@@ -154,8 +154,8 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
     (tmp_path / "docs" / "api.md").write_text("old")
     (tmp_path / "helm" / "crds.yaml").unlink()
     assert main(tmp_path, ["--check"]) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert told == [
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
         f"{name} is not what platform/muster/api/spec says; run: make manifests"
         for name in ("helm/crds.yaml", "docs/api.md")
     ]

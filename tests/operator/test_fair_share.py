@@ -98,10 +98,10 @@ def test_an_edit_of_the_queue_does_not_stop_usage_accounting() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("told_of_the_end", [True, False])
-def test_a_recreated_queue_starts_without_usage(told_of_the_end: bool) -> None:
+@pytest.mark.parametrize("deletion_is_seen", [True, False])
+def test_a_recreated_queue_starts_without_usage(deletion_is_seen: bool) -> None:
     async def scenario(counted: Counted) -> None:
-        if told_of_the_end:
+        if deletion_is_seen:
             counted.queues.on_delete(queue_seen("research", counted.server.version))
         counted.see("research", uid="2")
         await counted.after(10.0)

@@ -53,11 +53,11 @@ def test_no_gang_is_evicted_at_the_instant_at_which_it_started(seed: int, size: 
     assert starts.isdisjoint(life.evictions)
 
 
-# -- a promise of room
+# -- reservations
 
 
 def blocked(draw: st.DataObject) -> tuple[Snapshot, dict[str, float]]:
-    """One queue with room in its quota for all, a gang that needs more nodes than are idle, and who might pass it."""
+    """A queue with quota for all, a gang that needs more nodes than are idle, and gangs that could be backfilled."""
     nodes = rack("r1", draw.draw(st.integers(1, 3))) + rack("r2", draw.draw(st.integers(1, 3)))
     times = st.integers(1, 40).map(lambda n: 100.0 * n)
     running: list[RunningGang] = []

@@ -70,7 +70,7 @@ def test_each_root_and_each_flavor_has_its_own_reservation() -> None:
     nodes = TWO_NODES + rack("x", 2, flavor="a100")
     small = gang("small-z", "z", at=2)
     waiting = [WIDE, gang("wide-z", "z", pods=3, at=1), gang("small", at=2), small]
-    # A node of a100 is down, so that nothing can be promised there: the promise of h200 keeps nobody off a100.
+    # A node of a100 is down, so there is no reservation there, and that of h200 blocks no gang on a100.
     down = rack("y", 1, flavor="a100", schedulable=False)
     assert in_order(plan(world(nodes + down, queues, waiting, [LONG]))) == ["small-z"]
     held_up = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]

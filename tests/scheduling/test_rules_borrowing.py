@@ -104,7 +104,7 @@ def test_two_queues_do_not_both_borrow_the_same_idle_guarantee() -> None:
 
 
 def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
-    # b lends nothing: a may fill its own 8 only, though both nodes are free, and b's gang finds its room at once.
+    # b lends nothing: a may fill its own 8 only, though both nodes are free, and b's gang starts at once.
     queues = [queue("co"), queue("a", "co", 8), queue("b", "co", 8, lend=0)]
     waiting = [gang("one", "a"), gang("two", "a", at=1), gang("owner", "b", at=2)]
     result = plan(world(TWO_NODES, queues, waiting))

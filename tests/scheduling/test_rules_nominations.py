@@ -170,7 +170,7 @@ def test_a_gang_whose_old_pods_are_terminating_waits_even_if_it_is_nominated() -
 
 def test_a_queue_whose_only_nomination_was_used_in_this_plan_has_no_candidates() -> None:
     tree = [queue("co", guaranteed=64), queue("a", "co", 16), queue("b", "co", 0), queue("d", "co", 0)]
-    blocked = gang("blocked", pods=2, queue="d", at=0)  # has its turn first: `b` still holds room then
+    blocked = gang("blocked", pods=2, queue="d", at=0)  # has its turn first: `b` still has a nomination then
     borrower, entitled = gang("holder", queue="b", at=1), gang("entitled", queue="a", at=2)
     holds = (hold("gone-0", uid="blocked"), hold("r1-1"))
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]

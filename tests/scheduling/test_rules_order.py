@@ -57,7 +57,7 @@ def test_gangs_of_a_queue_without_any_quota_are_within_no_guarantee() -> None:
 
 def test_gangs_within_guarantee_come_before_borrowers_even_behind_one_in_their_leaf() -> None:
     # `large` is the head of its leaf and would have to borrow; if the borrower of b started instead of the small gang
-    # behind it, the small one would take the room back at once, again and again.
+    # behind it, the small one would reclaim its capacity at once, again and again.
     waiting = [gang("large", "a", pods=2, at=0), gang("borrower", "b", at=1), gang("small", "a", at=2)]
     queues = [queue("co", guaranteed=16), queue("a", "co", 8), queue("b", "co", 0)]
     elsewhere = run(gang("elsewhere", "gone"), ["r1-0"])
@@ -67,7 +67,7 @@ def test_gangs_within_guarantee_come_before_borrowers_even_behind_one_in_their_l
 
 def test_a_gang_is_not_within_a_guarantee_that_one_ahead_of_it_in_its_leaf_waits_for() -> None:
     # `large` fits the guarantee of a once its other gang has ended; were `small` entitled before it, small ones would
-    # pass it for ever. So the head of b, which is entitled, goes first, and nobody is evicted for `small`.
+    # pass it for ever. So the head of b, which is entitled, goes first, and no gang is evicted for `small`.
     queues = [queue("co", guaranteed=32), queue("a", "co", 16), queue("b", "co", 8)]
     busy = run(gang("busy", "a"), ["r1-0"])
     waiting = [gang("large", "a", pods=2, at=0), gang("small", "a", at=1), gang("of-b", "b", at=2)]

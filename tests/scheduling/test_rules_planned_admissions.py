@@ -74,7 +74,7 @@ def test_flavors_are_tried_in_order_though_a_later_one_is_guaranteed() -> None:
     alone = replace(dev_and_prod(gang("w", "dev", flavors=EITHER)), running=())
     assert started(plan(alone))["w"][0].flavor == "h200"
     full = replace(alone, running=(run(gang("r1", "dev"), ["h-0"]),))
-    assert started(plan(full))["w"][0].flavor == "h200", "it borrows where nobody who is entitled wants the room"
+    assert started(plan(full))["w"][0].flavor == "h200", "it borrows where no entitled gang waits"
 
 
 def test_a_start_is_taken_back_before_a_running_gang_of_its_queue_leaves_for_an_entitled_one() -> None:
@@ -121,7 +121,7 @@ def test_a_start_that_is_taken_back_is_placed_elsewhere_in_the_same_plan() -> No
 
 
 def without_evictions(snapshot: Snapshot, uid: str) -> bool:
-    """Whether a gang starts if it is the only one that waits and nobody leaves."""
+    """Whether a gang starts if it is the only one that waits and none is evicted."""
     alone = replace(snapshot, pending=tuple(g for g in snapshot.pending if g.uid == uid))
     return uid in started(plan(alone, policy=replace(MUSTER, preempts=False)))
 

@@ -127,7 +127,7 @@ def test_no_gang_is_evicted_where_capacity_comes_free_anyway() -> None:
 
 
 def test_unnecessary_victims_are_not_evicted() -> None:
-    # The cheapest, `half`, is asked first; with `whole` gone as well its room is not needed.
+    # The cheapest, `half`, is chosen first; once `whole` is evicted as well, its eviction is not needed.
     running = [
         run(gang("half", size=4), ["r1-0"], since=NOW),
         run(gang("other", size=4, priority=9), ["r1-0"]),
@@ -149,9 +149,9 @@ def test_the_required_domain_whose_victims_lose_least_is_emptied() -> None:
 
 def test_freed_capacity_is_nominated_until_grace_period_and_start_timeout_have_passed() -> None:
     running = [run(gang("low", grace_s=120.0), ["r1-0"]), run(gang("low2", grace_s=40.0), ["r1-1"])]
-    room = nominated(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
-    assert (nodes_of(room.placement), sorted(room.victims)) == ({"r1-0": 1, "r1-1": 1}, ["low", "low2"])
-    assert room.expires_at == NOW + 120.0 + 300.0
+    nomination = nominated(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
+    assert (nodes_of(nomination.placement), sorted(nomination.victims)) == ({"r1-0": 1, "r1-1": 1}, ["low", "low2"])
+    assert nomination.expires_at == NOW + 120.0 + 300.0
 
 
 def test_two_gangs_never_count_on_the_same_victim() -> None:
@@ -213,7 +213,7 @@ def emptied(snapshot: Snapshot) -> dict[str, int]:
 
 
 def test_a_guarantee_is_taken_back_node_by_node_where_borrowers_are_spread_thin() -> None:
-    """Newest first would ask half of each node's gangs, and then nobody any more: no pod would fit anywhere."""
+    """Newest first would evict half of each node's gangs, and then no other: no pod would fit anywhere."""
     snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
     assert list(left.values()) == [8, 8]
@@ -298,8 +298,8 @@ def test_a_victim_on_a_node_shrinks_where_that_is_enough() -> None:
 
 
 def test_no_victim_is_evicted_for_capacity_that_is_reserved_for_another() -> None:
-    """The gangs that lose least would make room on the node that is reserved for another gang, which must run there;
-    the borrower may be asked for one node only."""
+    """The gangs that lose least would free the node that is reserved for another gang, which must run there; the
+    borrower may be asked for one node only."""
     nodes = [replace(node, labels={"zone": node.name}) for node in rack("r1", 4)]
     running = [
         replace(

@@ -1,5 +1,5 @@
-"""A gang that lost a node stops and comes back to its others: what it keeps is nobody else's meanwhile, except for
-those who could take a hold. Once its pods are gone it has such a hold. The clock stands at 1000."""
+"""A gang that lost a node stops and comes back to its others: no other gang gets what it keeps meanwhile, except
+those that could take a nomination. Once its pods are gone it is nominated there. The clock stands at 1000."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_retained_capacity_is_released_after_the_next_run() -> None:
 def test_what_it_keeps_stays_charged_to_its_queue() -> None:
     low, back = run(gang("low"), ["r1-1"]), returning(run(gang("back", priority=5), ["r1-0"]), ["r1-0"])
     snapshot = world(rack("r1", 3), [queue("q", guaranteed=16)], [gang("mid", priority=3)], [back, low])
-    assert evicted(plan(snapshot)) == {"low": "mid"}, "there is room on r1-2, and no quota beside what is kept"
+    assert evicted(plan(snapshot)) == {"low": "mid"}, "r1-2 is idle, but no quota is left beside what is kept"
 
 
 def test_a_higher_priority_takes_retained_capacity_rather_than_that_of_a_running_gang() -> None:

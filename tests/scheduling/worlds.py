@@ -216,7 +216,7 @@ def resizing(running: RunningGang, placement: Placement, beneficiary: str | None
 
 
 def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
-    """The world some time later: those who were told to leave have left and wait again, with a hold if they come back,
+    """The world some time later: evicted gangs have ended and wait again, nominated if they return to their nodes,
     and resized ones go on."""
     running, waiting, holds = [], list(snapshot.pending), list(snapshot.nominations)
     for r in snapshot.running:

@@ -85,7 +85,7 @@ class KubernetesClusterClient:
         return submit.submit_jobs(self._kube_client, jobs, dry_run)
 
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        """Pods of a cluster get nothing of our environment, and nobody expects that: no names."""
+        """No names: pods of a cluster do not inherit the environment of the client."""
         return []
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:

@@ -113,7 +113,7 @@ def test_of_two_pods_that_need_the_same_capacity_only_one_is_bound(pool: Pool) -
     pool.wait("it is there", lambda: phases(pool)["squatter"] == "Running")
     open_gates(pool)
 
-    def room_is_not_shared() -> None:
+    def no_gpu_is_used_twice() -> None:
         used: dict[str, int] = {}
         for pod in pool.pods():
             node = pod["spec"].get("nodeName")
@@ -123,7 +123,7 @@ def test_of_two_pods_that_need_the_same_capacity_only_one_is_bound(pool: Pool) -
         assert all(amount <= 4 for amount in used.values()), used
 
     def waits_whole() -> bool:
-        room_is_not_shared()
+        no_gpu_is_used_twice()
         return not pool.pods("gang") and bool(pool.waits_for("gang"))
 
     pool.wait("it waits, whole, long before its start timeout", waits_whole)

@@ -137,10 +137,10 @@ def _validate(model: type[AnyObject], document: SourceMap) -> tuple[AnyObject | 
         return model.model_validate(_without_server_fields(document.value), strict=True), errors
     except ValidationError as error:
         for finding in error.errors(include_url=False)[:_MAX_ERRORS]:
-            told_already = finding["loc"] == ("apiVersion",) or (
+            reported_already = finding["loc"] == ("apiVersion",) or (
                 finding["type"] == "missing" and finding["loc"] in meant
             )
-            if finding["type"] != "extra_forbidden" and not told_already:
+            if finding["type"] != "extra_forbidden" and not reported_already:
                 errors.append(to_field_error(finding, document))
         return None, errors
 
