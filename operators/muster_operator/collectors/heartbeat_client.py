@@ -50,7 +50,7 @@ class HeartbeatResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """An answer, or in `why` the reason that there is none."""
+    """An answer, or in `error` the reason that there is none."""
 
     target: HeartbeatTarget
     response: HeartbeatResponse | None

@@ -147,10 +147,6 @@ def _data_offset(file: BinaryIO) -> int:
     return data + len(block) - len(block.lstrip(b"\0"))
 
 
-_FINISHED_JOB_PHASES = ("Terminating", *TERMINAL_PHASES)
-_FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
-
-
 def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
     """Raises `NotFound` for a role or index that the job does not have, unless the folder `logs` has its log of the
     given `attempt`: a replica that was removed since can still be read."""
