@@ -33,7 +33,8 @@ def test_the_script_imports_nothing_of_muster(framework: str) -> None:
 @pytest.mark.frameworks
 @pytest.mark.timeout(1900)
 @pytest.mark.skipif(
-    all(find_spec(framework) is None for framework in FRAMEWORKS), reason="`make frameworks` installs the frameworks"
+    all(find_spec(framework) is None for framework in FRAMEWORKS if framework != "transformers"),  # that all tests have
+    reason="`make frameworks` installs the frameworks",
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(framework: str) -> None:
