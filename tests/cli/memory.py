@@ -34,6 +34,7 @@ class MemoryClient:
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
     not_passed: list[str] = field(default_factory=list)
     unreadable: list[UnreadableJobItem] = field(default_factory=list)
+    namespace: str = "default"  # of the kubeconfig's context
 
     def status(self) -> dict[str, Any]:
         return {"running": True}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from click.shell_completion import CompletionItem, ShellComplete
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
+from tests.cli.objects import job
 
+from muster.cli.app import cli
 from muster.cli.connect import ClusterOptions, hoist_options, resolve_context
+from muster.cli.options import COMPLETE_ENV
 from muster.errors import InvalidSpec
 from muster.kube.config import KubeContext
 
@@ -55,7 +59,59 @@ def test_the_options_may_stand_after_the_verb() -> None:
     assert hoist_options(["jobs", "--context", "prod", "--json"]) == ["--context", "prod", "jobs", "--json"]
     assert hoist_options(["logs", "a", "--kubeconfig=f", "-f"]) == ["--kubeconfig=f", "logs", "a", "-f"]
     assert hoist_options(["scale", "a", "--", "--context"]) == ["scale", "a", "--", "--context"]
-    assert hoist_options(["jobs", "--context"]) == ["--context", "jobs"]
+
+
+def test_an_option_without_a_value_is_a_usage_error_that_names_it(cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("jobs", "--context")
+    assert ended.code == 2
+    assert "--context" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "context"),
+    [
+        (["--context", "prod", "describe"], KubeContext(context="prod")),
+        (["describe", "--context=prod"], KubeContext(context="prod")),
+        (["--kubeconfig", "/a", "cancel", "llama"], KubeContext(kubeconfig="/a")),
+        (["describe"], None),
+    ],
+)
+def test_completion_asks_the_cluster_of_the_options_before_it(
+    cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch, words: list[str], context: KubeContext | None
+) -> None:
+    asked: list[KubeContext | None] = []
+
+    def client_of(context: KubeContext | None) -> MemoryClient:
+        asked.append(context)
+        return cluster
+
+    monkeypatch.setattr("muster.cli.connect._kubernetes_client", client_of)
+    monkeypatch.setattr("muster.cli.connect._connect_local", lambda start: client_of(None))
+    cluster.kept_jobs = {"bert": job("bert")}
+    assert [one.value for one in completions(words, "b")] == ["bert"]
+    assert set(asked) == {context}
+
+
+def test_completion_lists_the_jobs_of_the_namespace(cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users may often list only the jobs of their own namespace."""
+    monkeypatch.setattr("muster.cli.connect._kubernetes_client", lambda context: cluster)
+    bart = job("bart")
+    elsewhere = bart.model_copy(update={"metadata": bart.metadata.model_copy(update={"namespace": "team-b"})})
+    cluster.kept_jobs = {"bert": job("bert"), "bart": elsewhere}
+    assert [one.value for one in completions(["--context", "prod", "describe"], "b")] == ["bert"]
+    assert [one.value for one in completions(["describe", "-n", "team-b", "--context", "prod"], "b")] == ["bart"]
+
+
+@pytest.mark.parametrize(
+    ("words", "types"), [(["jobs", "--context"], []), (["describe", "a", "--kubeconfig"], ["file"])]
+)
+def test_the_value_of_a_cluster_option_is_completed_after_a_command(words: list[str], types: list[str]) -> None:
+    assert [one.type for one in completions(words, "")] == types
+
+
+def completions(words: list[str], incomplete: str) -> list[CompletionItem]:
+    """What the shell offers after `muster WORDS`."""
+    return ShellComplete(cli, {}, "muster", COMPLETE_ENV).get_completions(words, incomplete)
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(cluster: MemoryClient, muster: Muster) -> None:

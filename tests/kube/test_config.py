@@ -6,12 +6,18 @@ import base64
 import os
 import ssl
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from muster.errors import ClusterError, NotFound
 from muster.kube.config import ClientConfig, KubeContext, load_config, load_in_cluster_config
@@ -125,6 +131,27 @@ def test_a_client_certificate_without_key_is_refused(tmp_path: Path) -> None:
     data = base64.b64encode(b"no certificate").decode()
     with pytest.raises(ClusterError, match="context 'one'") as error:
         load(write(tmp_path, with_user({"client-certificate-data": data}, server="https://host")))
+    assert error.value.reason == "InvalidKubeconfig"
+
+
+def encrypted_login() -> dict[str, str]:
+    """The fields of a user whose client key is encrypted with a passphrase."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "alice")]), datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    parts = {"client-certificate-data": certificate.public_bytes(Encoding.PEM), "client-key-data": pem}
+    return {name: base64.b64encode(data).decode() for name, data in parts.items()}
+
+
+def test_an_encrypted_client_key_is_refused_without_asking_for_its_passphrase(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="context 'one': client-key: must not be encrypted") as error:
+        load(write(tmp_path, with_user(dict(encrypted_login()), server="https://host")))
     assert error.value.reason == "InvalidKubeconfig"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -237,7 +240,7 @@ def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) ->
 
 @pytest.mark.parametrize(
     ("body", "field"),
-    [({"mode": "bogus"}, "mode"), ({"mode": None}, "mode"), ([], "mode"), ({"force": "yes"}, "force")],
+    [({"mode": "bogus"}, "mode"), ({"mode": None}, "mode"), ([], ""), ({"force": "yes"}, "force")],
 )
 def test_an_invalid_stop_request_stops_nothing(client: LocalClient, body: object, field: str) -> None:
     before = client.status()
@@ -245,6 +248,52 @@ def test_an_invalid_stop_request_stops_nothing(client: LocalClient, body: object
         request(Path(before["home"]) / "daemon.sock", "POST", "/stop", body)
     assert refusal.value.field == field
     assert client.status() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "field"),
+    [
+        ("GET", "/v2/jobs/default/any?timeout=abc", "timeout"),
+        ("GET", "/v2/jobs/default/any?timeout=nan", "timeout"),
+        ("GET", "/v2/jobs/default/any?timeout=inf", "timeout"),
+        ("GET", "/v2/jobs/default/any?timeout=-1", "timeout"),
+        ("GET", "/v2/jobs/default/any?timeout=", "timeout"),
+        ("GET", "/v2/jobs/default/any?until=5", "until"),
+        ("GET", "/v2/jobs?name=space", "name"),
+        ("POST", "/v2/jobs?dryRun=yes", "dryRun"),
+        ("POST", "/v2/jobs?dryrun=true", "dryrun"),
+        ("POST", "/v2/apply?dryRun=true", "dryRun"),
+        ("GET", "x://[", ""),
+    ],
+)
+def test_a_malformed_query_is_a_bad_request_that_names_the_parameter(
+    client: LocalClient, method: str, url: str, field: str
+) -> None:
+    body = {"objects": [shell_job("refused", "true").model_dump(mode="json", by_alias=True)], "environments": [None]}
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.connect(str(Path(client.status()["home"]) / "daemon.sock"))
+        daemon = http.client.HTTPConnection("localhost")
+        daemon.sock = connection
+        daemon.request(method, url, json.dumps(body) if method == "POST" else None)
+        response = daemon.getresponse()
+        error = json.loads(response.read())["error"]
+    assert (response.status, error["reason"], error["field"]) == (400, "BadRequest", field)
+    assert field in error["message"]
+    assert client.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "field"),
+    [
+        ("/v2/jobs/default/fixed", [{"suspend": True}], ""),
+        ("/v2/jobs/default/fixed/replicas", None, ""),
+        ("/v2/apply", {"objects": [{"kind": ["Queue"]}], "environments": [None]}, "kind"),
+    ],
+)
+def test_a_body_of_another_form_is_invalid(client: LocalClient, url: str, body: object, field: str) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        request(Path(client.status()["home"]) / "daemon.sock", "POST", url, body)
+    assert refusal.value.field == field
 
 
 def test_an_invalid_job_is_refused_with_its_field(client: LocalClient) -> None:

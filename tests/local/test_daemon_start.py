@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,4 +52,16 @@ def test_the_output_of_a_daemon_that_neither_answers_nor_detaches_is_returned(
     monkeypatch.setattr("muster.local.daemon_client.sys.executable", str(program))
     monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 5.0)
     with pytest.raises(DaemonError, check=has("cannot read the disk", reason="StartFailed")):
+        start_daemon(open_home(home))
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_not_ready_in_time_is_an_error_that_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot_id = home.parent / "boot-id"
+    os.mkfifo(boot_id)  # the daemon waits for a writer, so that it is never ready
+    monkeypatch.setenv("MUSTER_BOOT_ID_FILE", str(boot_id))
+    monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 2.0)
+    with pytest.raises(DaemonError, check=has("within 2 s", "daemon.log", reason="StartFailed")):
         start_daemon(open_home(home))

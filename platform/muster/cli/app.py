@@ -25,7 +25,15 @@ from muster.cli.output import CommandExit, ExitCode, print_error, run_command
 _EAGER_FLAG: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
 
 
-@click.group(cls=SectionedGroup, context_settings=CONTEXT_SETTINGS)
+class _RootGroup(SectionedGroup):
+    """Accepts the cluster options after the command as well, also when the shell completes a command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the global options."""
+        return super().parse_args(ctx, hoist_options(args))
+
+
+@click.group(cls=_RootGroup, context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="muster", message="%(prog)s %(version)s", help="Print the version and exit.")
 @click.option(
     "--cluster",
@@ -66,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the `muster` script; ends the process with one of `ExitCode`."""
     if COMPLETE_ENV in os.environ:
         sys.exit(shell_complete(cli, {}, "muster", COMPLETE_ENV, os.environ[COMPLETE_ENV]))
-    words = hoist_options(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     sys.exit(run_command(lambda: _invoke(words, as_json), as_json=as_json))
 

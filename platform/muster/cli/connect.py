@@ -68,7 +68,10 @@ def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> Kube
 
 
 def hoist_options(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the cluster options moved before the command name, where click accepts global options."""
+    """The arguments with the cluster options moved before the command name, where click accepts global options.
+
+    An option whose value is missing comes last, without the command: click reports it, or completes its value.
+    """
     options: list[str] = []
     rest = list(arguments)
     index = 0
@@ -76,6 +79,8 @@ def hoist_options(arguments: Sequence[str]) -> list[str]:
         name, is_joined, _ = rest[index].partition("=")
         length = 1 if is_joined else 2
         if name in _CLUSTER_OPTIONS:
+            if index + length > len(rest):
+                return [*options, name]
             options += rest[index : index + length]
             del rest[index : index + length]
         else:

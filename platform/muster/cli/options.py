@@ -12,8 +12,15 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from muster.cli.connect import connect, default_namespace
+from muster.cli.connect import (
+    ClusterOptions,
+    connect,
+    default_list_namespace,
+    default_namespace,
+    select_cluster,
+)
 from muster.cli.output import usage_error
+from muster.client import ClusterClient
 
 _MAX_WIDTH = 110  # columns
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
@@ -63,20 +70,31 @@ class PlainOption(click.Option):
         return {}
 
 
-def _complete_names(list_names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+def _complete_names(
+    ctx: click.Context, list_names: Callable[[ClusterClient], Iterable[str]], incomplete: str
+) -> list[str]:
+    """Completions from the cluster of the options that precede the word; click calls no command that selects it."""
+    given = ctx.find_root().params
     try:
-        return sorted({name for name in list_names() if name.startswith(incomplete)})
+        select_cluster(ClusterOptions(given.get("cluster"), given.get("context"), given.get("kubeconfig")))
+        names = list_names(connect(start=False))
+        return sorted({name for name in names if name.startswith(incomplete)})
     except Exception:
         return []  # an error message would be printed into the user's command line
 
 
 def complete_job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of jobs in the default cluster."""
-    return _complete_names(lambda: [job.metadata.name for job in connect(start=False).jobs()], incomplete)
+    """Names of jobs in the namespace of the command line, else of the namespace that lists show."""
+
+    def names(client: ClusterClient) -> Iterable[str]:
+        jobs = client.jobs(ctx.params.get("namespace") or default_list_namespace())
+        return [job.metadata.name for job in jobs]
+
+    return _complete_names(ctx, names, incomplete)
 
 
 def _complete_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return _complete_names(lambda: [row["name"] for row in connect(start=False).queues()], incomplete)
+    return _complete_names(ctx, lambda client: [row["name"] for row in client.queues()], incomplete)
 
 
 def complete_phases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

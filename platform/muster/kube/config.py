@@ -208,8 +208,13 @@ def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSL
         with tempfile.NamedTemporaryFile() as both:  # only its owner can read it, and ssl takes files alone
             both.write(certificate + b"\n" + (key or b""))  # a file of the certificate may hold the key, too
             both.flush()
-            tls.load_cert_chain(both.name)
+            tls.load_cert_chain(both.name, password=_refuse_encrypted_key)
     return tls
+
+
+def _refuse_encrypted_key() -> str:
+    """Called by ssl for the passphrase of an encrypted key; without it, OpenSSL would ask for it on the terminal."""
+    raise ValueError("client-key: must not be encrypted with a passphrase; decrypt it: openssl pkey -in KEY -out NEW")
 
 
 def _inline_or_file(user: Mapping[str, Any], name: str) -> bytes | None:
@@ -304,7 +309,7 @@ def _login_by_official_client(
     if not settings.verify_ssl:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file or None)
+        tls.load_cert_chain(settings.cert_file, settings.key_file or None, password=_refuse_encrypted_key)
 
     def headers() -> Mapping[str, str]:
         values = settings.auth_settings().values()

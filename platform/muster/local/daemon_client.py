@@ -25,6 +25,7 @@ from muster.local.home import Home
 from muster.local.nodes import HOST_SHAPE
 
 _START_TIMEOUT_S = 60.0
+_DETACH_TIMEOUT_S = 5.0  # of a daemon that has answered or has not in time; it detaches before it answers
 _STOP_TIMEOUT_S = 60.0
 _MAX_DISCONNECTS = 5  # lost connections after which a request fails
 _LOG_LINES = 15  # of the daemon's log, in the error of a daemon that did not start
@@ -119,26 +120,35 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
             os.close(write_end)
         answer = _read_ready_line(ready_pipe)
         try:
-            _, stderr = child.communicate(timeout=_START_TIMEOUT_S)
+            _, stderr = child.communicate(timeout=_DETACH_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:  # it did not detach
             stderr = error.stderr or b""
             child.stderr.close()  # type: ignore[union-attr]
-    if answer == "ok" or answer.startswith("AlreadyRunning:"):
+    if answer is not None and (answer == "ok" or answer.startswith("AlreadyRunning:")):
         return
-    reason, _, message = answer.partition(": ")
+    reason, _, message = (answer or "").partition(": ")
     if message:
         raise DaemonError(message, reason=reason)
     output = stderr.decode(errors="replace").strip() or _log_tail(home, log_before)
-    raise DaemonError(f"the daemon did not start; its output:\n{output or '(none)'}", reason=_START_FAILED)
+    failure = (
+        f"the daemon was not ready within {_START_TIMEOUT_S:g} s and may still be starting"
+        if answer is None
+        else "the daemon ended before it was ready"
+    )
+    details = f"its output:\n{output}" if output else f"it wrote no output; see {home.log}"
+    raise DaemonError(f"{failure}; {details}", reason=_START_FAILED)
 
 
-def _read_ready_line(ready_pipe: IO[bytes]) -> str:
-    """The line that the daemon writes when it is ready or fails; empty if it exits or times out without one."""
+def _read_ready_line(ready_pipe: IO[bytes]) -> str | None:
+    """The line that the daemon writes when it is ready or fails; empty if it exits without one, None if it does neither
+    within `_START_TIMEOUT_S`."""
     line = b""
     until = time.monotonic() + _START_TIMEOUT_S
     poll = select.poll()
     poll.register(ready_pipe, select.POLLIN)
-    while b"\n" not in line and time.monotonic() < until:
+    while b"\n" not in line:
+        if time.monotonic() >= until:
+            return None
         if poll.poll(1000):
             part = ready_pipe.read(4096)
             if not part:

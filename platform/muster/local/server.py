@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import socketserver
 import struct
 import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from muster.local.service import DaemonService
 
 _MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_WATCH_S = 60.0
+_BAD_REQUEST = "BadRequest"
 _HTTP_STATUS: tuple[tuple[type[MusterError], int], ...] = (
     (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
 )  # fmt: skip
@@ -90,10 +93,8 @@ class RequestHandler(BaseHTTPRequestHandler):
             requests.end_request(may_have_changed=self.command != "GET")
 
     def _dispatch(self, body: Any) -> tuple[int, bytes]:
-        url = urlsplit(self.path)
-        segments = [unquote(segment) for segment in url.path.split("/") if segment]
-        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         try:
+            segments, query = _parse_url(self.command, self.path)
             return 200, _encode(route(self.server.service, self.server.loop, self.command, segments, query, body))
         except MusterError as error:
             return _error_response(error)
@@ -114,7 +115,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             return json.loads(self.rfile.read(length))
         except (ValueError, RecursionError) as error:
-            raise InvalidSpec(f"the request must be JSON: {error}") from error
+            raise InvalidSpec(f"the request must be JSON: {error}", reason=_BAD_REQUEST) from error
 
     def _send(self, code: int, answer: bytes) -> None:
         self.send_response_only(code)
@@ -124,9 +125,58 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
 
-def route(
-    service: DaemonService, loop: ControlLoop, method: str, segments: list[str], query: dict[str, str], body: Any
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """The parameters of a request's URL, with the values of those that are not given."""
+
+    namespace: str | None = None
+    dry_run: bool = False
+    after: str | None = None
+    timeout_s: float = 0.0
+
+
+def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
+    """The unquoted segments of the path, and the parameters. Raises `InvalidSpec` BadRequest for a parameter that the
+    call does not have, so that a misspelled `dryRun` submits nothing, and for an invalid value."""
+    try:
+        url = urlsplit(target)
+    except ValueError as error:
+        raise InvalidSpec(f"the URL {target!r} is invalid: {error}", reason=_BAD_REQUEST) from error
+    segments = [unquote(segment) for segment in url.path.split("/") if segment]
+    given = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+    valid = _parameters(method, segments)
+    for name in given:
+        if name not in valid:
+            raise _bad_parameter(name, f"is no parameter of {method} {url.path}; valid: {', '.join(valid) or 'none'}")
+    dry_run, timeout = given.get("dryRun", "false"), given.get("timeout", "0")
+    if dry_run not in ("true", "false"):
+        raise _bad_parameter("dryRun", f"must be true or false; got {dry_run!r}")
+    try:
+        timeout_s = float(timeout)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0.0 <= timeout_s < math.inf:
+        raise _bad_parameter("timeout", f"must be a finite number of seconds from 0; got {timeout!r}")
+    return segments, _Query(given.get("namespace"), dry_run == "true", given.get("after"), timeout_s)
+
+
+def _parameters(method: str, segments: list[str]) -> tuple[str, ...]:
+    """Names of the parameters that a call has."""
+    match [method, *segments]:
+        case ["GET", _, "jobs"]:
+            return ("namespace",)
+        case ["POST", _, "jobs"]:
+            return ("dryRun",)
+        case ["GET", _, "jobs", _, _]:
+            return ("after", "timeout")
+    return ()
+
+
+def _bad_parameter(name: str, problem: str) -> InvalidSpec:
+    return InvalidSpec(f"{name}: {problem}", field=name, reason=_BAD_REQUEST)
+
+
+def route(service: DaemonService, loop: ControlLoop, method: str, segments: list[str], query: _Query, body: Any) -> Any:
     """The response to one request. Raises `MusterError`, or pydantic's `ValidationError` for an invalid object."""
     match [method, *segments]:
         case ["GET", "status"]:
@@ -137,17 +187,17 @@ def route(
         case [_, version, *_] if version != f"v{API_VERSION}":
             raise NotFound(f"the API version must be v{API_VERSION}; got {version}", reason="WrongVersion")
         case ["GET", _, "jobs"]:
-            return service.jobs(query.get("namespace"))
+            return service.jobs(query.namespace)
         case ["POST", _, "jobs"]:
             objects, environments = _parse_submission(body)
             jobs = [TrainingJob.model_validate(job) for job in objects]
-            return service.submit(jobs, query.get("dryRun") == "true", environments)
+            return service.submit(jobs, query.dry_run, environments)
         case ["GET", _, "jobs", namespace, name]:
             return _watch(service, loop, namespace, name, query)
         case ["POST", _, "jobs", namespace, name]:
-            return service.patch(namespace, name, body if isinstance(body, dict) else {})
+            return service.patch(namespace, name, _parse_fields(body))
         case ["POST", _, "jobs", namespace, name, "replicas"]:
-            return service.scale(namespace, name, body if isinstance(body, dict) else {})
+            return service.scale(namespace, name, _parse_fields(body))
         case ["GET", _, "jobs", namespace, name, "events"]:
             return service.events(namespace, name)
         case ["GET", _, "jobs", namespace, name, "pods"]:
@@ -172,10 +222,7 @@ def route(
 
 def _parse_stop_request(body: Any) -> tuple[str, bool]:
     """(mode, force). Raises `InvalidSpec` for any other value, so that no mistake stops a daemon."""
-    fields = body if body is not None else {}
-    if not isinstance(fields, dict):
-        message = f"the request must be an object with mode and force; got {type(fields).__name__}"
-        raise InvalidSpec(message, field="mode")
+    fields = _parse_fields(body if body is not None else {})
     mode, force = fields.get("mode", "down"), fields.get("force", False)
     if mode not in ("down", "handover"):
         raise InvalidSpec(f"mode: must be down or handover; got {mode!r}", field="mode")
@@ -184,16 +231,20 @@ def _parse_stop_request(body: Any) -> tuple[str, bool]:
     return mode, force
 
 
-def _watch(
-    service: DaemonService, loop: ControlLoop, namespace: str, name: str, query: dict[str, str]
-) -> dict[str, Any]:
+def _parse_fields(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise InvalidSpec(f"the request must be a JSON object; got {type(body).__name__}", reason=_BAD_REQUEST)
+    return body
+
+
+def _watch(service: DaemonService, loop: ControlLoop, namespace: str, name: str, query: _Query) -> dict[str, Any]:
     """The job and a mark of its content; with `after`, once the mark is another one, or after `timeout` seconds."""
-    until = time.monotonic() + min(_MAX_WATCH_S, float(query.get("timeout") or 0))
+    until = time.monotonic() + min(_MAX_WATCH_S, query.timeout_s)
     while True:
         job = service.job(namespace, name).model_dump(mode="json", by_alias=True, exclude_none=True)
         mark = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         remaining_s = until - time.monotonic()
-        if mark != query.get("after") or remaining_s <= 0 or loop.requests.closed:
+        if mark != query.after or remaining_s <= 0 or loop.requests.closed:
             return {"job": job, "mark": mark}
         service.wait_for_change(min(remaining_s, 1.0))
 
@@ -238,7 +289,7 @@ def _parse_delete_targets(body: Any) -> list[tuple[str, str, str]]:
 
 def _parse_object(item: Any) -> TrainingJob | Queue | Flavor:
     kind = item.get("kind") if isinstance(item, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidSpec(f"kind: must be TrainingJob, Queue or Flavor; got {kind!r}", field="kind")
     return KINDS[kind].model_validate(item)
 
@@ -260,6 +311,7 @@ def _to_invalid_spec(error: ValidationError) -> InvalidSpec:
 
 
 def _error_response(error: MusterError) -> tuple[int, bytes]:
-    code = next(code for kind, code in _HTTP_STATUS if isinstance(error, kind))
+    by_type = next(code for kind, code in _HTTP_STATUS if isinstance(error, kind))
+    code = 400 if error.reason == _BAD_REQUEST else by_type
     message = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
     return code, json.dumps({"error": message | {"type": type(error).__name__}}).encode()
