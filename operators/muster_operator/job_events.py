@@ -17,7 +17,7 @@ from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder, PendingEvent
-from muster_operator.json_logs import CYCLE
+from muster_operator.logs import CYCLE
 from muster_operator.pod_builder.events import event_manifest
 
 PENDING = "Pending"

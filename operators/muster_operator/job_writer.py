@@ -28,7 +28,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.job_events import JobEvents
 from muster_operator.job_metrics import JobMetrics
-from muster_operator.json_logs import CYCLE
+from muster_operator.logs import CYCLE
 from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker

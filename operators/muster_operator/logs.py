@@ -1,15 +1,49 @@
-"""One structured log line per scheduling cycle; at level debug one more for each decision."""
+"""Logs to stderr as one JSON object per line: time, level, message, and the fields of `extra`.
+
+Each scheduling cycle logs one line; at level debug one more for each decision.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from muster.cluster import CreatePod, DeletePod, WritePhase, WriteStatus
 from muster.engine import CycleResult
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait
 from muster_operator.cache.jobs import JobCache
+
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+CYCLE: ContextVar[str | None] = ContextVar("cycle", default=None)
+"""Id of the scheduling cycle in progress: a field of every log line, Event and job status that it writes."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line: dict[str, object] = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+        if (cycle := CYCLE.get()) is not None:
+            line["cycle"] = cycle
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_to_stderr(level: str) -> None:
+    """Set up logging for the whole process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
 
 _LOG = logging.getLogger("muster.operator.cycle")
 
@@ -32,7 +66,7 @@ class CycleDurations:
 def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unwritten: int) -> None:
     """Log the cycle, at level info if it decided or wrote anything other than waits, else at level debug.
 
-    `unwritten`: jobs with writes that were not made. The id of the cycle is added by `json_logs`.
+    `unwritten`: jobs with writes that were not made. `JsonFormatter` adds the id of the cycle.
     """
     if not _LOG.isEnabledFor(logging.INFO):
         return

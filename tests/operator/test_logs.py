@@ -13,8 +13,7 @@ from tests.operator.caches import new_cache
 from muster.engine import CycleResult
 from muster.kube.async_client import AsyncKubeClient
 from muster.model import Snapshot, Wait
-from muster_operator.cycle_log import CycleDurations, log_cycle
-from muster_operator.json_logs import CYCLE, JsonFormatter
+from muster_operator.logs import CYCLE, CycleDurations, JsonFormatter, log_cycle
 
 LOGGER = "muster.operator.cycle"
 
