@@ -11,8 +11,10 @@ from muster.kube.resources import QUEUES
 from muster.lifecycle import is_finished
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
-from muster_operator.labels import IN_USE
 from muster_operator.write_queue import WriteQueue
+
+IN_USE = "muster.dev/in-use"
+"""Finalizer of a Queue that unfinished jobs may name."""
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:

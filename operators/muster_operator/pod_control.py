@@ -29,8 +29,8 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
+from muster_operator.pod_builder.job_objects import needs_service, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_groups import PodGroups
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue

@@ -16,7 +16,7 @@ from muster.errors import ClusterError
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
 from muster.kube.resources import POD_GROUPS
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.pod_builder.pod_groups import pod_group_manifest, pod_group_name
+from muster_operator.pod_builder.job_objects import pod_group_manifest, pod_group_name
 
 _MAX_ENTRIES = 50_000
 _FEATURE_GATES = "GenericWorkload=true,GangScheduling=true"

@@ -13,7 +13,7 @@ import yaml
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.helm.conftest import CHART
 
-from muster_operator import labels
+from muster.api.spec import JOB_LABEL
 from muster_operator.pod_builder.collector import COLLECTOR_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def ports(policy: Object, protocol: str, namespace: str, pod: Labels) -> set[int
 
 
 def test_every_port_of_a_jobs_pod_but_the_collectors_stays_open(policy: Object, namespace: str) -> None:
-    peer = {labels.JOB: "j"}
+    peer = {JOB_LABEL: "j"}
     assert set(EVERY_PORT) - ports(policy, "TCP", namespace, peer) == {COLLECTOR_PORT}
     for protocol in ("UDP", "SCTP"):
         assert ports(policy, protocol, "elsewhere", {}) == set(EVERY_PORT)
@@ -98,7 +98,7 @@ def test_the_collectors_port_is_open_only_to_the_operators_pods(
 
 
 def test_only_pods_of_jobs_are_selected(policy: Object) -> None:
-    assert matches(policy["spec"]["podSelector"], {labels.JOB: "j"})
+    assert matches(policy["spec"]["podSelector"], {JOB_LABEL: "j"})
     assert not matches(policy["spec"]["podSelector"], {"app": "other"})
 
 

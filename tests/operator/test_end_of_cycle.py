@@ -11,8 +11,8 @@ from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder
+from muster_operator.finalizers import IN_USE
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.labels import IN_USE
 from muster_operator.write_queue import WriteQueue
 
 SINCE = "2026-11-21T10:00:00Z"

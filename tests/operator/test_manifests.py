@@ -11,9 +11,14 @@ from tests.operator.objects import create, job, template
 from muster.api import spec
 from muster.cluster import RecordEvent
 from muster_operator.pod_builder.events import event_manifest
-from muster_operator.pod_builder.names import host_name, rendezvous_port, service_name
+from muster_operator.pod_builder.job_objects import (
+    host_name,
+    needs_service,
+    rendezvous_port,
+    service_manifest,
+    service_name,
+)
 from muster_operator.pod_builder.pods import PodConfig, pin_to_node, pod_manifest
-from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_builder.status_patch import status_patch
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n7"]}

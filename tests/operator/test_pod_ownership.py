@@ -8,10 +8,11 @@ import pytest
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
 
+from muster.api.spec import ROLE_LABEL
 from muster.cluster import ObservedState, PodView
 from muster.kube.objects import V1Pod
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.labels import ATTEMPT, INDEX, ROLE
+from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 
 UID = "uid-llama"
 UNMANAGED = {"nvidia.com/gpu": 1, "pods": 1}
@@ -40,19 +41,19 @@ def of_another_name() -> V1Pod:
 
 def labelled_with_another_attempt() -> V1Pod:
     pod = pod_seen(owner=UID)
-    pod.metadata.labels[ATTEMPT] = "999"
+    pod.metadata.labels[ATTEMPT_LABEL] = "999"
     return pod
 
 
 def that_says_it_is_another_role() -> V1Pod:
     pod = pod_seen(owner=UID)
-    pod.metadata.labels[ROLE] = "worker"
+    pod.metadata.labels[ROLE_LABEL] = "worker"
     return pod
 
 
 def below_zero() -> V1Pod:
     pod = pod_seen(name_of(UID, -1), owner=UID)
-    pod.metadata.labels[INDEX] = "-1"
+    pod.metadata.labels[INDEX_LABEL] = "-1"
     return pod
 
 
@@ -146,7 +147,7 @@ def test_a_pod_whose_labels_are_edited_becomes_unmanaged(cache: ClusterCache) ->
     cache.pods.on_upsert(pod_seen(owner=UID))
     assert ours(cache.observe()) == [name_of()]
     edited = pod_seen(version=2, owner=UID)
-    edited.metadata.labels[ATTEMPT] = "1"
+    edited.metadata.labels[ATTEMPT_LABEL] = "1"
     cache.pods.on_upsert(edited)
     observed = cache.observe()
     assert (ours(observed), unmanaged_on_node(observed)) == ([], UNMANAGED)

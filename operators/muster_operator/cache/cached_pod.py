@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from muster.api.spec import ROLE_LABEL
 from muster.cluster import PodView
 from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
@@ -17,8 +18,8 @@ from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
-from muster_operator.labels import ATTEMPT, INDEX, ROLE
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
+from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
@@ -123,7 +124,7 @@ def owner_job(meta: V1PodMeta) -> JobKey | None:
 def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
     """Role, index and attempt from the labels; None where they are missing or invalid."""
     try:
-        role, index, attempt = meta.labels[ROLE], int(meta.labels[INDEX]), int(meta.labels[ATTEMPT])
+        role, index, attempt = meta.labels[ROLE_LABEL], int(meta.labels[INDEX_LABEL]), int(meta.labels[ATTEMPT_LABEL])
     except (KeyError, ValueError):
         return None
     return (role, index, attempt) if index >= 0 and attempt >= 0 else None

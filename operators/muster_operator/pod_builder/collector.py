@@ -7,17 +7,15 @@ a conflict is rejected with the field before admission.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from muster.api import spec
+from muster.api.spec import JOB_LABEL
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
-from muster_operator import labels
-from muster_operator.pod_builder.names import service_name
-from muster_operator.pod_builder.owner_references import owner_reference
+from muster_operator.pod_builder.job_objects import JOB_UID_LABEL, owned_metadata, port_by_hash, service_name
 from muster_operator.pod_builder.run_folder import (
     JOB_FOLDER,
     RUN_DIR_VARIABLE,
@@ -89,9 +87,7 @@ def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) ->
     """Port of the collector. On the host network, which pods share, it is derived from the pod."""
     if not on_host_network:
         return COLLECTOR_PORT
-    first, end = _HOST_PORTS
-    digest = hashlib.sha256(f"{uid}/{role}/{index}".encode()).digest()
-    return first + int.from_bytes(digest[:4], "big") % (end - first)
+    return port_by_hash(f"{uid}/{role}/{index}", _HOST_PORTS)
 
 
 def secret_name(job: str, uid: str) -> str:
@@ -105,12 +101,9 @@ def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {
-            "name": secret_name(meta.name, meta.uid),
-            "namespace": meta.namespace,
-            "labels": {labels.JOB: meta.name, labels.JOB_UID: meta.uid},
-            "ownerReferences": [owner_reference(job)],
-        },
+        "metadata": owned_metadata(
+            job, secret_name(meta.name, meta.uid), {JOB_LABEL: meta.name, JOB_UID_LABEL: meta.uid}
+        ),
         "type": "Opaque",
         "immutable": True,
         "stringData": {TOKEN_KEY: token},

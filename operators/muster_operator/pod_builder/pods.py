@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.api import spec
+from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
-from muster_operator import labels
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, add_collector, has_collector
-from muster_operator.pod_builder.environment import pod_environment
-from muster_operator.pod_builder.names import host_name, service_name
-from muster_operator.pod_builder.owner_references import owner_reference
+from muster_operator.pod_builder.job_objects import (
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    JOB_UID_LABEL,
+    host_name,
+    owned_metadata,
+    rendezvous_port,
+    service_name,
+)
 from muster_operator.pod_builder.run_folder import JOB_FOLDER, RUN_DIR, RUN_DIR_VARIABLE, RUN_VOLUME
 
 _REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -70,11 +76,8 @@ def pod_manifest(
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": pod.name,
-                "namespace": job.metadata.namespace,
-                "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
+                **owned_metadata(job, pod.name, {**(meta.get("labels") or {}), **pod_labels(job, pod)}),
                 "annotations": dict(meta.get("annotations") or {}),
-                "ownerReferences": [owner_reference(job)],
             },
             "spec": wanted,
         }
@@ -94,11 +97,11 @@ def _errors_as_invalid_spec() -> Iterator[None]:
 def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
     """Labels that identify the pod's job, role, index and attempt."""
     return {
-        labels.JOB: job.metadata.name,
-        labels.JOB_UID: job.metadata.uid,
-        labels.ROLE: pod.role,
-        labels.INDEX: str(pod.index),
-        labels.ATTEMPT: str(pod.attempt),
+        JOB_LABEL: job.metadata.name,
+        JOB_UID_LABEL: job.metadata.uid,
+        ROLE_LABEL: pod.role,
+        INDEX_LABEL: str(pod.index),
+        ATTEMPT_LABEL: str(pod.attempt),
     }
 
 
@@ -119,7 +122,7 @@ def pin_to_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
 def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, single_pod: bool) -> None:
     """Add the variables to every container, and the run folder unless the template defines it."""
     on_host_network = bool(pod_spec.get("hostNetwork"))
-    variables = pod_environment(job, pod, RUN_DIR, single_pod=single_pod, on_host_network=on_host_network)
+    variables = _pod_environment(job, pod, RUN_DIR, single_pod=single_pod, on_host_network=on_host_network)
     containers = [*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ())]
     own_folder = any(_has_variable(container, RUN_DIR_VARIABLE) for container in containers)
     brought = any(volume.get("name") == RUN_VOLUME for volume in pod_spec.get("volumes") or ())
@@ -158,3 +161,32 @@ def _with_environment(
 
 def _has_variable(container: Mapping[str, Any], variable: str) -> bool:
     return any(one.get("name") == variable for one in container.get("env") or ())
+
+
+def _pod_environment(
+    job: spec.TrainingJob, pod: CreatePod, run_dir: str, *, single_pod: bool, on_host_network: bool
+) -> dict[str, str]:
+    """The variables, by name, that docs/run-folder.md promises to every container of a pod. `single_pod`: the job has
+    one pod in all, which needs no Service for rendezvous."""
+    meta = job.metadata
+    role = next(role for role in job.spec.roles if role.name == pod.role)
+    host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
+    port = rendezvous_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)
+    variables = {
+        "MUSTER_JOB": meta.name,
+        "MUSTER_NAMESPACE": meta.namespace or "default",
+        "MUSTER_JOB_UID": meta.uid,
+        "MUSTER_ROLE": pod.role,
+        "MUSTER_REPLICA": str(pod.index),
+        "MUSTER_REPLICAS": str(pod.replicas),
+        "MUSTER_ATTEMPT": str(pod.attempt),
+        "MUSTER_RUN_DIR": run_dir,
+        "MUSTER_RANK0_HOST": host,
+        "MUSTER_RANK0_PORT": str(port),
+        "MUSTER_GRACE_SECONDS": str(role.template.spec.termination_grace_period_seconds),
+    }
+    trace = job.spec.trace
+    if trace is not None:
+        variables["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
+        variables["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
+    return variables
