@@ -23,7 +23,7 @@ from muster.lifecycle import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
-from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.informers import InformerSet
@@ -39,7 +39,6 @@ from muster_operator.pod_control import PodControl
 from muster_operator.pod_groups import PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
-from muster_operator.shared_key import SharedKey
 from muster_operator.supervisor import supervise
 from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
@@ -77,7 +76,7 @@ class Operator:
         self._informers = InformerSet(api, cache)
         self._job_metrics = JobMetrics(metrics, cache.jobs.visible, time.time)
         key_name = f"{settings.lease_name}-collector-key"
-        token_key = SharedKey(api, namespace, key_name, "the key of collector tokens")
+        token_key = SharedKey(api, namespace, key_name)
         self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
         self._pod_groups = PodGroups(api) if settings.pod_groups else None
         self._uncertain_writes = UncertainWrites(api, cache, wakeup.set)

@@ -23,10 +23,9 @@ from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.collectors import heartbeat_poller
 from muster_operator.collectors.heartbeat_client import HeartbeatResponse, HeartbeatTarget, PollResult
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
-from muster_operator.collectors.tokens import CollectorTokens, derive_token
+from muster_operator.collectors.tokens import CollectorTokens, SharedKey, derive_token
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
-from muster_operator.shared_key import SharedKey
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)
@@ -56,7 +55,7 @@ class PollerHarness:
         tokens = CollectorTokens(
             cast(AsyncKubeClient, None),
             CHOICES,
-            SharedKey(cast(AsyncKubeClient, None), "muster-system", "key", "a key"),
+            SharedKey(cast(AsyncKubeClient, None), "muster-system", "key"),
         )
         tokens.key._bytes = KEY  # as if loaded
         self.metrics = OperatorMetrics()
