@@ -35,8 +35,7 @@ from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.pod_control import PodControl
-from muster_operator.pod_groups import PodGroups
+from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.supervisor import supervise

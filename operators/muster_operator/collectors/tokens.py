@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from muster.api import spec
-from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
+from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.resources import SECRETS
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector, secret_manifest
@@ -85,11 +85,7 @@ class SharedKey:
             "immutable": True,
             "data": {_KEY: base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()},
         }
-        try:
-            await self.api.post(SECRETS.path(self.namespace), msgspec.json.encode(document), accept=METADATA_ONLY)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
+        await self.api.create_if_absent(SECRETS.path(self.namespace), document)
         key = await self._read(path)
         if key is None:
             raise ApiError(404, "NotFound", "deleted directly after its creation")
@@ -135,12 +131,8 @@ class CollectorTokens:
         if self._created.get(known.uid) == attempt or not _has_any_collector(known.job.spec, self.config):
             return
         await self.load()
-        body = msgspec.json.encode(secret_manifest(known.job, self.token(known.uid)))
-        try:
-            await self.api.post(SECRETS.path(known.namespace), body, accept=METADATA_ONLY)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
+        manifest = secret_manifest(known.job, self.token(known.uid))
+        await self.api.create_if_absent(SECRETS.path(known.namespace), manifest)
         if len(self._created) >= _MAX_ENTRIES:
             self._created.clear()  # costs only repeated requests
         self._created[known.uid] = attempt

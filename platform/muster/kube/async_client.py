@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 
 from muster.errors import ClusterError
 from muster.kube.config import ClientConfig
@@ -173,6 +174,14 @@ class AsyncKubeClient:
     ) -> bytes:
         """POST; a write unless it is a dry run. Raises as `get` does, Fenced, and NoAnswer."""
         return await self._call("POST", path, body, params or {}, APPLICATION_JSON, accept)
+
+    async def create_if_absent(self, path: str, manifest: Mapping[str, Any]) -> None:
+        """POST an object, unless one of that name exists. Raises as `post` does."""
+        try:
+            await self.post(path, msgspec.json.encode(manifest), accept=METADATA_ONLY)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
 
     async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
         """PATCH with a JSON merge patch. Raises as `post` does."""
