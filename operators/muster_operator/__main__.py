@@ -29,11 +29,10 @@ from muster_operator.event_recorder import EventRecorder
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_events import JobEvents
-from muster_operator.job_metrics import JobMetrics
 from muster_operator.job_writer import JobWriter
 from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr
-from muster_operator.metrics import OperatorMetrics
+from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks

@@ -1,8 +1,10 @@
-"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors."""
+"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors; and the
+finalizers of queues, which keep a queue as long as unfinished jobs name it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,15 +27,20 @@ from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import SUSPENDED
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.custom_objects import CustomObjectCache
+from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.write_response import written_metadata
 from muster_operator.job_events import JobEvents
-from muster_operator.job_metrics import JobMetrics
 from muster_operator.logs import CYCLE
+from muster_operator.metrics import JobMetrics
 from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue, WriteResult, object_key
+
+IN_USE = "muster.dev/in-use"
+"""Finalizer of a Queue that unfinished jobs may name."""
 
 
 @dataclass(slots=True)
@@ -169,3 +176,40 @@ async def _version_unless_gone(call: Awaitable[bytes]) -> int | None:
         if error.code in (404, 409):
             return None
         raise
+
+
+def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
+    """The finalizers to write, None if unchanged. `in_use`: queues that unfinished jobs name."""
+    meta = queue.metadata
+    if meta.deletion_timestamp is None:
+        return None if IN_USE in meta.finalizers else [*meta.finalizers, IN_USE]
+    if IN_USE not in meta.finalizers or meta.name in in_use:
+        return None
+    return [one for one in meta.finalizers if one != IN_USE]
+
+
+def queues_in_use(jobs: JobCache) -> set[str]:
+    """Queues that unfinished jobs name, including jobs that are not visible or cannot be read."""
+    named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
+    for one in jobs.invalid.values():
+        status = jobs.status_of(one)
+        if status is None or not is_finished(status):
+            named.add(one.queue)
+    return named
+
+
+async def reconcile_finalizers(queues: CustomObjectCache[spec.Queue], jobs: JobCache, writes: WriteQueue) -> None:
+    """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
+    for errors that affect all objects."""
+    every = queues.all()
+    leaving = any(queue.metadata.deletion_timestamp is not None for queue in every)
+    named = queues_in_use(jobs) if leaving else set[str]()
+    for queue in every:
+        finalizers = desired_finalizers(queue, named)
+        if finalizers is None:
+            continue
+        meta = queue.metadata
+        patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta.resource_version}}
+        written = await writes.patch(QUEUES.path(None, meta.name), msgspec.json.encode(patch))
+        if written is not None and meta.deletion_timestamp is None:
+            queues.on_written(meta.name, written.version, {"finalizers": finalizers})

@@ -19,9 +19,8 @@ from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
-from muster_operator.finalizers import reconcile_finalizers
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_writer import JobWriter
+from muster_operator.job_writer import JobWriter, reconcile_finalizers
 from muster_operator.logs import CYCLE, CycleDurations, log_cycle
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.write_queue import WriteResult

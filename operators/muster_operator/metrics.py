@@ -1,11 +1,19 @@
-"""The operator's metrics: names, labels and help texts."""
+"""The operator's metrics: names, labels and help texts, and how those of jobs are computed."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+from muster.api import spec
+from muster.api.spec.pods import pod_request
+from muster.lifecycle import is_admitted, is_finished
+from muster.lifecycle.placement import from_status
 
 DURATION_BUCKETS_S = (
     0.005,
@@ -36,7 +44,7 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
+        counter = partial(prometheus_client.Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry, buckets=DURATION_BUCKETS_S)
         self.api_calls = counter("muster_api_calls_total", "Requests to the API server.", ("verb", "resource", "code"))
@@ -74,3 +82,88 @@ class OperatorMetrics:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""
         return prometheus_client.generate_latest(self.registry)
+
+
+_UsageKey = tuple[str, str, str]  # queue, namespace, resource
+
+
+@dataclass(slots=True)
+class _RunningUsage:
+    since: float
+    amounts: dict[_UsageKey, int]
+
+
+class JobMetrics:
+    """Metrics of jobs: how many wait in each queue, how long they waited, their GPU-seconds. Updates `metrics` from
+    acknowledged statuses, and from all jobs on each scrape.
+
+    Only jobs whose objects changed since the last scrape are read, so that frequent scrapes are cheap.
+    """
+
+    def __init__(
+        self, metrics: OperatorMetrics, jobs: Callable[[], Iterable[spec.TrainingJob]], clock: Callable[[], float]
+    ) -> None:
+        self.cycle_started_at = 0.0
+        self._metrics = metrics
+        self._jobs = jobs
+        self._clock = clock
+        self._scraped_jobs: dict[str, spec.TrainingJob] = {}
+        self._running: dict[str, _RunningUsage] = {}
+
+    def on_status_written(self, before: spec.TrainingJob, status: spec.TrainingJobStatus) -> None:
+        """A status was acknowledged."""
+        now, queue = self._clock(), before.spec.queue
+        if is_admitted(status) and not is_admitted(before.status):
+            submitted_at = now if status.submitted_at is None else status.submitted_at
+            self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
+            self._metrics.admission_s.observe(max(0.0, now - self.cycle_started_at))
+            self._metrics.admitted.labels(queue).inc()
+        self._start_usage(before, status, now)
+
+    def refresh(self) -> None:
+        """Bring gauges and running counters up to date."""
+        now, depth = self._clock(), Counter[tuple[str, str]]()
+        before, self._scraped_jobs = self._scraped_jobs, {}
+        for job in self._jobs():
+            uid, status = job.metadata.uid, job.status
+            self._scraped_jobs[uid] = job
+            depth[job.spec.queue, status.phase] += 1
+            if before.get(uid) is not job:
+                self._start_usage(job, status, now)
+        for uid in tuple(self._running):
+            self._accrue_usage(uid, now)
+            if uid not in self._scraped_jobs:
+                del self._running[uid]
+        self._metrics.queue_jobs.clear()
+        for labels, number in depth.items():
+            self._metrics.queue_jobs.labels(*labels).set(number)
+
+    def reset(self) -> None:
+        """Another operator leads and counts from now on. The counters keep their values."""
+        self._scraped_jobs.clear()
+        self._running.clear()
+        self._metrics.queue_jobs.clear()
+
+    def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
+        """Start counting the usage in this status."""
+        uid = job.metadata.uid
+        self._accrue_usage(uid, now)
+        self._running.pop(uid, None)
+        if not is_admitted(status) or is_finished(status):
+            return
+        requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
+        amounts: dict[_UsageKey, int] = {}
+        for part in from_status(status.placement):
+            for resource, amount in requests.get(part.role, ()):
+                if "gpu" in resource:
+                    cell = (job.spec.queue, job.metadata.namespace or "default", resource)
+                    amounts[cell] = amounts.get(cell, 0) + amount * part.replicas
+        if amounts:
+            self._running[uid] = _RunningUsage(now, amounts)
+
+    def _accrue_usage(self, uid: str, now: float) -> None:
+        running = self._running.get(uid)
+        if running is not None:
+            for cell, amount in running.amounts.items():
+                self._metrics.gpu_s.labels(*cell).inc(amount * max(0.0, now - running.since))
+            running.since = now

@@ -24,13 +24,11 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.dry_run import DryRuns
 from muster_operator.event_recorder import EventRecorder
-from muster_operator.finalizers import IN_USE
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_events import JobEvents
-from muster_operator.job_metrics import JobMetrics
-from muster_operator.job_writer import JobWriter
+from muster_operator.job_writer import IN_USE, JobWriter
 from muster_operator.leader import Leader, LeaderTerm
-from muster_operator.metrics import OperatorMetrics
+from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl
 from muster_operator.template_reader import PodTemplateReader

@@ -8,11 +8,10 @@ from tests.operator.objects import job_document, job_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, RawTrainingJob
-from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder
-from muster_operator.finalizers import IN_USE
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_writer import IN_USE, reconcile_finalizers
 from muster_operator.write_queue import WriteQueue
 
 SINCE = "2026-11-21T10:00:00Z"
@@ -31,7 +30,7 @@ def fresh(name: str, version: int) -> RawCustomObject:
 
 
 async def settle(api: AsyncKubeClient, cache: ClusterCache, writes: WriteQueue | None = None) -> None:
-    await finalizers.reconcile_finalizers(cache.queues, cache.jobs, writes or new_queue(api, cache))
+    await reconcile_finalizers(cache.queues, cache.jobs, writes or new_queue(api, cache))
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:

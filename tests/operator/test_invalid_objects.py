@@ -16,10 +16,10 @@ from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
-from muster_operator import finalizers
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_writer import queues_in_use
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -58,10 +58,10 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
     cache, _ = new_cache()
     over = transitions.finish(running_and_odd(cache), COMPLETE, "Completed", "done", 2000.0)
-    assert finalizers.queues_in_use(cache.jobs) == {"research"}
+    assert queues_in_use(cache.jobs) == {"research"}
     cache.jobs.on_status_written("uid-llama", over, 7)
     cache.jobs.on_upsert(odd(7, as_written(over)))
-    assert finalizers.queues_in_use(cache.jobs) == set()
+    assert queues_in_use(cache.jobs) == set()
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])

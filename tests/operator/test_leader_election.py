@@ -18,9 +18,8 @@ from muster.kube.config import ClientConfig
 from muster.kube.lease import Fence, LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
 from muster.kube.resources import PODS
 from muster_operator.__main__ import ComponentExited
-from muster_operator.job_metrics import JobMetrics
 from muster_operator.leader import LeaderTerm
-from muster_operator.metrics import OperatorMetrics
+from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
 
 FREE_LEASE = msgspec.json.decode(b'{"metadata": {}}', type=Lease)

@@ -10,9 +10,8 @@ import pytest
 from tests.operator.objects import job
 
 from muster.api import spec
-from muster_operator.finalizers import IN_USE, desired_finalizers
-from muster_operator.job_metrics import JobMetrics
-from muster_operator.metrics import OperatorMetrics
+from muster_operator.job_writer import IN_USE, desired_finalizers
+from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
 
 
