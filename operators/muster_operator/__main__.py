@@ -24,7 +24,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
-from muster_operator.dry_run import DryRuns
+from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
@@ -38,7 +38,6 @@ from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.supervisor import supervise
-from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue

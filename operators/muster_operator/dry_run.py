@@ -10,6 +10,7 @@ and webhooks may change too.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import time
@@ -29,13 +30,13 @@ from muster.api.yaml_input.unknown_fields import unknown_in
 from muster.cluster import CreatePod
 from muster.errors import ClusterError, InvalidSpec
 from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
-from muster.kube.resources import PODS
+from muster.kube.objects import V1ObjectMeta
+from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.model import MAX_AMOUNT
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
-from muster_operator.cache.templates import CachedTemplate, trim_pod
+from muster_operator.cache.templates import CachedTemplate, TemplateCache, trim_pod
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.template_reader import PodTemplateReader
 
 _LOG = logging.getLogger("muster.operator")
 _REFRESH_PERIOD_S = 15.0  # minimum interval between retries of rejected templates
@@ -49,6 +50,65 @@ _COMPARED_FIELDS = ("containers", "initContainers", "resources", "overhead", "no
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
 _DEFAULT_TOLERATION_KEYS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 _TemplateKey = tuple[str, str]  # namespace, digest of the template
+
+
+class _Role(msgspec.Struct):
+    name: str = ""
+    template: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Spec(msgspec.Struct):
+    roles: list[_Role] = []
+
+
+class _Job(msgspec.Struct):
+    metadata: V1ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _Jobs(msgspec.Struct):
+    items: list[_Job] = []
+
+
+_jobs = msgspec.json.Decoder(_Jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplateReader:
+    """Pod templates as users wrote them, for the creation of pods: from `templates`, else from the API server."""
+
+    api: AsyncKubeClient
+    templates: TemplateCache
+    _read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang need the same one at once
+
+    async def read(self, job: CachedJob, role: str) -> dict[str, Any]:
+        """The template of a role, which must not be modified. Raises ApiError of the API server, ApiError 409 where the
+        job was edited or deleted meanwhile, and ClusterError if there is no answer."""
+        template = job.templates[role]
+        document = self.templates.document(template)
+        if document is not None:
+            return document
+        async with self._read_lock:
+            document = self.templates.document(template)
+            if document is None:
+                text = await self._fetch(job, role)
+                if hashlib.sha256(text).hexdigest() != template.text:
+                    raise ApiError(409, "Conflict", f"job {job.key} was edited or deleted meanwhile")
+                self.templates.store(text)
+                document = self.templates.document(template)
+        assert document is not None, "just stored"
+        return document
+
+    async def _fetch(self, job: CachedJob, role: str) -> bytes:
+        """List the one job, because the operator has no right to `get`."""
+        query = {"fieldSelector": f"metadata.name={job.job.metadata.name}"}
+        answer = await self.api.get(TRAINING_JOBS.path(job.namespace), query)
+        try:
+            found = decode_truncated(_jobs.decode, answer).items
+        except ValueError as error:
+            raise ClusterError(f"list of trainingjobs: not a list: {answer[:200]!r}") from error
+        roles = (one for item in found if item.metadata.uid == job.uid for one in item.spec.roles)
+        return next((bytes(one.template) for one in roles if one.name == role), b"")
 
 
 class _DryRunPod(msgspec.Struct):

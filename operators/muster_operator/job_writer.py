@@ -29,7 +29,6 @@ from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.write_response import written_metadata
 from muster_operator.job_events import JobEvents
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
@@ -37,7 +36,7 @@ from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import WriteTarget
-from muster_operator.write_queue import WriteQueue, WriteResult, object_key
+from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
 
 IN_USE = "muster.dev/in-use"
 """Finalizer of a Queue that unfinished jobs may name."""

@@ -27,13 +27,12 @@ from muster.kube.resources import POD_GROUPS, PODS, SERVICES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.write_response import written_metadata
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
 from muster_operator.pod_builder.job_objects import needs_service, pod_group_manifest, pod_group_name, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.uncertain_writes import WriteTarget
-from muster_operator.write_queue import WriteQueue
+from muster_operator.write_queue import WriteQueue, written_metadata
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_ENTRIES = 50_000  # of what was created before an attempt

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TypeAlias
 
+import msgspec
+
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.backoff import Backoff
 from muster.cluster import ObjectWrites, RemoveJob, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
 from muster.errors import ClusterError
 from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1PodMeta
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.write_response import written_metadata
 from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
@@ -41,6 +43,13 @@ _EXCLUSIVE_S = 60.0
 _STALL_S = 2.0
 _DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
 _MAX_BUDGET = 256.0
+
+
+class _WriteResponse(msgspec.Struct):
+    metadata: V1PodMeta
+
+
+_write_response = msgspec.json.Decoder(_WriteResponse)
 
 
 @dataclass(slots=True)
@@ -340,3 +349,12 @@ def object_key(item: ObjectWrites) -> str:
     if isinstance(first, WriteQueueStatus):
         return f"queue {first.queue}"
     return f"flavor {first.flavor}" if isinstance(first, WriteFlavorStatus) else item.job_uid
+
+
+def written_metadata(answer: bytes) -> V1PodMeta:
+    """The new metadata in the answer to a write, with managedFields, which are nested as deep as the user's object.
+    Raises ClusterError where the answer is not an object."""
+    try:
+        return decode_truncated(_write_response.decode, answer).metadata
+    except ValueError as error:
+        raise ClusterError(f"the answer to a write is not an object: {answer[:200]!r}") from error

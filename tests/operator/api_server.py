@@ -22,7 +22,7 @@ from muster.lifecycle import Timeouts
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.dry_run import DryRuns
+from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.event_recorder import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_events import JobEvents
@@ -31,7 +31,6 @@ from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl
-from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue
