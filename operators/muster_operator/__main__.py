@@ -25,10 +25,9 @@ from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns, PodTemplateReader
-from muster_operator.event_recorder import EventRecorder
+from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_events import JobEvents
 from muster_operator.job_writer import JobWriter
 from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr

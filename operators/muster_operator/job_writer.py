@@ -29,7 +29,7 @@ from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
-from muster_operator.job_events import JobEvents
+from muster_operator.events import JobEvents
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
 from muster_operator.pod_builder.status_patch import status_patch

@@ -23,9 +23,8 @@ from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.dry_run import DryRuns, PodTemplateReader
-from muster_operator.event_recorder import EventRecorder
+from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_events import JobEvents
 from muster_operator.job_writer import IN_USE, JobWriter
 from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics

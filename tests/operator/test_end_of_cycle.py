@@ -9,7 +9,7 @@ from tests.operator.objects import job_document, job_seen, read
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.event_recorder import EventRecorder
+from muster_operator.events import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_writer import IN_USE, reconcile_finalizers
 from muster_operator.write_queue import WriteQueue

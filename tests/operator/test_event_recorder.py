@@ -14,8 +14,8 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
-from muster_operator import event_recorder
-from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator import events
+from muster_operator.events import EventRecorder, PendingEvent
 
 
 def event(name: str, about: str = "", instead: str = "") -> PendingEvent:
@@ -49,7 +49,7 @@ def send_all(recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Ca
         sending.cancel()
 
     parts = {"TaskGroup": asyncio.TaskGroup, "Event": asyncio.Event, "sleep": sleep}
-    monkeypatch.setattr(event_recorder, "asyncio", SimpleNamespace(**parts))
+    monkeypatch.setattr(events, "asyncio", SimpleNamespace(**parts))
     asyncio.run(send())
 
 
@@ -102,7 +102,7 @@ def test_every_fourth_event_is_no_warning() -> None:
 
 def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
-    monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now[0]))
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
@@ -151,7 +151,7 @@ def test_slower_answers_reduce_the_rate_of_events(monkeypatch: pytest.MonkeyPatc
     recorder = EventRecorder(cast(AsyncKubeClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
         recorder.enqueue(event(str(number)))
-    monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     send_all(recorder, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
 

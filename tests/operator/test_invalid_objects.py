@@ -17,7 +17,7 @@ from muster.kube.objects import RawCustomObject, RawTrainingJob
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.event_recorder import EventRecorder
+from muster_operator.events import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_writer import queues_in_use
 

@@ -10,7 +10,7 @@ from tests.operator.objects import create, job, template
 
 from muster.api import spec
 from muster.cluster import RecordEvent
-from muster_operator.pod_builder.events import event_manifest
+from muster_operator.events import event_manifest
 from muster_operator.pod_builder.job_objects import (
     host_name,
     needs_service,

@@ -4,6 +4,9 @@ The interval grows with the response time of the API server, and sending pauses 
 first, with one other Event after every three. Events that are too old or too many are dropped and counted, oldest
 first, warnings last. An Event that is obsolete before it was sent is dropped (`PendingEvent.supersedes`), for example
 Admitted after Completed.
+
+Most jobs start at once and most reasons change soon, so an Event `Pending` is recorded only when a job stays pending for
+the same reason for a while, and rarely for the same job.
 """
 
 from __future__ import annotations
@@ -14,24 +17,71 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from muster.api import spec
+from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
-from muster.kube.resources import EVENTS
+from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
+from muster.lifecycle import find_condition
+from muster.lifecycle.conditions import ADMITTED
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.logs import CYCLE
 
+CONTROLLER = "muster.dev/operator"
+CYCLE_ANNOTATION = "muster.dev/cycle"
+PENDING = "Pending"
 _LOG = logging.getLogger("muster.operator")
+_MAX_NOTE_BYTES = 1024  # limit of the API server
 _MAX_PENDING = 20_000
 _MAX_AGE_S = 900.0  # of Events other than warnings
 _NORMAL_EVERY = 4
 _SENDERS = 4
 _POLL_S = 0.05
-_INTERVAL_FACTOR, _MAX_INTERVAL_S = (
-    9.0,
-    2.0,
-)  # of the time that the last one took, including the wait for the rate limiter
+_INTERVAL_FACTOR = 9.0  # of the time that the last one took, including the wait for the rate limiter
+_MAX_INTERVAL_S = 2.0
+_MIN_STABLE_S = 30.0  # that the reason of a pending job must be unchanged
+_MIN_REPEAT_S = 600.0  # between Events Pending of one job
+_MAX_ENTRIES = 50_000
+_SUPERSEDES = {"Completed": "Admitted", "Admitted": PENDING}
+"""An Event reason, and the reason of the pending Event that it makes obsolete."""
+
+
+def event_manifest(
+    meta: spec.ObjectMeta,
+    event: RecordEvent,
+    at: float,
+    instance: str,
+    resource: Resource = TRAINING_JOBS,
+    cycle: str | None = None,
+) -> dict[str, Any]:
+    """Manifest of the Event; `instance` names the reporting operator, `cycle` the scheduling cycle. The API server
+    completes its name. Events of cluster-scoped objects are in `default`."""
+    annotations = {} if cycle is None else {"annotations": {CYCLE_ANNOTATION: cycle}}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"generateName": f"{meta.name}-", "namespace": meta.namespace or "default", **annotations},
+        "eventTime": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance[:128],
+        "action": event.reason,
+        "reason": event.reason,
+        "type": event.type,
+        "note": event.message.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
+        "regarding": {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "name": meta.name,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+            **({"namespace": meta.namespace} if meta.namespace else {}),
+        },
+    }
 
 
 def _monotonic() -> float:
@@ -163,3 +213,67 @@ class EventRecorder:
                 "event not recorded",
                 extra={"why": str(error) or type(error).__name__},
             )
+
+
+@dataclass(slots=True)
+class JobEvents:
+    """Queues Events of jobs: those that the engine decides, and Pending. `instance` names the reporting operator.
+
+    In each term (`begin_term`) it tracks since when the reasons of pending jobs are unchanged (`on_status_written`).
+    """
+
+    cache: ClusterCache
+    recorder: EventRecorder
+    instance: str
+    clock: Callable[[], float] = time.monotonic
+    # reason and since when, by uid; oldest first
+    _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
+    _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
+
+    def record(self, event: RecordEvent) -> None:
+        """Queue an Event of a job."""
+        known = self.cache.jobs.get(event.job_uid)
+        if known is not None:
+            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance, cycle=CYCLE.get())
+            key = f"{event.job_uid} {event.reason}"
+            supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
+            self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))
+
+    def begin_term(self) -> None:
+        """It is unknown since when the present reasons exist."""
+        self._since.clear()
+
+    def on_status_written(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
+        """The status of a job was written."""
+        if status.phase != PENDING:
+            self._since.pop(uid, None)
+        elif (before.phase, before.reason) != (status.phase, status.reason):
+            self._since[uid] = status.reason, self.clock()
+            self._since.move_to_end(uid)
+
+    def record_pending_reasons(self) -> None:
+        """Record the reasons that have been unchanged for long enough."""
+        now = self.clock()
+        while self._since and self.due_in_s() <= 0.0:
+            uid, (reason, _) = self._since.popitem(last=False)
+            self._record_reason(uid, reason, now)
+
+    def due_in_s(self) -> float:
+        """Seconds until the next reason is due, 0 if one is; infinity if there is none."""
+        since = next((since for _, since in self._since.values()), float("inf"))
+        return max(0.0, since + _MIN_STABLE_S - self.clock())
+
+    def _record_reason(self, uid: str, reason: str, now: float) -> None:
+        known = self.cache.jobs.get(uid)
+        if known is None or (known.job.status.phase, known.job.status.reason) != (PENDING, reason):
+            return
+        last = self._recorded.get(uid)
+        if last is not None and (last[0] == reason or now < last[1] + _MIN_REPEAT_S):
+            return
+        self._recorded[uid] = (reason, now)
+        self._recorded.move_to_end(uid)
+        if len(self._recorded) > _MAX_ENTRIES:
+            self._recorded.popitem(last=False)  # costs only another Event
+        condition = find_condition(known.job.status, ADMITTED)
+        message = "" if condition is None else condition.message
+        self.record(RecordEvent(uid, "Normal", PENDING, f"{reason}: {message}"))
