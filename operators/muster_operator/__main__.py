@@ -28,6 +28,7 @@ from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_status import TraceStatusTracker
 from muster_operator.job_writer import JobWriter
 from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr
@@ -37,7 +38,6 @@ from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.supervisor import supervise
-from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue
 

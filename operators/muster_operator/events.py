@@ -5,8 +5,8 @@ first, with one other Event after every three. Events that are too old or too ma
 first, warnings last. An Event that is obsolete before it was sent is dropped (`PendingEvent.supersedes`), for example
 Admitted after Completed.
 
-Most jobs start at once and most reasons change soon, so an Event `Pending` is recorded only when a job stays pending for
-the same reason for a while, and rarely for the same job.
+Most jobs start at once and most reasons change soon, so an Event `Pending` is recorded only when a job stays pending
+for the same reason for a while, and rarely for the same job.
 """
 
 from __future__ import annotations

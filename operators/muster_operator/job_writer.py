@@ -30,11 +30,10 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
 from muster_operator.events import JobEvents
+from muster_operator.job_status import TraceStatusTracker, status_patch
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
-from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
-from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
 

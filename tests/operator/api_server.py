@@ -25,12 +25,12 @@ from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_status import TraceStatusTracker
 from muster_operator.job_writer import IN_USE, JobWriter
 from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl
-from muster_operator.trace_status import TraceStatusTracker
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue
 

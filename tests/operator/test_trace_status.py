@@ -13,8 +13,8 @@ from muster.api import spec
 from muster.kube.objects import RawTrainingJob, V1ContainerStatus
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
+from muster_operator.job_status import TraceStatusTracker
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
-from muster_operator.trace_status import TraceStatusTracker
 
 UID = "uid-llama"
 TRACE = {"startStep": 20, "steps": 5}

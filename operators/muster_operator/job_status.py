@@ -1,0 +1,111 @@
+"""What is written of a job's status: a merge patch of the changed fields, and `status.traces` of traced jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from muster.api import spec
+from muster.cluster import WriteStatus
+from muster.lifecycle import is_finished
+from muster.lifecycle.observation import ACTIVE_POD_PHASES
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
+
+
+class TraceStatusTracker:
+    """`status.traces` of traced jobs: the location of their traces, and how many were collected.
+
+    It is added to other status writes of a started job; a separate write is made once, when the job has finished and
+    its last collector has ended. The count is read from the pods, so that an operator that takes over knows it; counts
+    of deleted pods are known only to the operator that saw them.
+    """
+
+    def __init__(self, cache: ClusterCache, config: CollectorSidecarConfig) -> None:
+        self._cache = cache
+        self._config = config
+
+    def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+        """The status with its traces; the same object if unchanged.
+
+        The count never decreases: pods of earlier attempts are gone, their traces are not.
+        """
+        if known.job.spec.trace is None or not self._config.image:
+            return status
+        old = status.traces or spec.TraceStatus()
+        files = max(old.files, self._cache.trace_counts.count(known.uid))
+        has_run = status.started_at is not None or known.job.status.started_at is not None
+        if status.traces is None and not has_run and files == 0:
+            return status
+        new = spec.TraceStatus(report=old.report, files=files, location=run_location(known.job, self._config))
+        return status if new == status.traces else status.model_copy(update={"traces": new})
+
+    def due_writes(self) -> list[WriteStatus]:
+        """Statuses with new traces, of finished jobs whose collectors have all ended."""
+        writes = []
+        for uid in self._cache.trace_counts.pending():
+            known = self._cache.jobs.get(uid)
+            if known is None:
+                self._cache.trace_counts.mark_written(uid)
+                continue
+            if not is_finished(known.job.status) or self._cache.pods.has_pod_in_phase(uid, ACTIVE_POD_PHASES):
+                continue
+            status = self.with_traces(known, known.job.status)
+            if status is known.job.status:
+                self._cache.trace_counts.mark_written(uid)
+                continue
+            writes.append(WriteStatus(uid, status, known.job.metadata.resource_version))
+        return writes
+
+
+def status_patch(
+    old: spec.TrainingJobStatus, new: spec.TrainingJobStatus, resource_version: str | None
+) -> dict[str, Any]:
+    """The merge patch from one status to the other, guarded by `resource_version` if given.
+
+    The phase accompanies changed conditions, also where it is the default, which a status that was never written lacks.
+    """
+    changed = changed_fields(old, new)
+    if "conditions" in changed:
+        changed["phase"] = new.phase
+    if "nomination" in changed:
+        changed["hold"] = None  # written by earlier versions; would be read as a nomination again
+    patch: dict[str, Any] = {"status": changed}
+    if resource_version is not None:
+        patch["metadata"] = {"resourceVersion": resource_version}
+    return patch
+
+
+def changed_fields(old: BaseModel, new: BaseModel) -> dict[str, Any]:
+    """Changed top-level fields in their API form; None removes one. Nested objects are complete.
+
+    A merge patch keeps fields that it does not mention, so fields missing from a nested object are removed by name.
+    """
+    changed = {name for name in type(new).model_fields if not _same(getattr(old, name), getattr(new, name))}
+    after = new.model_dump(mode="json", by_alias=True, include=changed)
+    before = old.model_dump(mode="json", by_alias=True, include=changed)
+    return {name: _merge_value(before.get(name), value) for name, value in after.items()}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or a == b
+
+
+def _merge_value(before: Any, after: Any) -> Any:
+    """A value that merges `before` into `after`: lists replace, missing keys become None."""
+    if not isinstance(after, dict):
+        return _drop_nulls(after)
+    gone = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
+    old = before if isinstance(before, dict) else {}
+    return {**gone, **{name: _merge_value(old.get(name), value) for name, value in after.items()}}
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Inside lists a null would be stored."""
+    if isinstance(value, list):
+        return [_drop_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _drop_nulls(item) for name, item in value.items() if item is not None}
+    return value
