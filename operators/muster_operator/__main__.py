@@ -13,6 +13,7 @@ from typing import Any
 
 import uvloop
 
+from muster.backoff import Backoff
 from muster.engine import encode_snapshot, reduce_gc_frequency
 from muster.errors import ClusterError, MusterError
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
@@ -37,7 +38,6 @@ from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
-from muster_operator.supervisor import supervise
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue
 
@@ -131,7 +131,10 @@ class Operator:
         if self._election is not None:
             parts["lease"] = self._election.run
         self._informers.start()
-        tasks = [asyncio.create_task(supervise(name, part, self._count_failure)) for name, part in parts.items()]
+        tasks = [
+            asyncio.create_task(supervise(name, part, self._count_failure, Backoff(1.0, 60.0, reset_after_s=300.0)))
+            for name, part in parts.items()
+        ]
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._informers.failed)]
         try:
             await asyncio.wait([*ends, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -229,6 +232,24 @@ class Operator:
         for resource, version in self._informers.resource_versions().items():
             self._metrics.watch_version.labels(resource).set(version)
         return self._metrics.exposition()
+
+
+async def supervise(
+    name: str, component: Callable[[], Awaitable[None]], on_failure: Callable[[str], None], backoff: Backoff
+) -> None:
+    """Run a component until cancelled, with restarts. `on_failure` is called on each failure, after it was logged.
+
+    Its input is written by users. If one object could end the process it would end the next leader as well, and no job
+    would start.
+    """
+    while True:
+        try:
+            await component()
+        except Exception:
+            pause_s = backoff.fail(time.monotonic())
+            _LOG.exception("component failed", extra={"component": name, "again_in_s": pause_s})
+            on_failure(name)
+            await asyncio.sleep(pause_s)
 
 
 def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:

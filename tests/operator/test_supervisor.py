@@ -7,11 +7,10 @@ import asyncio
 import pytest
 
 from muster.backoff import Backoff
-from muster_operator import supervisor
+from muster_operator.__main__ import supervise
 
 
-def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "component_backoff", lambda: Backoff(0.0, 0.0))
+def test_a_failed_component_is_restarted_and_counted() -> None:
     begun = 0
     failed: list[str] = []
     done = asyncio.Event()
@@ -25,7 +24,7 @@ def test_a_failed_component_is_restarted_and_counted(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.create_task(supervisor.supervise("lead", part, failed.append))
+        task = asyncio.create_task(supervise("lead", part, failed.append, Backoff(0.0, 0.0)))
         async with asyncio.timeout(30):
             await done.wait()
         assert not task.done()

@@ -23,7 +23,6 @@ from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import collector_port, lead_role
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
-from muster_operator.supervisor import component_backoff
 
 _LOG = logging.getLogger("muster.operator")
 _UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
@@ -46,20 +45,15 @@ class HeartbeatPoller:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        backoff = component_backoff()
         while True:
-            began, pause_s = time.monotonic(), 0.0
+            began = time.monotonic()
             try:
                 self._prune()
                 if self.is_leading():
                     await self._sweep()
             except ClusterError as error:  # of the key
                 _LOG.warning("collectors not polled", extra={"why": str(error)})
-            except Exception:  # a bug that one answer caused: jobs are not polled meanwhile
-                pause_s = backoff.fail(time.monotonic())
-                _LOG.exception("collectors not polled", extra={"again_in_s": pause_s})
-                self.metrics.component_failures.labels("collectors").inc()
-            await asyncio.sleep(max(0.05, pause_s, began + self.interval_s - time.monotonic()))
+            await asyncio.sleep(max(0.05, began + self.interval_s - time.monotonic()))
 
     def _prune(self) -> None:
         """Forget heartbeats of jobs that are deleted or finished; also while another operator leads, since termination
