@@ -22,7 +22,7 @@ from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.templates import TemplateCache
+from muster_operator.cache.specs import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns, PodTemplateReader

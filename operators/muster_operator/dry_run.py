@@ -35,7 +35,7 @@ from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.model import MAX_AMOUNT
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
-from muster_operator.cache.templates import CachedTemplate, TemplateCache, trim_pod
+from muster_operator.cache.specs import CachedTemplate, TemplateCache, trim_pod
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 
 _LOG = logging.getLogger("muster.operator")

@@ -9,8 +9,8 @@ from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.specs import CachedTemplate
 from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.cache.templates import CachedTemplate
 
 T = TypeVar("T")
 

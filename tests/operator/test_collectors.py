@@ -11,8 +11,7 @@ from muster.errors import InvalidSpec
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cached_pod import cached_pod
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.specs import SpecCache
-from muster_operator.cache.templates import CachedTemplate
+from muster_operator.cache.specs import CachedTemplate, SpecCache
 from muster_operator.pod_builder.collector import (
     COLLECTOR_PORT,
     CollectorSidecarConfig,

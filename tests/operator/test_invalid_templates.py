@@ -20,8 +20,7 @@ from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster.kube.objects import RawTrainingJob
 from muster.workload.trainingjob import to_roles
-from muster_operator.cache.specs import SpecCache
-from muster_operator.cache.templates import TemplateCache
+from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.dry_run import compare_pod
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest

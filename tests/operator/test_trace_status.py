@@ -11,8 +11,8 @@ from tests.operator.objects import job, job_document, pod_seen, read, template
 
 from muster.api import spec
 from muster.kube.objects import RawTrainingJob, V1ContainerStatus
+from muster_operator.cache.cached_pod import TerminationMessage, parse_termination_message
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
-from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
 from muster_operator.job_status import TraceStatusTracker
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 

@@ -10,7 +10,7 @@ from muster.api import spec
 from muster.lifecycle import find_condition, is_admitted, is_condition_true
 from muster.lifecycle.conditions import ADMITTED, SUSPENDED
 from muster_operator.cache.cached_pod import JobKey
-from muster_operator.cache.templates import CachedTemplate
+from muster_operator.cache.specs import CachedTemplate
 
 INVALID = "InvalidSpec"
 """Reason of an object that cannot be read, or that exceeds a limit."""

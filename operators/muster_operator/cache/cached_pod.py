@@ -6,27 +6,68 @@ only if it is in the job's namespace and has the name that Muster would give it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from muster.api.spec import ROLE_LABEL
 from muster.cluster import PodView
+from muster.heartbeats.parse import finite_number
 from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
-from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 
+MAX_TRACES = 1_000_000
+_MAX_MESSAGE = 4096  # characters of a termination message: the limit of Kubernetes
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
 _TAIL_BYTES = 4096
 _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
                            "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationMessage:
+    """Termination message of a collector (`muster.tracing.collector`): traces collected, and the newest checkpoint in
+    the run folder. It comes from a program in a user's pod, so only valid numbers are accepted."""
+
+    traces: int
+    checkpoint: tuple[float, float] | None  # step, and time by the pod's clock
+
+
+class _Message(msgspec.Struct):
+    traces: Any = 0
+    checkpoint: Any = None
+
+
+def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
+    """The message among a pod's sidecars; None where the collector has not ended or the message is not ours."""
+    for one in containers:
+        end = one.state.terminated
+        if one.name == COLLECTOR and end is not None and len(end.message) <= _MAX_MESSAGE:
+            try:
+                return _validated(msgspec.json.decode(end.message, type=_Message))
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                return None  # empty, or the tail of its log
+    return None
+
+
+def _validated(message: _Message) -> TerminationMessage:
+    traces = finite_number(message.traces)
+    checkpoint = message.checkpoint if isinstance(message.checkpoint, Mapping) else {}
+    step, at = finite_number(checkpoint.get("step")), finite_number(checkpoint.get("at"))
+    return TerminationMessage(
+        traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
+        checkpoint=None if step is None or at is None else (step, at),
+    )
 
 
 @dataclass(frozen=True, slots=True)

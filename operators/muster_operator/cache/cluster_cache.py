@@ -6,28 +6,87 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
 from muster.cluster import DecodeErrors, ObservedState
-from muster.kube.objects import V1Namespace, V1PriorityClass
+from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
-from muster_operator.cache import name_index
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod, JobKey
 from muster_operator.cache.custom_objects import CustomObjectCache
-from muster_operator.cache.heartbeats import HeartbeatCache
+from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
 from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.mutation_cache import MutationCache
 from muster_operator.cache.nodes import NodeCache
 from muster_operator.cache.pods import PodCache
-from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.cache.templates import TemplateCache
-from muster_operator.cache.trace_counts import TraceCounts
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
 
 _MAX_PENDING_TERMINATIONS = 10_000
 _MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three polls without an answer, and scheduling delay
+
+
+class _Named(Protocol):
+    @property
+    def metadata(self) -> V1ObjectMeta: ...
+
+
+O_in = TypeVar("O_in", bound=_Named)
+V = TypeVar("V")
+
+
+class NameIndex(Generic[O_in, V]):
+    """Event handler that keeps one value of each object, by name. There are few objects, and they seldom change."""
+
+    def __init__(self, value: Callable[[O_in], V], changed: Callable[[], None]) -> None:
+        self._value = value
+        self._changed = changed
+        self._cache = MutationCache[V](self._on_change)
+        self._values: dict[str, V] = {}
+
+    def on_list(self, keys: set[str], version: int) -> None:
+        """A list at `version` has exactly these keys."""
+        self._cache.retain(keys, version)
+
+    def on_upsert(self, item: O_in) -> None:
+        """An object was created or changed."""
+        self._cache.upsert(item.metadata.name, item.metadata.version, self._value(item))
+
+    def on_delete(self, item: O_in) -> None:
+        """An object was deleted."""
+        self._cache.delete(item.metadata.name, item.metadata.version)
+
+    def on_bookmark(self, version: int) -> None:
+        """Everything up to `version` was delivered."""
+        self._cache.advance(version)
+
+    def values(self) -> Mapping[str, V]:
+        """Values by name; the same immutable mapping until something changes."""
+        return self._values
+
+    def _on_change(self, name: str, old: V | None, new: V | None) -> None:
+        if old == new:
+            return
+        values = dict(self._values)
+        if new is None:
+            values.pop(name, None)
+        else:
+            values[name] = new
+        self._values = values
+        self._changed()
+
+
+def namespace_labels(namespace: V1Namespace) -> Mapping[str, str]:
+    """Labels of a namespace."""
+    return namespace.metadata.labels
+
+
+def priority_value(priority_class: V1PriorityClass) -> int:
+    """Value of a PriorityClass."""
+    return priority_class.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +125,8 @@ class ClusterCache:
         self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, most_template_bytes)
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
-        self.namespaces = name_index.NameIndex[V1Namespace, Mapping[str, str]](name_index.namespace_labels, changed)
-        self.priority_classes = name_index.NameIndex[V1PriorityClass, int](name_index.priority_value, changed)
+        self.namespaces = NameIndex[V1Namespace, Mapping[str, str]](namespace_labels, changed)
+        self.priority_classes = NameIndex[V1PriorityClass, int](priority_value, changed)
         self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
         # pods with a termination message whose jobs are not known yet
         self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)

@@ -135,17 +135,10 @@ class CustomObjectCache(Generic[D]):
 
 
 def _as_document(item: RawCustomObject) -> dict[str, Any]:
-    meta = item.metadata
+    metadata = msgspec.structs.asdict(item.metadata)
+    del metadata["namespace"]  # both kinds are cluster-scoped
     return {
-        "metadata": {
-            "name": meta.name,
-            "uid": meta.uid,
-            "generation": meta.generation,
-            "resource_version": meta.resource_version,
-            "creation_timestamp": meta.creation_timestamp,
-            "deletion_timestamp": meta.deletion_timestamp,
-            "finalizers": meta.finalizers,
-        },
+        "metadata": metadata,
         "spec": decode_truncated(msgspec.json.decode, item.spec),
         "status": decode_truncated(msgspec.json.decode, item.status),
     }

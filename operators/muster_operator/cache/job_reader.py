@@ -1,14 +1,23 @@
-"""Parses TrainingJobs, and each part only when it changed."""
+"""Parses TrainingJobs, and each part only when it changed; what cannot be read becomes an InvalidJob."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
 
 from muster.api import spec
+from muster.api.yaml_input.undecodable import decode_truncated, invalid_reason
 from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, was_accepted
-from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.specs import SpecCache, SpecTooLarge
+from muster_operator.cache.template_bytes import TooManyBytes
+
+_MAX_ERROR = 500  # characters of an error
 
 
 class JobReader:
@@ -53,16 +62,55 @@ class JobReader:
 
 def read_metadata(item: RawTrainingJob) -> spec.ObjectMeta:
     """The metadata of a job."""
-    meta = item.metadata
-    return spec.ObjectMeta.model_validate(
-        {
-            "name": meta.name,
-            "namespace": meta.namespace,
-            "uid": meta.uid,
-            "generation": meta.generation,
-            "resource_version": meta.resource_version,
-            "creation_timestamp": meta.creation_timestamp,
-            "deletion_timestamp": meta.deletion_timestamp,
-            "finalizers": meta.finalizers,
-        }
+    return spec.ObjectMeta.model_validate(msgspec.structs.asdict(item.metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidJob:
+    """A job that cannot be read, written under an older CRD or for a newer one: its key, error, status (None where that
+    cannot be read either), and queue. No decision is made about it. The error is the one of `muster submit`: field,
+    value, valid values.
+
+    `queue` is "" where the job names none, or not a valid name. `sizes`: bytes of its pod templates by text, where the
+    only error is that they exceed the limit of the namespace.
+    """
+
+    metadata: spec.ObjectMeta
+    error: str
+    status: spec.TrainingJobStatus | None
+    queue: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
+    """The job with its error; `error` is used where validation of the whole finds none."""
+    large = isinstance(error, SpecTooLarge)
+    document: dict[str, Any] = {
+        "apiVersion": spec.API_VERSION,
+        "kind": "TrainingJob",
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "spec": _without_roles(item.spec) if large else decode_truncated(msgspec.json.decode, item.spec),
+        "status": decode_truncated(msgspec.json.decode, item.status),
+    }
+    try:
+        status = spec.TrainingJobStatus.model_validate(document["status"])
+    except ValidationError:
+        status = None
+    named = document["spec"].get("queue") if isinstance(document["spec"], dict) else ""
+    return InvalidJob(
+        metadata,
+        (str(error) if large else invalid_reason(document, "TrainingJob"))
+        or f"this version of the operator cannot read the job: {_error_text(error)}",
+        status,
+        named if isinstance(named, str) else "",
+        error.sizes if isinstance(error, TooManyBytes) else {},
     )
+
+
+def _without_roles(text: msgspec.Raw) -> dict[str, Any]:
+    fields = decode_truncated(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, text)
+    return {name: decode_truncated(msgspec.json.decode, value) for name, value in fields.items() if name != "roles"}
+
+
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR]

@@ -22,8 +22,7 @@ from muster.api import spec
 from muster.kube.objects import RawTrainingJob
 from muster.lifecycle import is_finished
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
-from muster_operator.cache.invalid_job import InvalidJob, invalid_job
-from muster_operator.cache.job_reader import JobReader, read_metadata
+from muster_operator.cache.job_reader import InvalidJob, JobReader, invalid_job, read_metadata
 from muster_operator.cache.mutation_cache import MutationCache
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes

@@ -1,7 +1,7 @@
 """Cache of pods: those of visible jobs by job; all others as unmanaged usage of their nodes.
 
 Whether a pod is managed depends on whether its job is visible to the engine: a pod may be listed before its job and may
-outlive it. A pod that ended uses nothing; a deleted one may stay visible (`pod_tombstones`).
+outlive it. A pod that ended uses nothing; a deleted one may stay visible (`PodTombstones`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,37 @@ from muster.kube.objects import V1Pod
 from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
 from muster_operator.cache.mutation_cache import MutationCache
-from muster_operator.cache.pod_tombstones import PodTombstones
+
+
+class PodTombstones:
+    """The last views of pods that ended and were deleted before a decision about their end: of each job those of the
+    newest attempt with one.
+
+    Kubernetes limits the number of ended pods (pod garbage collection). Such a pod stays visible as it ended until its
+    job is decided on; otherwise its work would be repeated. Tombstones are in memory only: the next leader has only the
+    status (`finishedPods`).
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[JobKey, dict[str, PodView]] = {}
+
+    def add(self, job: JobKey, view: PodView) -> None:
+        """A pod that had ended was deleted. One whose deletion was requested may have ended because of that."""
+        if not view.deleting:
+            others = self._views.get(job, {}).values()
+            self._views[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
+
+    def views_of(self, job: JobKey | None) -> Iterable[PodView]:
+        """The tombstones of a job."""
+        return self._views[job].values() if job in self._views else ()
+
+    def remove(self, job: JobKey, name: str) -> bool:
+        """Remove one: the job was decided on, or has a new pod of that name; whether it existed."""
+        return self._views.get(job, {}).pop(name, None) is not None
+
+    def remove_job(self, job: JobKey) -> None:
+        """Remove those of a job."""
+        self._views.pop(job, None)
 
 
 class PodCache:
@@ -41,7 +71,7 @@ class PodCache:
         self._visible: dict[str, JobKey] = {}  # visible jobs
         self._stale: set[str] = set()  # of them, those whose views are to be rebuilt
         self._views: dict[str, tuple[PodView, ...]] = {}
-        self._tombstones = PodTombstones[JobKey]()
+        self._tombstones = PodTombstones()
         self._unbound: set[str] = set()  # unbound pods of jobs, by NAMESPACE/NAME
         self.bound_count = 0  # pods that were bound, in total
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.lifecycle import is_finished
+from muster_operator.cache.cached_pod import MAX_TRACES
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HeartbeatReport
-from muster_operator.cache.termination_message import MAX_TRACES
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget, PollResult, poll_all
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
