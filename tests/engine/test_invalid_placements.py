@@ -3,7 +3,7 @@ fits, the gang is un-admitted whole. Pods that are bound stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from muster.model import (
     Snapshot,
     Topology,
 )
+from muster.scheduling import PlannerCache, plan
 
 GPUS = "nvidia.com/gpu"
 ANY = (FlavorInfo("any"),)
@@ -268,6 +269,10 @@ def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there(
     assert not is_admitted(statuses(Engine().reconcile(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
 
 
+def planned(snapshot: Snapshot) -> PlannerCache:
+    return plan(snapshot).cache
+
+
 def running(name: str, gpus: int, at: float) -> RunningGang:
     role = Role("r", 1, 1, Resources.of({GPUS: gpus}))
     gang = Gang(name, name, "q", 0, 0.0, (role,))
@@ -279,8 +284,25 @@ def test_of_two_that_do_not_fit_beside_each_other_the_later_one_goes() -> None:
     pair = (running("old", 4, 1.0), running("new", 4, 2.0))
     snapshot = Snapshot(now=5.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=pair)
     unbound = {one.gang.uid: one.placement for one in pair}
-    assert invalid_placements(snapshot, unbound).keys() == {"new"}
-    assert invalid_placements(snapshot, {"old": unbound["old"]}).keys() == {"old"}, "one that has its pods stays"
+    assert invalid_placements(planned(snapshot), unbound).keys() == {"new"}
+    assert invalid_placements(planned(snapshot), {"old": unbound["old"]}).keys() == {"old"}, (
+        "one that has its pods stays"
+    )
+
+
+class Unwalkable(tuple[RunningGang, ...]):
+    """Running gangs that fail the test when they are walked."""
+
+    def __iter__(self) -> Iterator[RunningGang]:
+        raise AssertionError("walks all running gangs")
+
+
+def test_only_unbound_gangs_are_walked() -> None:
+    node = NodeInfo("n", Resources.of({GPUS: 8}), flavor="any")
+    pair = (running("old", 4, 1.0), running("new", 5, 2.0))
+    cache = planned(Snapshot(now=5.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=pair))
+    cache = replace(cache, snapshot=replace(cache.snapshot, running=Unwalkable(pair)))
+    assert invalid_placements(cache, {"new": pair[1].placement}).keys() == {"new"}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +326,7 @@ def test_no_gang_starts_on_a_node_that_is_avoided_by_now_or_in_a_flavor_that_is_
     snapshot = Snapshot(
         now=5.0, nodes=seen, flavors=flavors, queues=(), pending=(), running=(one,), excluded_nodes=avoid
     )
-    assert (invalid_placements(snapshot, {"a": one.placement}) == {}) == fits
+    assert (invalid_placements(planned(snapshot), {"a": one.placement}) == {}) == fits
 
 
 RACK = Topology(required="rack")
@@ -324,7 +346,7 @@ def test_a_role_is_held_together_by_its_own_topology_or_else_by_that_of_its_gang
     split = (FlavorInfo("any", levels=("rack",)),)
     one = RunningGang(gang, apart, admitted_at=1.0)
     snapshot = Snapshot(now=5.0, nodes=seen, flavors=split, queues=(), pending=(), running=(one,))
-    assert (invalid_placements(snapshot, {"a": apart}) == {}) == fits
+    assert (invalid_placements(planned(snapshot), {"a": apart}) == {}) == fits
 
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
@@ -335,7 +357,7 @@ def test_remaining_gangs_fit_unless_bound_pods_alone_exceed_the_node(
     asked = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
     node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}), flavor="any")
     snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=gangs)
-    gone = invalid_placements(snapshot, asked)
+    gone = invalid_placements(planned(snapshot), asked)
     assert gone.keys() <= asked.keys()
     left = foreign + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
     stay = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]

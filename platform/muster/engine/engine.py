@@ -107,7 +107,7 @@ class Engine:
         self._planner_cache = planned.cache
         # 3. Convert the decisions into statuses.
         updater.apply_decisions(planned.decisions)
-        for uid, why in invalid_placements(built.snapshot, self._unbound_placements(updater, built)).items():
+        for uid, why in invalid_placements(planned.cache, self._unbound_placements(updater, built)).items():
             updater.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))

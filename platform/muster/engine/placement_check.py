@@ -10,52 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from muster.model import Gang, Placement, Resources, Snapshot
-from muster.scheduling import placement_error
-
-_NO_RESOURCES = Resources()
+from muster.model import Gang, Placement
+from muster.scheduling import PlannerCache, placement_error
 
 
-def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> dict[str, str]:
+def invalid_placements(cache: PlannerCache, unbound: Mapping[str, Placement]) -> dict[str, str]:
     """Which of these gangs do not fit their placement, and why, as a sentence.
 
-    `unbound` has, by uid, the part of the placement whose pods are not bound yet. Of several gangs that do not fit
-    together those admitted last are returned.
+    `cache` is that of the plan on the present snapshot. `unbound` has, by uid, the part of the placement whose pods are
+    not bound yet. Of several gangs that do not fit together those admitted last are returned.
     """
-    unbound_gangs = [
-        running for running in snapshot.running if running.state == "admitted" and running.gang.uid in unbound
-    ]
-    if not unbound_gangs:
+    usages = [cache.running[uid] for uid in unbound if uid in cache.running and cache.running[uid].is_admitted]
+    if not usages:
         return {}
-    names = {node for running in unbound_gangs for part in unbound[running.gang.uid] for node, _ in part.nodes}
+    snapshot, table = cache.snapshot, cache.table
+    names = {node for usage in usages for part in unbound[usage.running.gang.uid] for node, _ in part.nodes}
     nodes = {node.name: node for node in snapshot.nodes if node.name in names}
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
-    taken = {name: node.unmanaged_usage for name, node in nodes.items()}
-    for running in snapshot.running:
-        for name, amount in _usage_by_node(running.gang, running.placement):
-            if name in taken:
-                taken[name] = taken[name].plus(amount)
+    free = cache.free_now.free.copy()  # beside all running gangs; negative where they exceed a node
     found: dict[str, str] = {}
-    for running in sorted(unbound_gangs, key=lambda running: (-running.admitted_at, running.gang.uid)):
-        part = unbound[running.gang.uid]
-        why = placement_error(running.gang, part, nodes, flavors, snapshot.excluded_nodes)
-        for name, amount in () if why else _usage_by_node(running.gang, part):
-            if name in nodes:
-                short = (r for r, _ in amount if taken[name].get(r) > nodes[name].allocatable.get(r))
-                why = next(
-                    (f"other pods use {resource} of node {name} that is assigned to it" for resource in short), why
-                )
+    for usage in sorted(usages, key=lambda one: (-one.running.admitted_at, one.running.gang.uid)):
+        gang = usage.running.gang
+        part = unbound[gang.uid]
+        why = placement_error(gang, part, nodes, flavors, snapshot.excluded_nodes)
+        for name, resource in () if why else _requested_of_nodes(gang, part):
+            row, column = table.row_of.get(name), table.columns.get(resource)
+            if row is not None and (column is None or free[row, column] < 0):
+                why = f"other pods use {resource} of node {name} that is assigned to it"
+                break
         if why:
-            found[running.gang.uid] = why
-            for name, amount in _usage_by_node(running.gang, running.placement):
-                if name in taken:
-                    taken[name] = taken[name].minus(amount)
+            found[gang.uid] = why
+            free[usage.node_usage.rows] += usage.node_usage.amounts
     return found
 
 
-def _usage_by_node(gang: Gang, placement: Placement) -> Iterable[tuple[str, Resources]]:
-    """What a placement takes of each node."""
+def _requested_of_nodes(gang: Gang, placement: Placement) -> Iterable[tuple[str, str]]:
+    """Each node of a placement with each resource that is requested of it."""
     requests = {role.name: role.request for role in gang.roles}
     for part in placement:
-        for name, pods in part.nodes:
-            yield name, requests.get(part.role, _NO_RESOURCES).times(pods)
+        for name, _ in part.nodes:
+            for resource, _ in requests.get(part.role, ()):
+                yield name, resource
