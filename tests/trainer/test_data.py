@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster_components.trainer.data import Corpus, Samples, SkippedText, build_corpus, cache_root, find_files
+from muster_components.trainer.data.corpus import Corpus, SkippedText, build_corpus, cache_root, find_files
+from muster_components.trainer.data.samples import TokenSamples
 from muster_components.trainer.errors import InputError
 
 
@@ -54,7 +55,7 @@ def test_files_other_than_text_are_skipped_with_the_reason(tmp_path: Path) -> No
 
 
 def test_a_character_across_two_chunks_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_components.trainer.data._CHUNK_BYTES", 2)
+    monkeypatch.setattr("muster_components.trainer.data.corpus._CHUNK_BYTES", 2)
     folder = write(tmp_path / "text", {"a": "a€b€".encode()})
     assert text_of(build_corpus(str(folder), tmp_path / "cache")) == "a€b€\0".encode()
 
@@ -160,19 +161,19 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_windows_overlap_by_one_token_so_that_every_token_is_a_target_once() -> None:
-    samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
+    samples = TokenSamples(np.arange(11, dtype=np.uint8), seq_len=5)
     assert len(samples) == 2
-    assert samples.read(np.array([1, 0])).tolist() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5]]
+    assert samples.read(np.array([1, 0]))["tokens"].tolist() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5]]
 
 
 def test_a_padding_position_reads_as_padding() -> None:
-    samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
-    assert samples.read(np.array([-1])).tolist() == [[-1] * 6]
+    samples = TokenSamples(np.arange(11, dtype=np.uint8), seq_len=5)
+    assert samples.read(np.array([-1]))["tokens"].tolist() == [[-1] * 6]
 
 
 def test_too_little_text_for_one_window_is_rejected_with_both_numbers() -> None:
     with pytest.raises(InputError, match="must have at least 6 bytes of text for --seq_len 5; got 5"):
-        Samples(np.arange(5, dtype=np.uint8), seq_len=5)
+        TokenSamples(np.arange(5, dtype=np.uint8), seq_len=5)
 
 
 @pytest.mark.parametrize("moment", [1, 2])

@@ -10,7 +10,7 @@ import pytest
 from muster_components.trainer.config import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.flags import parse_train_config
-from muster_components.trainer.recipes import RECIPES, model_config
+from muster_components.trainer.models.recipes import RECIPES, model_config
 
 NEEDED = ("--model", "gpt:10m", "--data", "x")
 LAPTOP = HostCapabilities(device="cpu", world_size=2, has_compiler=True, has_bf16=True)

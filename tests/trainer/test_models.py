@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muster_components.trainer.recipes import ModelConfig, matmul_parameters, model_config
+from muster_components.trainer.models.recipes import ModelConfig, matmul_parameters, model_config
 
 if TYPE_CHECKING:
     import torch
 
-    from muster_components.trainer.models import Transformer
+    from muster_components.trainer.config import Recompute
+    from muster_components.trainer.models.transformer import Transformer
 
 pytestmark = pytest.mark.slow  # imports torch
 
@@ -24,7 +25,7 @@ SMALL_GPT2 = ModelConfig(name="small2", layers=2, dim=32, heads=4, kv_heads=4, h
 def build(config: ModelConfig, seq_len: int = 16, seed: int = 0) -> Transformer:
     import torch
 
-    from muster_components.trainer.models import Transformer, init_weights
+    from muster_components.trainer.models.transformer import Transformer, init_weights
 
     with torch.device("meta"):
         model = Transformer(config, seq_len)
@@ -43,7 +44,7 @@ def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_parameters_counted_for_flops_are_those_of_the_model(name: str) -> None:
     import torch
 
-    from muster_components.trainer.models import Transformer
+    from muster_components.trainer.models.transformer import Transformer
 
     with torch.device("meta"):
         model = Transformer(model_config(name), 128)
@@ -58,7 +59,8 @@ def test_the_parameters_counted_for_flops_are_those_of_the_model(name: str) -> N
 def test_sizes_match_the_names_of_recipes() -> None:
     import torch
 
-    from muster_components.trainer.models import Transformer, parameter_count
+    from muster_components.trainer.models.transformer import Transformer
+    from muster_components.trainer.parallel.sharding import parameter_count
 
     def size(name: str, vocab_size: int) -> float:
         with torch.device("meta"):
@@ -100,7 +102,7 @@ def test_attention_is_causal(config: ModelConfig) -> None:
 def test_rotary_attention_depends_on_relative_positions_only() -> None:
     import torch
 
-    from muster_components.trainer.models import apply_rotary_emb, rope_table
+    from muster_components.trainer.models.transformer import apply_rotary_emb, rope_table
 
     table = rope_table(32, 8, 10_000.0, torch.device("cpu"))
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
@@ -115,7 +117,7 @@ def test_rotary_attention_depends_on_relative_positions_only() -> None:
 def test_padding_targets_have_no_loss() -> None:
     import torch
 
-    from muster_components.trainer.models import IGNORE_INDEX
+    from muster_components.trainer.models.transformer import IGNORE_INDEX
 
     model = build(SMALL)
     source, target = tokens(2, 16)
@@ -125,12 +127,13 @@ def test_padding_targets_have_no_loss() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_activation_checkpointing_does_not_change_gradients(recompute: str) -> None:
+def test_activation_checkpointing_does_not_change_gradients(recompute: Recompute) -> None:
     import torch
 
+    from muster_components.trainer.parallel.sharding import apply_activation_checkpointing
+
     plain, saving = build(SMALL), build(SMALL)
-    for block in saving.blocks:
-        block.recompute = recompute  # type: ignore[assignment]
+    apply_activation_checkpointing(list(saving.blocks), recompute)
     for model in (plain, saving):
         model(*tokens(2, 16)).backward()
     for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster_components.trainer.recipes import flops_per_token, mfu, model_config, peak_flops
+from muster_components.trainer.models.recipes import flops_per_token, mfu, model_config, peak_flops
 
 
 def test_flops_of_llama_8b_equal_torchtitans() -> None:
@@ -28,6 +28,7 @@ def test_peaks_are_found_by_device_name() -> None:
     assert peak_flops("AMD EPYC 9554") is None
 
 
-def test_mfu_is_relative_to_all_devices_and_unknown_without_a_peak() -> None:
-    assert mfu(1000.0, 10**9, 2e12, 2) == pytest.approx(0.25)
-    assert mfu(1000.0, 10**9, None, 2) is None
+def test_mfu_is_relative_to_all_devices_and_unknown_without_flops_or_a_peak() -> None:
+    assert mfu(10**12, 1.0, 2e12, 2) == pytest.approx(0.25)
+    assert mfu(10**12, 1.0, None, 2) is None
+    assert mfu(None, 1.0, 2e12, 2) is None

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_components.trainer.data import permute, sample_indices
+from muster_components.trainer.data.order import permute, sample_indices
 
 
 def read_by(ranks: int, micro_batch: int, *, seed: int, step: int, global_batch: int, samples: int) -> list[int]:

@@ -6,12 +6,14 @@
 The first trains a decoder-only language model on bytes; the second runs any script unchanged and adds heartbeat and
 traces. Their interface to the rest of Muster is the environment and the run folder (docs/run-folder.md).
 
-    config, recipes, flags     configuration, without torch, so that it can be checked before a pod starts
-    context, errors            rank, world size, attempt, run folder; errors and exit codes
-    data                       files to tokens, and the samples of each step
-    models, parallelize        the network; FSDP2 or DDP, compile, precision
+    config, flags              configuration, without torch, so that it can be checked before a pod starts
+    context, device, errors    rank, world size, run folder; device and process group; errors and exit codes
+    models                     the interface TrainModel; the recipes' transformer
+    data                       files to tokens, samples, and their order
+    parallel                   FSDP2 or DDP, compile, activation checkpointing
+    session, loop              set-up; training loop and SIGTERM
+    train_step                 one step: forward_backward, then AdamW
     checkpoint                 asynchronous checkpoints and resume
-    session, loop, train_step  set-up, training loop and SIGTERM, one step with AdamW
     reporter                   heartbeats, metrics, events, progress lines
     profile                    traces of the configured steps
     instrument                 heartbeat and traces for unmodified scripts

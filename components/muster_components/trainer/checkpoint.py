@@ -5,24 +5,31 @@ writes them while training continues. The thread uses its own process group, sin
 the order of collectives. On a full disk the checkpoint is removed, the failure reported, and the previous one kept.
 
 Loading: all ranks together compare every file with its digest. Then tensors are read by name and resharded, so world
-size and FSDP or DDP may change.
+size and parallelism may change.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -36,28 +43,31 @@ from muster_components.trainer.checkpoint_store import (
     read_description,
 )
 from muster_components.trainer.errors import InputError, TrainerError
-from muster_components.trainer.models import Transformer
 from muster_components.trainer.reporter import Reporter
 
 # torch combines the errors of several ranks into an exception that is not a subclass of Exception.
 _FAILURES: Final = (Exception, CheckpointException)
+_FLAT: Final = StateDictOptions(flatten_optimizer_state_dict=True)
+_STATE: Final = "state."
+"""How flattened names of optimizer state begin; the others are options of the parameter groups."""
 
 
 class Checkpointer:
-    """Saves and restores one model and its optimizer. Every rank calls every method in the same order."""
+    """Saves and restores the parts of a model and their optimizers, by the names of parameters in the whole model.
+
+    Every rank calls every method in the same order.
+    """
 
     def __init__(
         self,
         store: CheckpointStore,
-        model: Transformer,
-        optimizer: torch.optim.Optimizer,
+        parts: Sequence[tuple[nn.Module, torch.optim.Optimizer]],
         reporter: Reporter,
         fingerprint: dict[str, object],
     ) -> None:
         """`fingerprint`: the values that a later run must match to resume from these checkpoints."""
         self._store = store
-        self._model = model
-        self._optimizer = optimizer
+        self._parts = parts
         self._reporter = reporter
         self._fingerprint = fingerprint
         self._group = dist.new_group(backend="gloo")
@@ -212,13 +222,13 @@ class Checkpointer:
             load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
         except _FAILURES as error:  # a corrupt file can raise any exception
             return TrainerError(str(_root_cause(error)))
-        # Flags take precedence over the optimizer options in the checkpoint; the learning rate is set in every step.
-        chosen = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
-        set_state_dict(
-            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
-        for group, options in zip(self._optimizer.param_groups, chosen, strict=True):
-            group.update(options)
+        for module, optimizer in self._parts:
+            own = get_optimizer_state_dict(module, optimizer, options=_FLAT)
+            # Options such as weight decay are those of the flags; the learning rate is set in every step.
+            options = {name: value for name, value in own.items() if not name.startswith(_STATE)}
+            loaded = {name: state["optimizer"][name] for name in own if name.startswith(_STATE)}
+            set_optimizer_state_dict(module, optimizer, {**options, **loaded}, options=_FLAT)
+            set_model_state_dict(module, {name: state["model"][name] for name in get_model_state_dict(module)})
         self.started_step = self.saved_step = candidate.step
         return None
 
@@ -248,8 +258,15 @@ class Checkpointer:
         return None if first is None else TrainerError(f"rank {first[0]}: {first[1]}")
 
     def _state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self._model, self._optimizer)
-        return {"model": model, "optimizer": optimizer}
+        """Weights and optimizer state of this rank's parts: `blocks.0.attention.qkv.weight` and, of each parameter,
+        `state.NAME.exp_avg`."""
+        model: dict[str, Any] = {}
+        optimizer_state: dict[str, Any] = {}
+        for module, optimizer in self._parts:
+            model.update(get_model_state_dict(module))
+            flat = get_optimizer_state_dict(module, optimizer, options=_FLAT)
+            optimizer_state.update({name: value for name, value in flat.items() if name.startswith(_STATE)})
+        return {"model": model, "optimizer": optimizer_state}
 
     def _record_event(self, kind: str, message: str, step: int) -> None:
         if self._is_rank0:

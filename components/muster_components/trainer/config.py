@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.recipes import ModelConfig
+from muster_components.trainer.models.recipes import ModelConfig
 
 Precision = Literal["bf16", "fp32"]
 Recompute = Literal["none", "selective", "full"]

@@ -21,7 +21,7 @@ from muster_components.trainer.config import (
     validate_config,
 )
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.recipes import RECIPES, model_config
+from muster_components.trainer.models.recipes import RECIPES, model_config
 
 TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
 TRACE_RANKS_VARIABLE = "MUSTER_TRACE_RANKS"

@@ -24,8 +24,8 @@ from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, DivergedError
+from muster_components.trainer.models.recipes import mfu, peak_flops
 from muster_components.trainer.profile import ProfilerTransition, StepTracer
-from muster_components.trainer.recipes import flops_per_token, mfu, peak_flops
 from muster_components.trainer.reporter import (
     Phase,
     RankHeartbeat,
@@ -92,6 +92,9 @@ class TrainState:
     checkpointer: Checkpointer
     tracer: StepTracer
     stop: StopSignal
+    tokens_per_step: int
+    flops_per_step: int | None
+    """Forward and backward FLOPs of a global batch; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class TrainLoop:
         self._checkpointer, self._tracer = state.checkpointer, state.tracer
         self._timer = StepTimer(self._stepper.now_s())
         self._peak_flops = peak_flops(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
-        self._token_flops = flops_per_token(self._plan.config.model, self._plan.seq_len)
+        self._tokens_per_step, self._flops_per_step = state.tokens_per_step, state.flops_per_step
         self._read_lag = 1 if self._device.type == "cuda" else 0
         self._last_step = 0
         self._stopping = False
@@ -225,8 +228,8 @@ class TrainLoop:
                 loss=result.loss,
                 lr=result.lr,
                 grad_norm=result.grad_norm,
-                tokens=plan.tokens_per_step,
-                tokens_per_s=plan.tokens_per_step / step_time_s,
+                tokens=self._tokens_per_step,
+                tokens_per_s=self._tokens_per_step / step_time_s,
                 mfu=self._mfu(step_time_s),
                 memory_bytes=_used_bytes(self._device),
                 trace_start_s=self._tracing_s.get("start"),
@@ -241,7 +244,7 @@ class TrainLoop:
             step=result.step,
             steps=plan.config.steps,
             loss=result.loss,
-            tokens_per_s=None if median_s is None else plan.tokens_per_step / median_s,
+            tokens_per_s=None if median_s is None else self._tokens_per_step / median_s,
             step_time_s=median_s,
             eta_s=None if median_s is None else median_s * (plan.config.steps - result.step),
             mfu=None if median_s is None else self._mfu(median_s),
@@ -251,9 +254,7 @@ class TrainLoop:
         self._print_progress(result, step_time_s, median_s)
 
     def _mfu(self, step_time_s: float) -> float | None:
-        return mfu(
-            self._plan.tokens_per_step / step_time_s, self._token_flops, self._peak_flops, self._context.world_size
-        )
+        return mfu(self._flops_per_step, step_time_s, self._peak_flops, self._context.world_size)
 
     def _print_progress(self, result: StepResult, step_time_s: float, median_s: float | None) -> None:
         """A line every few steps, and always for the first step of an attempt and for the last one."""
@@ -272,7 +273,7 @@ class TrainLoop:
                 steps=steps,
                 loss=result.loss,
                 step_time_s=median_s,
-                tokens_per_s=self._plan.tokens_per_step / median_s,
+                tokens_per_s=self._tokens_per_step / median_s,
                 eta_s=median_s * (steps - result.step),
                 mfu=self._mfu(median_s),
                 peak_memory_bytes=_peak_bytes(self._device) if on_gpu else None,

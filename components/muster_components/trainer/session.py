@@ -11,23 +11,25 @@ The order of the set-up matters:
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
-from muster_components.launch.rank_layout import usable_cores
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
-from muster_components.trainer.config import HostCapabilities, TrainConfig, TrainPlan, resolve_plan
+from muster_components.trainer.config import TrainConfig, TrainPlan, resolve_plan
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.data import Corpus, Samples, build_corpus, token_cache_dir
+from muster_components.trainer.data.corpus import Corpus, build_corpus, token_cache_dir
+from muster_components.trainer.data.samples import TokenSamples
+from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
+from muster_components.trainer.forward_backward import BatchReader, GradientAccumulation
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
-from muster_components.trainer.models import parameter_count
-from muster_components.trainer.parallelize import ParallelModel, init_distributed, parallelize, select_kernels
+from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.models.transformer import RecipeModel
+from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
 from muster_components.trainer.profile import StepTracer
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
 from muster_components.trainer.train_step import TrainStep, adamw
@@ -59,52 +61,40 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
 def _train(
     plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal
 ) -> TrainResult:
+    model = train_model(plan)
     corpus = build_shared_corpus(plan, context)
-    samples = Samples(corpus.open(), plan.seq_len)
-    parallel = parallelize(plan, device, context.world_size)
-    optimizer = adamw(parallel.model, plan)
+    samples = TokenSamples(corpus.open(), plan.seq_len)
+    parallel = parallelize(model, plan, device, context.world_size)
+    optimizers = [adamw(part.model, plan) for part in parallel.parts]
     store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
-    checkpointer = Checkpointer(store, parallel.model, optimizer, reporter, checkpoint_fingerprint(plan, corpus))
+    parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
+    checkpointer = Checkpointer(store, parts, reporter, checkpoint_fingerprint(plan, model, corpus))
+    weight_per_step = plan.global_batch * samples.weight_per_sample
     if context.is_rank0:
-        _print_header(plan, context, parallel, corpus)
+        _print_header(plan, context, model, parallel, corpus)
         _report_skipped(corpus, reporter)
     completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
-    stepper = TrainStep(plan, context, parallel, optimizer, samples)
-    tracer = StepTracer(plan.config.trace, context, reporter)
-    state = TrainState(plan, context, device, reporter, stepper, checkpointer, tracer, stop)
+    reader = BatchReader(plan, model, samples, device, context.rank, context.world_size)
+    forward_backward = GradientAccumulation(plan, model, parallel, reader, context.world_size / weight_per_step)
+    flops_per_sample = model.flops_per_sample()
+    state = TrainState(
+        plan,
+        context,
+        device,
+        reporter,
+        TrainStep(plan, parallel, optimizers, forward_backward, weight_per_step),
+        checkpointer,
+        StepTracer(plan.config.trace, context, reporter),
+        stop,
+        tokens_per_step=round(weight_per_step),
+        flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
+    )
     return TrainLoop(state).run(completed_step)
 
 
-def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:
-    """This rank's GPU if the host has any, else the CPU with this rank's share of the cores. Raises InputError."""
-    if torch.cuda.is_available():
-        gpus = torch.cuda.device_count()
-        if context.local_rank >= gpus:
-            raise InputError(
-                f"local rank {context.local_rank} has no GPU: {gpus} visible; start at most {gpus} ranks on this host, "
-                "or set CUDA_VISIBLE_DEVICES= to train on the CPU",
-                same_on_all_ranks=False,
-            )
-        device = torch.device("cuda", context.local_rank)
-        torch.cuda.set_device(device)
-        return device
-    # A value set by the user or by the launcher takes precedence. But torchrun sets OMP_NUM_THREADS=1 for several
-    # ranks, which would leave cores idle.
-    chosen = environ.get("OMP_NUM_THREADS", "")
-    if not chosen or (chosen == "1" and "MUSTER_RUN_DIR" not in environ):
-        torch.set_num_threads(max(1, usable_cores() // context.local_world_size))
-    return torch.device("cpu")
-
-
-def host_capabilities(device: torch.device, context: RunContext, environ: Mapping[str, str]) -> HostCapabilities:
-    """The properties of this host that the plan depends on."""
-    compilers = (environ.get("CXX") or "c++", "c++", "g++", "clang++")
-    return HostCapabilities(
-        device="cuda" if device.type == "cuda" else "cpu",
-        world_size=context.world_size,
-        has_compiler=any(shutil.which(compiler) for compiler in compilers),
-        has_bf16=device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False),
-    )
+def train_model(plan: TrainPlan) -> TrainModel:
+    """The model that `--model` names."""
+    return RecipeModel(plan.config.model, plan.seq_len)
 
 
 def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
@@ -116,7 +106,7 @@ def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
         if writes == (context.local_rank == 0):
             try:
                 corpus = build_corpus(path, cache_dir, exclude=context.run_dir)
-                Samples(corpus.open(), plan.seq_len)
+                TokenSamples(corpus.open(), plan.seq_len)
             except InputError as error:
                 failure = str(error)
         failures: list[str | None] = [None] * context.world_size
@@ -128,10 +118,10 @@ def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
     return corpus
 
 
-def checkpoint_fingerprint(plan: TrainPlan, corpus: Corpus) -> dict[str, object]:
+def checkpoint_fingerprint(plan: TrainPlan, model: TrainModel, corpus: Corpus) -> dict[str, object]:
     """The values that a checkpoint must have in common with this run: they determine shapes and the sample order."""
     return {
-        "model": plan.config.model.architecture(),
+        "model": model.architecture(),
         "seq_len": plan.seq_len,
         "global_batch": plan.global_batch,
         "seed": plan.config.seed,
@@ -150,18 +140,17 @@ def _require_same_data(corpus: Corpus, context: RunContext) -> None:
             )
 
 
-def _print_header(plan: TrainPlan, context: RunContext, parallel: ParallelModel, corpus: Corpus) -> None:
-    model, config = plan.config.model, plan.config
+def _print_header(
+    plan: TrainPlan, context: RunContext, model: TrainModel, parallel: ParallelModel, corpus: Corpus
+) -> None:
+    config = plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
     modes = [config.parallel.mode, "compiled" if plan.compile else "not compiled", plan.precision]
     if config.parallel.recompute != "none":
         modes.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
     padding = context.world_size * plan.micro_batch * plan.gradient_accumulation_steps - plan.global_batch
-    print_line(
-        f"muster trainer: {model.name}, {format_count(parameter_count(parallel.model))} parameters "
-        f"({model.layers} layers x {model.dim}, vocabulary {model.vocab_size})"
-    )
+    print_line(f"muster trainer: {model.name}, {format_count(parallel.parameter_count)} parameters ({model.summary})")
     print_line(f"  {ranks} on {device}, {', '.join(modes)}; torch {torch.__version__}")
     print_line(
         f"  {config.steps} steps of {plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"

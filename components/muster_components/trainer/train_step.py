@@ -1,9 +1,5 @@
 """One optimizer step over the global batch, and its results; AdamW and its learning rate.
 
-The loss is the mean over the tokens of the global batch, for any number of ranks, micro-steps and padding: each rank
-divides the sum of its losses by the tokens of all ranks. FSDP2 and DDP average gradients over the ranks, so the loss is
-multiplied by the world size first.
-
 One all-reduce carries loss and stop flag. Reading results makes the CPU wait for the GPU, so on a GPU the results of a
 step are read after the next step has been launched, which keeps the GPU's queue filled.
 """
@@ -12,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +17,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from muster_components.trainer.config import TrainPlan
-from muster_components.trainer.context import RunContext
-from muster_components.trainer.data import Samples, sample_indices
-from muster_components.trainer.parallelize import ParallelModel
+from muster_components.trainer.forward_backward import ForwardBackward
+from muster_components.trainer.parallel.sharding import ParallelModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,48 +68,36 @@ class TrainStep:
     def __init__(
         self,
         plan: TrainPlan,
-        context: RunContext,
         parallel: ParallelModel,
-        optimizer: torch.optim.Optimizer,
-        samples: Samples,
+        optimizers: Sequence[torch.optim.Optimizer],
+        forward_backward: ForwardBackward,
+        weight_per_step: float,
     ) -> None:
+        """`optimizers`: one for each part; `weight_per_step`: what the summed loss of a global batch is divided by."""
         self._plan = plan
-        self._context = context
         self._parallel = parallel
-        self._optimizer = optimizer
-        self._samples = samples
+        self._optimizers = optimizers
+        self._forward_backward = forward_backward
+        self._weight_per_step = weight_per_step
         self._stop_values = torch.tensor([0.0, 1.0], device=parallel.device)
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
 
     def launch(self, step: int, *, stop: bool) -> StepHandle:
         """Launch `step` (from 1): forward and backward of this rank's part of the global batch, then the optimizer."""
-        plan, parallel = self._plan, self._parallel
-        lr = learning_rate(step, peak=plan.lr, warmup=plan.warmup, steps=plan.config.steps)
-        set_learning_rate(self._optimizer, lr)
-        scale = self._context.world_size / plan.tokens_per_step
-        loss_sum = torch.zeros((), device=parallel.device)
-        data_time_s = 0.0
-        for micro_step in range(plan.gradient_accumulation_steps):
-            started_s = time.perf_counter()
-            with record_function("data"):
-                token_BL, target_BL = self._batch(step, micro_step)
-            data_time_s += time.perf_counter() - started_s
-            with parallel.gradient_sync_context(last_micro_batch=micro_step == plan.gradient_accumulation_steps - 1):
-                with record_function("forward"), parallel.forward_context():
-                    loss = parallel.module(token_BL, target_BL)
-                with record_function("backward"):
-                    (loss * scale).backward()
-            loss_sum += loss.detach()
+        lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
+        loss = self._forward_backward.run(step)
         with record_function("clip"):
             grad_norm = self._clip()
         with record_function("optimizer"):
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            for optimizer in self._optimizers:
+                set_learning_rate(optimizer, lr)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         with record_function("report"):
-            report = torch.stack((loss_sum / plan.tokens_per_step, self._stop_values[int(stop)]))
+            report = torch.stack((loss.sum / self._weight_per_step, self._stop_values[int(stop)]))
             dist.all_reduce(report)
             report = torch.cat((report, grad_norm.reshape(1).float()))
-            return StepHandle(step, report, lr, data_time_s, self._origin)
+            return StepHandle(step, report, lr, loss.data_time_s, self._origin)
 
     def now_s(self) -> float:
         """The time by the clock of `StepResult.ended_at_s`; waits for all launched work."""
@@ -123,25 +107,9 @@ class TrainStep:
         now.synchronize()
         return float(self._origin.elapsed_time(now)) / 1000
 
-    def _batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of this rank, on the device; each rank in turn takes `micro_batch` sequences."""
-        plan = self._plan
-        first = (micro_step * self._context.world_size + self._context.rank) * plan.micro_batch
-        chosen = sample_indices(
-            seed=plan.config.seed,
-            step=step - 1,
-            positions=range(first, first + plan.micro_batch),
-            global_batch=plan.global_batch,
-            samples=len(self._samples),
-        )
-        rows = torch.from_numpy(self._samples.read(chosen))
-        if self._parallel.device.type == "cuda":
-            rows = rows.pin_memory().to(self._parallel.device, non_blocking=True)
-        return rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
-
     def _clip(self) -> Tensor:
         """Clip the gradients to the maximum norm; returns the norm before, over all ranks."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parallel.model.parameters(), self._plan.config.optim.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._parallel.parameters(), self._plan.config.optim.clip)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 

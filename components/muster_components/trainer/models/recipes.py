@@ -149,8 +149,8 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for part, peak in PEAK_BF16_FLOPS if part.upper() in name), None)
 
 
-def mfu(tokens_per_s: float, token_flops: int, peak_per_device: float | None, devices: int) -> float | None:
-    """The model's FLOP/s divided by the peak of all `devices`, 0 to 1; None if the peak is unknown."""
-    if peak_per_device is None:
+def mfu(flops: int | None, seconds: float, peak_per_device: float | None, devices: int) -> float | None:
+    """The FLOP/s of a step of `seconds` divided by the peak of all `devices`, 0 to 1; None if anything is unknown."""
+    if flops is None or peak_per_device is None:
         return None
-    return tokens_per_s * token_flops / (peak_per_device * devices)
+    return flops / (seconds * peak_per_device * devices)

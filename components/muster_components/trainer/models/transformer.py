@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-from muster_components.trainer.config import Recompute
-from muster_components.trainer.recipes import ModelConfig
+from muster_components.trainer.data.samples import Arrays
+from muster_components.trainer.models.interface import Batch
+from muster_components.trainer.models.recipes import ModelConfig, flops_per_token
 
 IGNORE_INDEX = -1
 """The target of positions without loss."""
@@ -87,21 +85,9 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
-        self.recompute: Recompute = "none"
 
     def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
-        """One layer; with `recompute`, the backward pass computes activations again instead of storing them."""
-        if self.recompute == "none":
-            return self.layer(x_BLD, rope_LH)
-        result: Tensor
-        if self.recompute == "full":
-            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False)
-        else:
-            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False, context_fn=_selective_contexts)
-        return result
-
-    def layer(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
-        """The layer without activation checkpointing."""
+        """One layer."""
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope_LH)
         x_BLD = x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD))
         return x_BLD
@@ -202,28 +188,47 @@ def _init_parameter(name: str, tensor: Tensor, layers: int, seed: int) -> None:
         tensor.normal_(std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02, generator=generator)
 
 
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_selective_policy)  # type: ignore[no-untyped-call]
+class RecipeModel:
+    """A recipe as a TrainModel; its samples are windows of `seq_len` + 1 tokens."""
 
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        self._config = config
+        self._seq_len = seq_len
+        self.name = config.name
+        self.summary = f"{config.layers} layers x {config.dim}, vocabulary {config.vocab_size}"
 
-_SAVED_OPERATORS = frozenset(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if hasattr(torch.ops.aten, name)
-)
+    def build(self) -> Transformer:
+        """The decoder."""
+        return Transformer(self._config, self._seq_len)
 
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The decoder's layers."""
+        assert isinstance(module, Transformer)
+        return list(module.blocks)
 
-def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Save the results of matrix products and attention, which cost most to recompute; recompute the rest."""
-    return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+    def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The layers, and the head with its loss."""
+        assert isinstance(module, Transformer)
+        return [*module.blocks, module.head]
 
+    def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
+        """See `init_weights`."""
+        assert isinstance(module, Transformer)
+        init_weights(module, device, seed)
 
-def parameter_count(model: nn.Module) -> int:
-    """Parameters of the whole model, sharded or not."""
-    return sum(math.prod(parameter.shape) for parameter in model.parameters())
+    def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
+        """Each token's target is the next one; padding has IGNORE_INDEX as targets."""
+        tokens = samples["tokens"]
+        return {"token_BL": np.maximum(tokens[:, :-1], 0), "target_BL": np.ascontiguousarray(tokens[:, 1:])}
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """The head has computed it."""
+        return output
+
+    def flops_per_sample(self) -> int:
+        """See `flops_per_token`."""
+        return self._seq_len * flops_per_token(self._config, self._seq_len)
+
+    def architecture(self) -> dict[str, object]:
+        """The fields of the configuration that determine the parameters."""
+        return self._config.architecture()

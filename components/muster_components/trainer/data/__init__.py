@@ -1,0 +1,1 @@
+"""Samples to train on, and their order."""

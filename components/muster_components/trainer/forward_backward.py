@@ -1,0 +1,114 @@
+"""The gradients of one step from this rank's part of the global batch.
+
+The loss is the mean over the tokens of the global batch, for any number of ranks, micro-steps and padding: each rank
+divides the sum of its losses by the tokens of all ranks. FSDP2 and DDP average gradients over the data-parallel ranks,
+so the loss is multiplied by their number first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from muster_components.trainer.config import TrainPlan
+from muster_components.trainer.data.order import sample_indices
+from muster_components.trainer.data.samples import Samples
+from muster_components.trainer.models.interface import Batch, TrainModel
+from muster_components.trainer.parallel.sharding import ParallelModel
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """`sum`: the losses of this rank's samples, float32 on the device; `data_time_s`: seconds to read them."""
+
+    sum: Tensor
+    data_time_s: float
+
+
+class ForwardBackward(Protocol):
+    """How this rank turns its part of the global batch into gradients."""
+
+    def run(self, step: int) -> LossSum:
+        """Add the gradients of `step` (from 1) to the parameters of all parts; returns the loss of this rank."""
+        ...
+
+
+class BatchReader:
+    """Reads the micro-batches of one data-parallel rank."""
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        model: TrainModel,
+        samples: Samples,
+        device: torch.device,
+        data_rank: int,
+        data_ranks: int,
+    ) -> None:
+        """Ranks with the same `data_rank` (of `data_ranks`) read the same samples."""
+        self._plan = plan
+        self._model = model
+        self._samples = samples
+        self._device = device
+        self._data_rank = data_rank
+        self._data_ranks = data_ranks
+
+    def read(self, step: int, micro_step: int) -> Batch:
+        """Micro-batch `micro_step` (from 0) of `step` (from 1): each rank in turn takes `micro_batch` samples."""
+        plan, seed = self._plan, self._plan.config.seed
+        first = (micro_step * self._data_ranks + self._data_rank) * plan.micro_batch
+        positions = range(first, first + plan.micro_batch)
+        chosen = sample_indices(
+            seed=seed,
+            step=step - 1,
+            positions=positions,
+            global_batch=plan.global_batch,
+            samples=len(self._samples),
+        )
+        numbers = (step - 1) * plan.global_batch + np.arange(positions.start, positions.stop)
+        arrays = self._model.collate(self._samples.read(chosen), numbers, seed)
+        return {name: self._copy(torch.from_numpy(array)) for name, array in arrays.items()}
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+class GradientAccumulation:
+    """Forward and backward of one part, micro-batch after micro-batch."""
+
+    def __init__(
+        self, plan: TrainPlan, model: TrainModel, parallel: ParallelModel, reader: BatchReader, gradient_scale: float
+    ) -> None:
+        """`gradient_scale`: the factor between the summed loss of a micro-batch and what is differentiated."""
+        (part,) = parallel.parts
+        self._module = part.module
+        self._micro_steps = plan.gradient_accumulation_steps
+        self._model = model
+        self._parallel = parallel
+        self._reader = reader
+        self._gradient_scale = gradient_scale
+
+    def run(self, step: int) -> LossSum:
+        """See ForwardBackward."""
+        loss_sum = torch.zeros((), device=self._parallel.device)
+        data_time_s = 0.0
+        for micro_step in range(self._micro_steps):
+            started_s = time.perf_counter()
+            with record_function("data"):
+                batch = self._reader.read(step, micro_step)
+            data_time_s += time.perf_counter() - started_s
+            with self._parallel.gradient_sync_context(last_micro_batch=micro_step == self._micro_steps - 1):
+                with record_function("forward"), self._parallel.forward_context():
+                    loss = self._model.loss(self._module(**batch), batch)
+                with record_function("backward"):
+                    (loss * self._gradient_scale).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach()
+        return LossSum(loss_sum, data_time_s)

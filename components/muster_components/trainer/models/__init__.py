@@ -1,0 +1,1 @@
+"""The models that the trainer trains: recipes, and the interface for others."""

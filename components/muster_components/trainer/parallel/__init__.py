@@ -1,0 +1,1 @@
+"""Distribution of a model over ranks: sharding, replication, compilation."""

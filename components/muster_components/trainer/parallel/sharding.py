@@ -1,0 +1,168 @@
+"""Activation checkpointing, compilation, FSDP2 or DDP, and initial weights for a model on the meta device.
+
+The order matters, and is that of torchtitan:
+
+1. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
+2. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
+   graph contains no collective, which would break it;
+3. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
+   model, since it needs all parameters at once;
+4. initial weights last, on each rank only its shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from muster_components.trainer.config import Recompute, TrainPlan
+from muster_components.trainer.models.interface import TrainModel
+
+MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
+"""On a GPU, smaller gathered weights are kept between forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """The whole model on this rank, or one of its pipeline stages.
+
+    `module` is called in training; optimizer and checkpoints use the parameters of `model`, which it may wrap. Their
+    names in `model` are those in the whole model.
+    """
+
+    module: nn.Module
+    model: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelModel:
+    """The parts of the model on this rank."""
+
+    parts: tuple[ModelPart, ...]
+    device: torch.device
+    parameter_count: int
+    """Of the whole model."""
+    autocast: bool
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of all parts."""
+        return [parameter for part in self.parts for parameter in part.model.parameters()]
+
+    def forward_context(self) -> AbstractContextManager[object]:
+        """The context of forward: autocast if the weights stay float32 (DDP in bf16)."""
+        if self.autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def gradient_sync_context(self, *, last_micro_batch: bool) -> AbstractContextManager[object]:
+        """The context of a micro-step: DDP reduces gradients only in the last one of a step.
+
+        FSDP reduces in every micro-step, since otherwise each rank would store the gradients of the whole model.
+        """
+        stack = contextlib.ExitStack()
+        for part in self.parts:
+            if not last_micro_batch and isinstance(part.module, DistributedDataParallel):
+                stack.enter_context(part.module.no_sync())
+        return stack
+
+
+def parallelize(model: TrainModel, plan: TrainPlan, device: torch.device, world_size: int) -> ParallelModel:
+    """Apply the steps of this module's docstring in their order."""
+    parallel = plan.config.parallel
+    with torch.device("meta"):
+        module = model.build()
+    count = parameter_count(module)
+    blocks = model.blocks(module)
+    apply_activation_checkpointing(blocks, parallel.recompute)
+    if plan.compile and not parallel.compiled_autograd:
+        for compiled in model.compiled_modules(module):
+            compiled.compile(fullgraph=True, dynamic=False)  # in place: keeps the names of parameters
+    if parallel.mode == "fsdp":
+        apply_fsdp(module, blocks, plan, device, world_size)
+        model.initialize(module, device, plan.config.seed)
+        return ParallelModel((ModelPart(module, module),), device, count, autocast=False)
+    model.initialize(module, device, plan.config.seed)
+    part = ModelPart(apply_ddp(module, plan, device), module)
+    return ParallelModel((part,), device, count, autocast=plan.precision == "bf16")
+
+
+def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recompute) -> None:
+    """The backward pass of each block computes its activations again: all ("full"), or only cheap ones ("selective").
+
+    Replaces `forward` of the instances, so that the names of parameters do not change.
+    """
+    if recompute == "none":
+        return
+    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if recompute == "selective" else {}
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+
+
+def apply_fsdp(
+    module: nn.Module, blocks: Sequence[nn.Module], plan: TrainPlan, device: torch.device, world_size: int
+) -> None:
+    """FSDP2: one group per block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
+    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    param_dtype = torch.bfloat16 if plan.precision == "bf16" else None
+    # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    reshard = plan.config.parallel.reshard
+    if reshard is None:
+        reshard = device.type == "cuda" and _gathered_bytes(module, plan) > MAX_UNSHARDED_BYTES
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def apply_ddp(module: nn.Module, plan: TrainPlan, device: torch.device) -> nn.Module:
+    """DDP; compiled autograd captures the whole step, with the all-reduces of the gradients."""
+    devices = [device.index] if device.type == "cuda" else None
+    if not plan.config.parallel.compiled_autograd:
+        return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    torch._dynamo.config.compiled_autograd = True
+    replicated = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+    replicated.compile(dynamic=False)
+    return replicated
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Parameters of the whole module, sharded or not; tied ones count once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _gathered_bytes(module: nn.Module, plan: TrainPlan) -> int:
+    return parameter_count(module) * (2 if plan.precision == "bf16" else 4)
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_selective_policy)  # type: ignore[no-untyped-call]
+
+
+_SAVED_OPERATORS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+    if hasattr(torch.ops.aten, name)
+)
+
+
+def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Save the results of matrix products and attention, which cost most to recompute; recompute the rest."""
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
