@@ -12,8 +12,8 @@ import pytest
 from tests.local.support import processes_of
 
 from muster.local.control_loop import ControlLoop, DaemonComponents
+from muster.local.daemon import assemble
 from muster.local.home import open_home
-from muster.local.wiring import assemble
 
 
 @pytest.fixture

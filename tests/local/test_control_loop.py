@@ -20,7 +20,7 @@ from muster.local import pod_supervisor, shim
 from muster.local.client import LocalClient
 from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
-from muster.local.records import PodRecord
+from muster.local.store import PodRecord
 from muster.model import Resources
 
 

@@ -18,8 +18,8 @@ from muster.local.annotations import job_log_limit
 from muster.local.client import LocalClient
 from muster.local.home import open_home
 from muster.local.launcher import LaunchContext, build_shim_spec
-from muster.local.records import PodRecord
 from muster.local.run_folder import read_lines, tail_offset
+from muster.local.store import PodRecord
 
 MI = 2**20
 LINES = [f"line {number:06d} {'x' * 1000}" for number in range(5000)]

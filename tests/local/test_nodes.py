@@ -25,7 +25,7 @@ from muster.local.nodes import (
     visible_gpus,
 )
 from muster.local.pod_supervisor import free_devices
-from muster.local.records import PodRecord
+from muster.local.store import PodRecord
 
 _SMI = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA H200\n"
 

@@ -15,12 +15,12 @@ from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.transitions import finish
 from muster.local import home as home_module
 from muster.local.annotations import LOG_LIMIT_ANNOTATION, annotate_submitter
+from muster.local.daemon import ensure_default_objects
 from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
 from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry
 from muster.local.store import SqliteStore, open_store
-from muster.local.wiring import ensure_default_objects
 
 
 @pytest.fixture

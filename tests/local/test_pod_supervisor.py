@@ -20,9 +20,8 @@ from muster.local import launcher, pod_supervisor, shim
 from muster.local.home import Home, open_home
 from muster.local.launcher import LaunchContext
 from muster.local.pod_folder import PodFolder, ShimNotStarted
-from muster.local.pod_supervisor import PodSupervisor
-from muster.local.records import PodRecord, is_pod_error
-from muster.local.store import SqliteStore, open_store
+from muster.local.pod_supervisor import PodSupervisor, is_pod_error
+from muster.local.store import PodRecord, SqliteStore, open_store
 
 UID = "0123456789abcdef"
 

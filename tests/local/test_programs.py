@@ -19,8 +19,8 @@ from muster.local.annotations import (
     annotate_submitter,
 )
 from muster.local.client import LocalClient
-from muster.local.job_checks import check_local_support
-from muster.local.programs import (
+from muster.local.job_checks import (
+    check_local_support,
     check_processes,
     data_argument,
     processes_per_pod,

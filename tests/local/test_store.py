@@ -13,10 +13,9 @@ from muster.api import spec
 from muster.api.spec.pods import pod_request
 from muster.errors import ClusterError
 from muster.local import store
+from muster.local.daemon import ensure_default_objects
 from muster.local.nodes import parse_shape, virtual_nodes
-from muster.local.records import EventRecord, PodRecord
-from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
-from muster.local.wiring import ensure_default_objects
+from muster.local.store import MAX_EVENTS_PER_JOB, EventRecord, PodRecord, SqliteStore, open_store
 from muster.model import Resources
 
 

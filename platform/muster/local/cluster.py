@@ -39,9 +39,8 @@ from muster.local.home import Home
 from muster.local.job_checks import namespace_labels
 from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
-from muster.local.records import EventRecord, PodRecord
 from muster.local.run_folder import HeartbeatReader
-from muster.local.store import SqliteStore
+from muster.local.store import EventRecord, PodRecord, SqliteStore
 from muster.model import Resources
 
 _LOG = logging.getLogger("muster.local")

@@ -32,10 +32,8 @@ from muster.local.annotations import (
 )
 from muster.local.environment import JobEnvironmentStore
 from muster.local.home import check_free_space
-from muster.local.job_checks import check_fits, check_local_support, check_unique_names
-from muster.local.programs import check_processes
-from muster.local.records import EventRecord
-from muster.local.store import SqliteStore
+from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names
+from muster.local.store import EventRecord, SqliteStore
 from muster.state.nodes import to_node
 from muster.text import did_you_mean
 

@@ -2,13 +2,16 @@
 
 The same pass runs whenever something may have changed: it reads each pod's folder, then starts, adopts, stops or
 finishes the pod. So the restart of a killed daemon needs no special recovery. Each decision is stored before it takes
-effect: the record before the shim starts, the end before the resources are released.
+effect: the record before the shim starts, the end before the resources are released. A pod is Lost, not Failed, if
+another program, the host or its administrator ended it: its job is not at fault.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,26 +21,22 @@ from pathlib import Path
 from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.local import shim
-from muster.local.launcher import LaunchContext, ShimHandle, start_shim
+from muster.local.home import Home
+from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_matching, start_shim
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
-from muster.local.processes import Process, kill_matching
-from muster.local.records import (
-    PORT_IN_USE,
-    EventRecord,
-    PodRecord,
-    is_pod_error,
-    record_exit,
-    record_rank_failure,
-    record_shim_lost,
-    record_start_error,
-)
 from muster.local.run_folder import tail
-from muster.local.store import SqliteStore
+from muster.local.store import EventRecord, PodRecord, SqliteStore
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 _GIVE_UP_AFTER = 3  # failed starts of a pod whose own files are invalid
 _FAST_POLL_S = 0.02
+_POD_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+                         errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})  # fmt: skip
+_PORT_IN_USE = "PortInUse"
+"""Reason of a pod whose launcher found its rendezvous port taken by another program."""
+_START_ERROR = "StartError"
+"""Reason of a pod whose own files cannot be written although the home is writable."""
 
 
 class PodSupervisor:
@@ -185,17 +184,17 @@ class PodSupervisor:
         """The record of a pod whose shim has ended."""
         if isinstance(state, ShimLost):
             self._kill_leftovers(pod)
-            return record_shim_lost(pod, state, self._context.boot_id, self._clock())
+            return _record_shim_lost(pod, state, self._context.boot_id, self._clock())
         assert isinstance(state, ShimExited)
         if state.collector_status not in (None, 0):
             message = f"the trace collector of {pod.name} ended with exit code {state.collector_status}"
             self._event(pod, "CollectorFailed", message)
-        after = record_exit(pod, state, self._folder(pod), self._log(pod))
-        if after.reason == PORT_IN_USE:
+        after = _record_exit(pod, state, self._folder(pod), self._log(pod))
+        if after.reason == _PORT_IN_USE:
             message = (
                 f"another program uses rendezvous port {pod.port} of {pod.name}; the gang restarts with another port"
             )
-            self._event(pod, PORT_IN_USE, message)
+            self._event(pod, _PORT_IN_USE, message)
         return after
 
     def _record_failing_peers(self, changed: list[PodRecord]) -> list[PodRecord]:
@@ -206,7 +205,7 @@ class PodSupervisor:
         failed = {(pod.job_uid, pod.attempt) for pod in changed if pod.phase == "Failed"}
         known = {pod.name for pod in changed}
         failing = [
-            record_rank_failure(pod, self._folder(pod), self._log(pod))
+            _record_rank_failure(pod, self._folder(pod), self._log(pod))
             for uid, attempt in failed
             for pod in self._store.pods[uid].values()
             if pod.attempt == attempt and pod.name not in known and pod.phase == "Running"
@@ -245,7 +244,7 @@ class PodSupervisor:
             except OSError as error:
                 self._retry_later(pod, now, str(error))
                 if self._retries[pod.name].failures >= _GIVE_UP_AFTER and is_pod_error(error, self._context.home):
-                    self._fail_pod(record_start_error(pod, str(error), now))
+                    self._fail_pod(_record_start_error(pod, str(error), now))
             self._schedule_sync(now + _FAST_POLL_S)
 
     def _fail_pod(self, failed: PodRecord) -> None:
@@ -309,3 +308,52 @@ def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], cou
     taken = {device for pod in on_node if not pod.finished for device in pod.devices or ()}
     free = [device for device in all_devices if device not in taken]
     return tuple(free[:count]) if len(free) >= count else None
+
+
+def is_pod_error(error: OSError, home: Home) -> bool:
+    """Whether only the files of one pod are affected: not by a full disk or a lack of processes, which may pass, and
+    not by an error that other pods of the home would have as well."""
+    if error.errno not in _POD_ERRNOS:
+        return False
+    try:
+        for folder in (home.path, home.runs_dir, home.pods_dir):
+            if folder.exists():
+                tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _record_start_error(pod: PodRecord, message: str, now: float) -> PodRecord:
+    """The record of a pod that cannot be started and is not retried."""
+    return replace(
+        pod, phase="Failed", reason=_START_ERROR, finished_at=now, log_tail=f"cannot be started: {message}\n"
+    )
+
+
+def _record_shim_lost(pod: PodRecord, state: ShimLost, boot_id: str, now: float) -> PodRecord:
+    """The record of a pod whose shim ended without writing its exit file."""
+    reason = "ShimKilled" if state.boot_id == boot_id else "Rebooted"
+    return replace(pod, phase="Lost", reason=reason, finished_at=now)
+
+
+def _record_exit(pod: PodRecord, state: ShimExited, folder: PodFolder, log: Path) -> PodRecord:
+    """The record of a pod whose shim has written its exit file."""
+    after = replace(pod, exit_code=state.exit_code, finished_at=state.finished_at, failed_at=state.failed_at)
+    if state.stopped:  # the engine did not delete it: the daemon is stopping all pods
+        return replace(after, phase="Lost", reason="NodeShutdown")
+    if state.exit_code == 0:
+        return replace(after, phase="Succeeded", reason="Completed")
+    if folder.port_in_use():
+        return replace(after, phase="Lost", reason=_PORT_IN_USE)
+    reason = "OOMKilled" if state.out_of_memory else "Error"
+    return replace(after, phase="Failed", reason=reason, log_tail=tail(log))
+
+
+def _record_rank_failure(pod: PodRecord, folder: PodFolder, log: Path) -> PodRecord | None:
+    """The record of a pod that is still ending after one of its ranks failed; None if none failed."""
+    failure = folder.first_rank_failure()
+    if failure is None or folder.port_in_use():
+        return None
+    code, at = failure
+    return replace(pod, exit_code=code, failed_at=at, reason="Error", log_tail=tail(log))

@@ -21,8 +21,7 @@ from pathlib import Path
 from muster.api import spec
 from muster.errors import InvalidTrace
 from muster.lifecycle import is_finished
-from muster.local.records import EventRecord
-from muster.local.store import SqliteStore
+from muster.local.store import EventRecord, SqliteStore
 from muster.tracing import RECORDED_BY
 
 _BUILD_TIMEOUT_S = 900.0

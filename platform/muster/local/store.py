@@ -1,4 +1,4 @@
-"""The database of this host: objects, pods and events in one SQLite file.
+"""The database of this host: objects, pods and events in one SQLite file, and the records of pods and events.
 
 Objects and pods are also kept in memory, since each scheduling cycle reads all of them; unchanged ones stay the same
 Python objects. A transaction is on disk (fsync) before it ends, so that no process is started or stopped for a write
@@ -10,18 +10,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob
 from muster.api.spec.pods import pod_request
 from muster.api.yaml_input import KINDS, AnyObject
+from muster.cluster import PodView
 from muster.errors import ClusterError
 from muster.local.nodes import GPU
-from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
 
 SCHEMA = 1
@@ -30,6 +30,7 @@ RESERVED_BYTES = 2 * 2**20
 """Space in the database, and in its write-ahead log, that remains usable on a full disk."""
 _CHECKPOINT_PAGES = 128  # of 4 KiB: the log is restarted long before it exceeds its reserved size
 T = TypeVar("T")
+PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]
 _SCHEMA_SQL = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE objects (uid TEXT PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL);
@@ -38,6 +39,78 @@ CREATE TABLE events (id INTEGER PRIMARY KEY, job_uid TEXT NOT NULL, at REAL NOT 
                      reason TEXT NOT NULL, message TEXT NOT NULL, count INTEGER NOT NULL);
 CREATE INDEX events_of_job ON events (job_uid, id);
 """
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """One replica, from the decision to run it until its resources are released. Times are Unix seconds.
+
+    `devices` is None until its GPUs are chosen, before the shim starts. `deleting_at`: when the engine deleted it.
+    `failed_at`: when its first rank failed. `request`: its requests at creation; a database written before this field
+    existed is given it when it is opened.
+    """
+
+    name: str
+    job_uid: str
+    role: str
+    index: int
+    replicas: int
+    attempt: int
+    node: str
+    flavor: str
+    port: int
+    gpus: int
+    devices: tuple[str, ...] | None = None
+    phase: PodPhase = "Pending"
+    exit_code: int | None = None
+    reason: str = ""
+    finished_at: float | None = None
+    log_tail: str = ""
+    deleting_at: float | None = None
+    grace_s: float = 30.0
+    failed_at: float | None = None
+    request: Resources = Resources()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its processes have ended."""
+        return self.phase in ("Succeeded", "Failed", "Lost")
+
+    def to_view(self) -> PodView:
+        """The engine's view; ready as soon as it runs, since probes are not supported on this host."""
+        return PodView(
+            name=self.name,
+            job_uid=self.job_uid,
+            role=self.role,
+            index=self.index,
+            attempt=self.attempt,
+            node=self.node,
+            phase=self.phase,
+            ready=self.phase == "Running",
+            deleting=self.deleting_at is not None,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            finished_at=self.finished_at,
+            failed_at=self.failed_at,
+            log_tail=self.log_tail,
+            request=self.request,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An event of a job that occurred `count` times in a row, last at `at`."""
+
+    job_uid: str
+    at: float
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    count: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """For the API."""
+        return {"at": self.at, "type": self.type, "reason": self.reason, "message": self.message, "count": self.count}
 
 
 class SqliteStore:

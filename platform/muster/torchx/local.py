@@ -18,9 +18,8 @@ from muster.errors import DaemonError, MusterError
 from muster.local.annotations import allow_oversubscription, annotate_submitter, pass_variables
 from muster.local.client import LocalClient
 from muster.local.environment import submitter_environment
-from muster.local.job_checks import check_local_support
+from muster.local.job_checks import check_local_support, check_processes
 from muster.local.nodes import host_node, measure_capacity
-from muster.local.programs import check_processes
 from muster.torchx.appdef import to_training_job
 from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
