@@ -33,10 +33,10 @@ Muster = Callable[..., Outcome]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
-    import muster.cli.connect
+    import muster.cli.options
 
     client = MemoryClient(tmp_path / "runs")
-    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
+    monkeypatch.setattr(muster.cli.options, "_connect_local", lambda start: client)
     return client
 
 

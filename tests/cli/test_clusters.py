@@ -9,8 +9,7 @@ from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 
 from muster.cli.app import cli
-from muster.cli.connect import ClusterOptions, hoist_options, resolve_context
-from muster.cli.options import COMPLETE_ENV
+from muster.cli.options import COMPLETE_ENV, ClusterOptions, hoist_options, resolve_context
 from muster.errors import InvalidSpec
 from muster.kube.config import KubeContext
 
@@ -85,8 +84,8 @@ def test_completion_asks_the_cluster_of_the_options_before_it(
         asked.append(context)
         return cluster
 
-    monkeypatch.setattr("muster.cli.connect._kubernetes_client", client_of)
-    monkeypatch.setattr("muster.cli.connect._connect_local", lambda start: client_of(None))
+    monkeypatch.setattr("muster.cli.options._kubernetes_client", client_of)
+    monkeypatch.setattr("muster.cli.options._connect_local", lambda start: client_of(None))
     cluster.kept_jobs = {"bert": job("bert")}
     assert [one.value for one in completions(words, "b")] == ["bert"]
     assert set(asked) == {context}
@@ -94,7 +93,7 @@ def test_completion_asks_the_cluster_of_the_options_before_it(
 
 def test_completion_lists_the_jobs_of_the_namespace(cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users may often list only the jobs of their own namespace."""
-    monkeypatch.setattr("muster.cli.connect._kubernetes_client", lambda context: cluster)
+    monkeypatch.setattr("muster.cli.options._kubernetes_client", lambda context: cluster)
     bart = job("bart")
     elsewhere = bart.model_copy(update={"metadata": bart.metadata.model_copy(update={"namespace": "team-b"})})
     cluster.kept_jobs = {"bert": job("bert"), "bart": elsewhere}

@@ -13,7 +13,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
 from tests.tracing.runs import run_folder
 
-import muster.cli.connect
+import muster.cli.options
 from muster.api.spec import TrainingJob
 from muster.tracing.report import json_path
 
@@ -33,7 +33,7 @@ class Distant(MemoryClient):
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
     client = Distant(tmp_path)
-    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
+    monkeypatch.setattr(muster.cli.options, "_connect_local", lambda start: client)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return client
 

@@ -14,7 +14,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 
-import muster.cli.connect
+import muster.cli.options
 from muster.cli.app import cli
 from muster.cli.options import complete_job_names, complete_phases
 from muster.cli.output import ExitCode
@@ -43,12 +43,12 @@ def test_every_error_has_its_exit_code(
     def fail(start: bool) -> object:
         raise error
 
-    monkeypatch.setattr("muster.cli.connect._connect_local", fail)
+    monkeypatch.setattr("muster.cli.options._connect_local", fail)
     assert muster("jobs").code == code
 
 
 def test_a_bug_prints_a_traceback_only_on_request(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.cli.connect._connect_local", lambda start: 1 / 0)
+    monkeypatch.setattr("muster.cli.options._connect_local", lambda start: 1 / 0)
     message = muster("jobs").err
     assert message == (
         "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
@@ -120,7 +120,7 @@ def script(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
     program = (
-        "import muster.cli.connect as c, sys\n"
+        "import muster.cli.options as c, sys\n"
         "from muster.cli import main\n"
         "class Many:\n"
         "    def job(self, *a):\n"
@@ -188,7 +188,7 @@ def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.Monke
     def fail(start: bool) -> object:
         raise DaemonError("not running")
 
-    monkeypatch.setattr(muster.cli.connect, "_connect_local", fail)
+    monkeypatch.setattr(muster.cli.options, "_connect_local", fail)
     assert complete_job_names(click.Context(cli), cli.params[0], "a") == []
 
 

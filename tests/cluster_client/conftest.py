@@ -23,7 +23,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server that `muster` asks."""
-    import muster.cli.connect as opening
+    import muster.cli.options as opening
 
     monkeypatch.setattr(opening, "_connect_local", lambda start: server.client())
     return server

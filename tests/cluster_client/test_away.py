@@ -11,7 +11,7 @@ from tests.cli.objects import job, placement, status
 from tests.cluster_client.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
 
 from muster.api.spec import TrainingJobStatus
-from muster.cli import queues, watch
+from muster.cli import cluster, watch
 from muster.cluster_client import client, jobs
 
 PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
@@ -21,7 +21,7 @@ PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_HEARTBEAT_CACHE_S", 0.0)
     monkeypatch.setattr(watch, "_POLL_S", 0.01)
-    monkeypatch.setattr(queues, "_POLL_S", 0.01)
+    monkeypatch.setattr(cluster, "_POLL_S", 0.01)
     monkeypatch.setattr(jobs, "_PAUSE_S", 0.2)
 
 

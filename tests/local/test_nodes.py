@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import has
 
-from muster.cli.daemon import node_label_lines
+from muster.cli.cluster import node_label_lines
 from muster.errors import ClusterError, InvalidSpec
 from muster.local.nodes import (
     Capacity,

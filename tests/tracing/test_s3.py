@@ -57,12 +57,12 @@ def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TraceStore
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
-    import muster.cli.connect
+    import muster.cli.options
 
     client = Distant(tmp_path)
     traces = {"files": 2, "location": LOCATION}
     client.kept_jobs["llama"] = _traced(status("Succeeded", startedAt=NOW, finishedAt=NOW + 9, traces=traces))
-    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
+    monkeypatch.setattr(muster.cli.options, "_connect_local", lambda start: client)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return client
 

@@ -10,14 +10,18 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import daemon, jobs, logs, objects, queues, reports, simulate, submit, watch
-from muster.cli.connect import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
+from muster.cli import cluster, jobs, logs, objects, reports, simulate, watch
 from muster.cli.options import (
+    CLUSTER_ENV,
     COMPLETE_ENV,
+    CONTEXT_ENV,
     CONTEXT_SETTINGS,
     FILE,
+    ClusterOptions,
     SectionedGroup,
+    hoist_options,
     install_completion,
+    select_cluster,
     show_completion,
 )
 from muster.cli.output import CommandExit, ExitCode, print_error, run_command
@@ -59,15 +63,15 @@ def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> Non
 
 cli.add_section(
     "Jobs",
-    *(submit.submit, watch.watch, jobs.list_jobs, jobs.describe, logs.logs, jobs.scale),
+    *(objects.submit, watch.watch, jobs.list_jobs, jobs.describe, logs.logs, jobs.scale),
     *(jobs.cancel, jobs.suspend, jobs.resume),
 )
 cli.add_section(
-    "Queues and nodes", objects.apply, objects.delete, queues.queues, queues.nodes, queues.drain, queues.undrain
+    "Queues and nodes", objects.apply, objects.delete, cluster.queues, cluster.nodes, cluster.drain, cluster.undrain
 )
 cli.add_section("Analysis", reports.report)
 cli.add_section("Simulation", simulate.simulate, simulate.replay)
-cli.add_section("This host", daemon.local)
+cli.add_section("This host", cluster.local)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import connect, default_list_namespace, selected_context
 from muster.cli.options import (
     complete_phases,
+    connect,
+    default_list_namespace,
     job_argument,
     jobs_argument,
     json_option,
     namespace_option,
     queue_option,
+    selected_context,
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, usage_error

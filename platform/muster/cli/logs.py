@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import connect
-from muster.cli.options import PlainOption, job_argument, json_option, namespace_option, split_job_name
+from muster.cli.options import PlainOption, connect, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_note, usage_error
 from muster.client import DEFAULT_LOG_OPTIONS, ClusterClient, LogOptions
 from muster.text import pluralize, sanitize_keep_colors

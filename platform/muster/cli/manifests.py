@@ -14,7 +14,7 @@ from muster.api.env_vars import is_secret_name, parse_env_options
 from muster.api.spec import TrainingJob
 from muster.api.yaml_input import AnyObject, ParsedObject, parse_objects
 from muster.api.yaml_input.source_map import MAX_BYTES
-from muster.cli.connect import selected_context
+from muster.cli.options import selected_context
 from muster.cli.output import print_note
 from muster.errors import InvalidSpec, Refused
 from muster.local.annotations import allow_oversubscription, pass_variables

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from muster.api.quantity import MAX_QUANTITY, parse_quantity
-from muster.cli.connect import connect
-from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option, split_job_name
+from muster.cli.options import FILE, PATH, PlainOption, connect, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_json, print_note, trim_padding
 from muster.errors import InvalidSpec, NotFound, Refused
 

@@ -1,4 +1,4 @@
-"""The command `watch`: follows a job from the queue to its report.
+"""The command `watch`: follows a job from the queue to its report; `submit --wait` waits for the end of jobs.
 
 On a terminal a status block is redrawn; into a pipe a line is printed for each change. Both end with the findings of
 the report and its path as the last line. The exit code is that of the job's end.
@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.connect import connect
-from muster.cli.options import job_argument, json_option, namespace_option, split_job_name
+from muster.cli.options import connect, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note
 from muster.client import ClusterClient
 
@@ -51,11 +51,8 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
     client.job(name, namespace)  # raises NotFound before anything is drawn
     frames = _watch_frames(client, name, namespace)
     show = _last_frame if as_json else _draw_live if out.is_terminal else _print_changes
-    try:
+    with _hint_on_interrupt(name, namespace):
         last = show(frames, out)
-    except KeyboardInterrupt:
-        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
-        raise
     if last is None or not is_over(last.job):
         raise NotFound(deleted_message(name, namespace, None if last is None else last.job))
     if not as_json:
@@ -68,6 +65,61 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
         _print_report(job, run_dir, out, getattr(client, "context_name", ""))
     if last.job.status.phase != "Succeeded":
         raise CommandExit(ExitCode.JOB_FAILED)
+
+
+def wait_for_end(client: ClusterClient, name: str, namespace: str, *, quiet: bool) -> TrainingJob:
+    """Return the job once it has ended; while it is pending, print changes as `watch` does, unless `quiet`. Raises
+    `NotFound` if it is deleted."""
+    from muster.cli.views.job_text import deleted_message, is_over
+    from muster.errors import NotFound
+
+    last: TrainingJob | None = None
+    try:
+        with _hint_on_interrupt(name, namespace):
+            from muster.cli.views.watch import WatchFrame, change_lines
+
+            before: WatchFrame | None = None
+            for last in client.watch(name, namespace):
+                if is_over(last):
+                    return last
+                frame = WatchFrame(last, None, time.time())
+                if not quiet and last.status.phase == "Pending":
+                    for line in change_lines(before, frame):
+                        console().print(line, soft_wrap=True)
+                before = frame
+    except NotFound as error:
+        raise NotFound(deleted_message(name, namespace, last)) from error
+    raise NotFound(deleted_message(name, namespace, last))
+
+
+@contextmanager
+def _hint_on_interrupt(name: str, namespace: str) -> Iterator[None]:
+    """Within this context, an interrupt prints that the job is still running."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
+        raise
+
+
+def print_end_and_reason(job: TrainingJob) -> None:
+    """One line; for a job that did not succeed also the reason, exit code, last log line and the next command."""
+    from muster.cli.views import job_text
+
+    out, (code, message) = console(), job_text.phase_reason(job)
+    out.print(f"{job_text.qualified_name(job)} {job.status.phase}", markup=False)
+    if job.status.phase == "Succeeded":
+        return
+    failure, last = job.status.last_failure, job_text.last_log_line(job)
+    facts = [
+        f"{code}: {message}" if code or message else "",
+        f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",
+        f"last line of the log: {last}" if last else "",
+        f"see: muster describe {job_text.command_argument(job)}",
+    ]
+    for fact in facts:
+        if fact:
+            out.print(f"  {fact}", soft_wrap=True, markup=False)
 
 
 def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[WatchFrame]:

@@ -59,6 +59,12 @@ def qualified_name(job: TrainingJob) -> str:
     return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
 
 
+def command_argument(job: TrainingJob) -> str:
+    """The job as an argument of a command: with the namespace only if it is not `default`."""
+    namespace = job.metadata.namespace or "default"
+    return job.metadata.name if namespace == "default" else f"{namespace}/{job.metadata.name}"
+
+
 def priority(job: TrainingJob) -> str:
     """The effective priority; `-` while the value of its PriorityClass is unknown."""
     if job.spec.priority_class_name is None:
