@@ -3,7 +3,7 @@ finalizers of queues, which keep a queue as long as unfinished jobs name it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
@@ -58,7 +58,8 @@ class JobWriter:
         pods: list[CreatePod | DeletePod] = []
         for write in item.writes:
             if isinstance(write, WriteStatus):
-                if not await self.write_status(write):
+                events = tuple(one for one in item.writes if isinstance(one, RecordEvent))
+                if not await self.write_status(write, events):
                     return False
             elif isinstance(write, CreatePod | DeletePod):
                 pods.append(write)
@@ -79,8 +80,12 @@ class JobWriter:
 
     # ---- statuses
 
-    async def write_status(self, write: WriteStatus) -> bool:
-        """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does."""
+    async def write_status(self, write: WriteStatus, events: Sequence[RecordEvent] = ()) -> bool:
+        """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does.
+
+        The caller records `events` after the write; if there is no answer, they are recorded once the status turns out
+        to have been written.
+        """
         known = self.cache.jobs.get(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
@@ -91,7 +96,13 @@ class JobWriter:
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")
         old = known.job.status
-        target = WriteTarget(known.uid, TRAINING_JOBS.path(known.namespace, name), _affected_jobs(old, status))
+        decided_at = self.metrics.cycle_started_at
+        target = WriteTarget(
+            known.uid,
+            TRAINING_JOBS.path(known.namespace, name),
+            _affected_jobs(old, status),
+            on_settled=lambda: self._on_status_settled(known, status, decided_at, events),
+        )
         try:
             answer = await self.queue.uncertain.perform(target, lambda: self.api.patch(path, body))
         except ApiError as error:
@@ -103,12 +114,23 @@ class JobWriter:
                 self.cache.jobs.assume_status(known.uid, status)
             raise
         self.cache.jobs.on_status_written(write.job_uid, status, written_metadata(answer).version)
-        self._on_status_written(known, status)
+        self._on_status_written(known, status, decided_at)
         return True
 
-    def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus) -> None:
+    def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float) -> None:
         self.events.on_status_written(known.uid, known.job.status, status)
-        self.metrics.on_status_written(known.job, status)
+        self.metrics.on_status_written(known.job, status, decided_at)
+
+    def _on_status_settled(
+        self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float, events: Sequence[RecordEvent]
+    ) -> None:
+        """The outcome of a write of this status without an answer is known. The cycle that it names shows whether it
+        was written."""
+        now = self.cache.jobs.get(known.uid)
+        if now is not None and now.job.status.last_cycle == status.last_cycle:
+            self._on_status_written(known, status, decided_at)
+            for event in events:
+                self.events.record(event)
 
     async def _write_queue_status(self, write: WriteQueueStatus) -> None:
         queue = self.cache.queues.get(write.queue)

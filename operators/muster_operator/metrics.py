@@ -110,13 +110,15 @@ class JobMetrics:
         self._scraped_jobs: dict[str, spec.TrainingJob] = {}
         self._running: dict[str, _RunningUsage] = {}
 
-    def on_status_written(self, before: spec.TrainingJob, status: spec.TrainingJobStatus) -> None:
-        """A status was acknowledged."""
+    def on_status_written(
+        self, before: spec.TrainingJob, status: spec.TrainingJobStatus, cycle_started_at: float
+    ) -> None:
+        """A status was written that was decided in the scheduling cycle that started at this time."""
         now, queue = self._clock(), before.spec.queue
         if is_admitted(status) and not is_admitted(before.status):
             submitted_at = now if status.submitted_at is None else status.submitted_at
             self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
-            self._metrics.admission_s.observe(max(0.0, now - self.cycle_started_at))
+            self._metrics.admission_s.observe(max(0.0, now - cycle_started_at))
             self._metrics.admitted.labels(queue).inc()
         self._start_usage(before, status, now)
 

@@ -50,12 +50,14 @@ _jobs = msgspec.json.Decoder(_Jobs)
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
     """An object of a job that is written. `affects`: whose capacity depends on the write; nothing is decided while one
-    that affects several jobs is uncertain. The write is repeated only while `still_wanted`."""
+    that affects several jobs is uncertain. The write is repeated only while `still_wanted`; `on_settled` is called once
+    the outcome of a write without an answer is known, and the object was read."""
 
     uid: str  # of the job
     path: str
     affects: Literal["no job", "its job", "several jobs"] = "its job"
     still_wanted: Callable[[], bool] = lambda: True
+    on_settled: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class UncertainWrites:
         if one.write is not None:  # else its rejection was handled when it was answered
             self._settled_jobs.add(one.target.uid)
             self.changed()
+            one.target.on_settled()
         _LOG.info("write settled", extra={"object": one.target.path, "had_answer": one.write is None})
 
     async def _resolve_once(self, one: _UncertainWrite) -> None:

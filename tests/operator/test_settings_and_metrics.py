@@ -73,7 +73,7 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     running = waiting.model_copy(update={"status": status})
     metrics, jobs = OperatorMetrics(), [running]
     job_metrics = JobMetrics(metrics, lambda: jobs, lambda: now[0])
-    job_metrics.on_status_written(waiting, status)
+    job_metrics.on_status_written(waiting, status, 100.0)
     now[0] = 110.0
     job_metrics.refresh()
     gpu_seconds = partial(

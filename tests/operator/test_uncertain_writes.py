@@ -318,3 +318,49 @@ def test_a_leader_decides_nothing_while_such_writes_are_uncertain() -> None:
         leading.cancel()
 
     serve_lossy("POST .*/pods/lost-", story)
+
+
+class StoredJob(Server):
+    """An API server with one job, whose statuses it stores. `executes`: also those that it does not answer."""
+
+    def __init__(self, lost: str, *, executes: bool) -> None:
+        super().__init__(lost=lost)
+        self.job = job_document("lost", 5)
+        self.executes = executes
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"items": [self.job]})
+        if request.path.endswith("/trainingjobs/lost/status"):
+            body, meta = await request.json(), self.job["metadata"]
+            if body["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+                return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
+            if self.executes or not self.lost:
+                meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
+                self.job["status"] = {**self.job.get("status", {}), **body["status"]}
+            if not self.lost:
+                return web.json_response({"metadata": meta})
+        return await super().answer(request)
+
+
+@pytest.mark.parametrize("executes", [True, False])
+def test_an_admission_without_an_answer_is_recorded_once_its_outcome_is_known(executes: bool) -> None:
+    server = StoredJob("PATCH .*/trainingjobs/lost/status", executes=executes)
+
+    async def story(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("lost", 5)
+        await harness.run_cycle()
+        assert harness.pending_events() == []
+        server.lost = ""
+        async with asyncio.timeout(60):
+            while harness.uncertain.concerns("uid-lost"):  # noqa: ASYNC110 - a condition of another task
+                await asyncio.sleep(0.01)
+        for _ in range(2):
+            await harness.run_cycle()
+        assert harness.phase("lost") == "Admitted"
+        assert harness.pending_events() == [("lost", "Admitted")]
+        registry = harness.metrics.registry
+        assert registry.get_sample_value("muster_admissions_total", {"queue": "research"}) == 1.0
+
+    serve(server, story)
