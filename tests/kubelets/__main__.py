@@ -22,7 +22,7 @@ from tests.cluster.controlplane.supervised import Died
 from tests.kubelets import archives, machine, operator
 from tests.kubelets.cluster import Cluster
 from tests.kubelets.first_day import steps
-from tests.kubelets.first_day.stage import stage
+from tests.kubelets.first_day.demo_cluster import demo_cluster
 
 KWOK = "`make cluster-up` runs the same control plane with virtual nodes (KWOK) anywhere."
 
@@ -66,33 +66,33 @@ def day() -> None:
         tempfile.TemporaryDirectory(prefix="muster-kubelets-") as folder,
         Cluster.start(Path(folder, "cluster"), images=images) as cluster,
     ):
-        _act("1. helm install muster: two operators as pods of their own image")
+        _heading("1. helm install muster: two operators as pods of their own image")
         operator.install(cluster)
         print(cluster.plane.kubectl("get", "nodes,pods", "-n", operator.SYSTEM, "-o", "wide"))
         Path(folder).chmod(0o755)  # pods that run as another user reach their volume through it
         cache = binaries.cache_folder().parents[1] / "pods"
-        with stage(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
-            _act("2. Two queues with a node of 2 GPUs each")
+        with demo_cluster(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
+            _heading("2. Two queues with a node of 2 GPUs each")
             steps.share_out(one)
             print(one.muster("queues"))
-            _act("3. Compiled FSDP on both nodes, traced")
+            _heading("3. Compiled FSDP on both nodes, traced")
             first = steps.train_to_the_end(one)
             print(one.torchx("log", f"muster://torchx/{first}/trainer/0"), one.muster("jobs"), sep="\n")
             print(one.muster("report", str(one.run_folder(first))))
             one.wait("the store has its traces", lambda: len(one.traces.objects) >= 2)
             print("in the store:", *sorted(one.traces.objects), sep="\n  ")
-            _act("4. The other queue takes its node back; the borrower makes way, and comes back where it was")
+            _heading("4. The other queue takes its node back; the borrower is preempted, and resumes at its last step")
             long, before = steps.reclaim(one)
-            print(f"{long} made way after step {before} and went on with {before + 1}\n{one.muster('jobs')}")
-            _act("5. A node dies")
-            print(f"{long} is back, whole, in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
+            print(f"{long} was preempted after step {before} and resumed with {before + 1}\n{one.muster('jobs')}")
+            _heading("5. A node fails")
+            print(f"{long} runs again with all pods in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
             one.muster("cancel", long)
-            _act("6. helm uninstall: objects of users are kept")
+            _heading("6. helm uninstall: objects of users are kept")
             print(steps.uninstall(one))
             print(cluster.plane.kubectl("get", "trainingjobs,queues.muster.dev,flavors.muster.dev"))
 
 
-def _act(title: str) -> None:
+def _heading(title: str) -> None:
     print(f"\n== {title}", flush=True)
 
 
@@ -100,11 +100,11 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.kubelets", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("check", help="say what is missing here; get the programs and build the images")
+    verbs.add_parser("check", help="print what is missing here; get the programs and build the images")
     verb = verbs.add_parser("up", help="run a cluster until Ctrl-C")
     verb.add_argument("--nodes", type=int, default=2)
     verb.add_argument("--gpus", type=int, default=2, help="per node")
-    verbs.add_parser("day", help="play a platform team's first day")
+    verbs.add_parser("day", help="run a platform team's first day")
     arguments = parser.parse_args()
     try:
         if arguments.verb == "check":

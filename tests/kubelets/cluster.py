@@ -42,8 +42,8 @@ class Cluster:
         self._images = [folder / "pause.tar", *images]
         self._binaries: dict[str, Binary] = {}
         self._running: dict[str, Supervised] = {}
-        self._spaces: dict[str, int] = {}  # a process in the network namespace of each node
-        self._keeper: subprocess.Popen[str] | None = None
+        self._namespace_pids: dict[str, int] = {}  # a process in the network namespace of each node
+        self._host_setup: subprocess.Popen[str] | None = None
         self._closing = contextlib.ExitStack()
 
     @classmethod
@@ -69,7 +69,7 @@ class Cluster:
     def _start(self) -> None:
         self._binaries = ensure(OF_NODES)
         pause.write(self._images[0])
-        self._keep()
+        self._set_up_host()
         self.plane = self._closing.enter_context(
             ControlPlane.start(self.folder / "control-plane", kwok=False, service=API)
         )
@@ -84,10 +84,12 @@ class Cluster:
     def boot(self, node: Node) -> None:
         """Start a node, for the first time or after `kill`, with its previous disk. Returns before it is Ready."""
         plan = programs.write(node, self._binaries, self.plane.kubeconfig(), self._images)
-        network = f"--net=/proc/{self._spaces[node.name]}/ns/net"
-        apart = [network, "unshare", "--mount", "--pid", "--uts", "--ipc", "--kill-child"]
-        first = [sys.executable, "-I", "-S", str(HERE / "first_process.py"), str(plan)]
-        self._running[node.name] = Supervised(node.name, ["nsenter", *apart, "--mount-proc", *first], self.folder)
+        network = f"--net=/proc/{self._namespace_pids[node.name]}/ns/net"
+        namespaces = [network, "unshare", "--mount", "--pid", "--uts", "--ipc", "--kill-child"]
+        first_process = [sys.executable, "-I", "-S", str(HERE / "first_process.py"), str(plan)]
+        self._running[node.name] = Supervised(
+            node.name, ["nsenter", *namespaces, "--mount-proc", *first_process], self.folder
+        )
 
     def kill(self, node: Node) -> None:
         """Kill everything that runs on a node at once: kubelet, containerd and containers."""
@@ -105,14 +107,14 @@ class Cluster:
                 return False
             return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-        def offers() -> bool:
+        def has_gpus() -> bool:
             allocatable: dict[str, str] = self.plane.api.get(path)["status"]["allocatable"]
             return allocatable.get(GPU) == str(self._gpus)
 
         self.plane.wait_for(f"{node.name} is Ready", ready, READY_S)
         # The kubelet keeps resources that others wrote, and computes the allocatable amount itself.
         self.plane.api.patch(f"{path}/status", {"status": {"capacity": {GPU: str(self._gpus)}}})
-        self.plane.wait_for(f"{node.name} offers {self._gpus} {GPU}", offers, READY_S)
+        self.plane.wait_for(f"{node.name} offers {self._gpus} {GPU}", has_gpus, READY_S)
 
     def load(self, archive: Path) -> None:
         """Load an image into every running node."""
@@ -124,12 +126,12 @@ class Cluster:
 
     # The machine
 
-    def _keep(self) -> None:
-        """Start the keeper, which creates the bridge, network namespaces, cgroups and folders."""
+    def _set_up_host(self) -> None:
+        """Start the process that creates the bridge, network namespaces, cgroups and folders."""
         plan = self.folder / "machine.json"
         nodes = [
             {
-                "leg": f"{BRIDGE}n{node.number}",
+                "veth": f"{BRIDGE}n{node.number}",
                 "address": node.address,
                 "pods": node.pods,
                 "cgroup": node.cgroup,
@@ -148,9 +150,9 @@ class Cluster:
             "nodes": nodes,
         }
         plan.write_text(json.dumps(body))
-        with (self.folder / "keeper.log").open("ab") as log:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(HERE / "keeper.py"), str(plan)],
+        with (self.folder / "host_setup.log").open("ab") as log:
+            self._host_setup = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(HERE / "host_setup.py"), str(plan)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -158,12 +160,12 @@ class Cluster:
                 start_new_session=True,
                 env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
             )
-        out: IO[str] | None = self._keeper.stdout
+        out: IO[str] | None = self._host_setup.stdout
         output = out.readline().split() if out is not None else []
         if not output:
-            why = (self.folder / "keeper.log").read_text().strip()
-            raise Unavailable(f"This machine cannot run kubelets: the network of nodes could not be made: {why}")
-        self._spaces = {node.name: int(pid) for node, pid in zip(self.nodes, output[1:], strict=True)}
+            why = (self.folder / "host_setup.log").read_text().strip()
+            raise Unavailable(f"This machine cannot run kubelets: the network of nodes could not be created: {why}")
+        self._namespace_pids = {node.name: int(pid) for node, pid in zip(self.nodes, output[1:], strict=True)}
 
     def _run_dns(self) -> None:
         """CoreDNS, at the DNS address of all pods."""
@@ -183,10 +185,10 @@ class Cluster:
             self._running.clear()
             self._closing.close()
         finally:
-            if self._keeper is not None and self._keeper.stdin is not None:
-                self._keeper.stdin.close()
-                self._keeper.wait()
-                self._keeper = None
+            if self._host_setup is not None and self._host_setup.stdin is not None:
+                self._host_setup.stdin.close()
+                self._host_setup.wait()
+                self._host_setup = None
 
     def __enter__(self) -> Self:
         return self

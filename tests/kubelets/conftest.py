@@ -43,15 +43,15 @@ class Shared:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lacks = machine.missing()
+    missing = machine.missing()
     for item in items:
         if HERE in item.path.parents and item.path.name not in ANYWHERE:
             item.add_marker("cluster")
             item.add_marker(pytest.mark.timeout(1800))  # the first test starts the cluster, and others compile
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
-            elif lacks:
-                item.add_marker(pytest.mark.skip(reason=f"this machine cannot run kubelets: {'; '.join(lacks)}"))
+            elif missing:
+                item.add_marker(pytest.mark.skip(reason=f"this machine cannot run kubelets: {'; '.join(missing)}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 BRIDGE = "muster0"
 HOST = "10.97.0.1"  # this machine, as seen by nodes and pods
 # Address of the Service `kubernetes`: the API server listens there itself, so that no kube-proxy is needed.
-# Address of the Service `kubernetes`: the API server listens there itself, so that no kube-proxy is needed.
 API = "10.96.0.1"
 DNS = "10.96.0.10"
 PODS = "10.244"  # pods of node N have 10.244.N.0/24

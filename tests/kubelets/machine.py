@@ -28,7 +28,7 @@ def missing() -> list[str]:
     found = [f"programs are missing: apt-get install {' '.join(sorted(wanted))}"] if wanted else []
     if not Path("/sys/fs/cgroup").is_dir() or not os.access("/sys/fs/cgroup", os.W_OK):
         found.append("/sys/fs/cgroup cannot be written: this is a container without rights on cgroups")
-    found += [f"the kernel has no {what}" for what in _kernel_lacks()]
+    found += [f"the kernel has no {what}" for what in _missing_kernel_features()]
     return found + [
         f"{user} has {address}, which nodes here would take"
         for user, address in taken(_read("/proc/net/route"), _read("/etc/resolv.conf"))
@@ -42,14 +42,14 @@ def taken(routes: str, resolver: str) -> list[tuple[str, str]]:
     used = []
     for line in routes.splitlines()[1:]:
         device, destination, *_, mask, _, _, _ = line.split()
-        start, bits = (struct.unpack("=I", bytes.fromhex(word))[0] for word in (destination, mask))
+        start, bits = (struct.unpack("=I", bytes.fromhex(field))[0] for field in (destination, mask))
         network = ipaddress.ip_network((start, bits.bit_count()))
         if bits and not device.startswith(BRIDGE) and any(one.overlaps(network) for one in ours):
             used.append((f"device {device}", str(network)))
     for line in resolver.splitlines():
-        words = line.split()
-        if words[:1] == ["nameserver"] and any(ipaddress.ip_address(words[1].split("%")[0]) in one for one in ours):
-            used.append(("the name server", words[1]))
+        fields = line.split()
+        if fields[:1] == ["nameserver"] and any(ipaddress.ip_address(fields[1].split("%")[0]) in one for one in ours):
+            used.append(("the name server", fields[1]))
     return used
 
 
@@ -57,14 +57,14 @@ def _read(path: str) -> str:
     return Path(path).read_text() if Path(path).exists() else ""
 
 
-def _kernel_lacks() -> list[str]:
-    lacks = []
+def _missing_kernel_features() -> list[str]:
+    missing_features = []
     if "overlay" not in Path("/proc/filesystems").read_text() and not _module("overlay"):
-        lacks.append("overlay file system")
+        missing_features.append("overlay file system")
     for kind in ("net", "pid", "mnt", "uts", "ipc"):
         if not Path(f"/proc/self/ns/{kind}").exists():
-            lacks.append(f"{kind} namespaces")
-    return lacks
+            missing_features.append(f"{kind} namespaces")
+    return missing_features
 
 
 def _module(name: str) -> bool:

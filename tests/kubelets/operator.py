@@ -23,8 +23,8 @@ def install(cluster: Cluster) -> None:
         "collector.store.url": f"s3://{BUCKET}/muster",
         "collector.store.secretName": STORE_SECRET,
     }
-    given = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-    cluster.plane.helm("install", "muster", str(CHART), "-n", SYSTEM, "--create-namespace", *given, "--wait")
+    flags = [flag for name, value in values.items() for flag in ("--set", f"{name}={value}")]
+    cluster.plane.helm("install", "muster", str(CHART), "-n", SYSTEM, "--create-namespace", *flags, "--wait")
 
 
 def pods(cluster: Cluster) -> list[Json]:

@@ -24,7 +24,7 @@ with Cluster.start(Path(sys.argv[1]), nodes=1) as cluster:
 """
 
 
-def traces(folder: Path) -> list[str]:
+def leftovers(folder: Path) -> list[str]:
     """What is left of a cluster on this machine: processes, mounts, network, cgroups, folders."""
     found = [str(path) for path in (RUN, *folder.glob("node-*/")) if path.is_dir()]
     found += [str(path) for path in Path("/sys/class/net").glob(f"{BRIDGE}*")]
@@ -34,18 +34,18 @@ def traces(folder: Path) -> list[str]:
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(str(folder).encode() in word for word in words):
-            found.append(b" ".join(words).decode(errors="replace"))
+        if any(str(folder).encode() in argument for argument in arguments):
+            found.append(b" ".join(arguments).decode(errors="replace"))
     return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.usefixtures("no_cluster")
 def test_nothing_is_left_of_a_cluster_whose_owner_is(number: signal.Signals, tmp_path: Path) -> None:
-    assert traces(tmp_path) == []
+    assert leftovers(tmp_path) == []
     owner = subprocess.Popen(
         [sys.executable, "-c", RUN_ONE, str(tmp_path / "cluster")],
         cwd=ROOT,
@@ -57,12 +57,12 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is(number: signal.Signals, tmp
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
-        assert len(traces(tmp_path / "cluster")) > 10
+        assert len(leftovers(tmp_path / "cluster")) > 10
         owner.send_signal(number)
         owner.wait(300)
     finally:
         owner.kill()
     until = time.monotonic() + 300
-    while (left := traces(tmp_path / "cluster")) and time.monotonic() < until:
+    while (left := leftovers(tmp_path / "cluster")) and time.monotonic() < until:
         time.sleep(0.2)
     assert left == []

@@ -11,34 +11,34 @@ from tests.cluster.controlplane.binaries import cache_folder
 from tests.kubelets.cluster import Cluster
 from tests.kubelets.conftest import Shared
 from tests.kubelets.first_day import steps
-from tests.kubelets.first_day.stage import Stage, stage
+from tests.kubelets.first_day.demo_cluster import DemoCluster, demo_cluster
 
 
 @pytest.fixture(scope="module")
-def day(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def day(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoCluster]:
     """Two nodes, the operator, two queues, a volume for runs, a store for traces."""
     cluster: Cluster = shared.get()
     folder = tmp_path_factory.mktemp("first-day")
     folder.chmod(0o755)
-    with stage(cluster, folder, cache_folder().parents[1] / "pods", print) as one:
+    with demo_cluster(cluster, folder, cache_folder().parents[1] / "pods", print) as one:
         steps.share_out(one)
         yield one
     shared.end()  # not usable without its operator
 
 
 @pytest.fixture(scope="module")
-def first(day: Stage) -> str:
+def first(day: DemoCluster) -> str:
     """A job that has trained to its end."""
     return steps.train_to_the_end(day)
 
 
 @pytest.fixture(scope="module")
-def long(day: Stage, first: str) -> tuple[str, int]:
+def long(day: DemoCluster, first: str) -> tuple[str, int]:
     """A job that was preempted and resumed, and its last step before."""
     return steps.reclaim(day)
 
 
-def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, first: str) -> None:
+def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: DemoCluster, first: str) -> None:
     output = steps.logs(day, first)
     assert day.phase(first) == "Succeeded", output
     assert {pod["spec"]["nodeName"] for pod in day.pods(first)} == {"node-1", "node-2"}
@@ -48,13 +48,13 @@ def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, firs
     assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
 
 
-def test_the_collectors_have_uploaded_the_traces_of_both_ranks(day: Stage, first: str) -> None:
+def test_the_collectors_have_uploaded_the_traces_of_both_ranks(day: DemoCluster, first: str) -> None:
     folder = f"muster/default/{first}-{day.job(first)['metadata']['uid']}"
     names = {f"{folder}/traces/rank-{rank}.attempt-0.steps-10-15.json.gz" for rank in (0, 1)}
     day.wait("both traces are there", lambda: names <= set(day.traces.objects))
 
 
-def test_every_command_shows_the_job(day: Stage, first: str) -> None:
+def test_every_command_shows_the_job(day: DemoCluster, first: str) -> None:
     rows = {row["metadata"]["name"]: row for row in json.loads(day.muster("jobs", "--json"))}
     assert (rows[first]["spec"]["queue"], rows[first]["status"]["phase"]) == ("research", "Succeeded")
     handle = f"muster://torchx/{first}"
@@ -64,7 +64,7 @@ def test_every_command_shows_the_job(day: Stage, first: str) -> None:
     assert first in day.kubectl("get", "trainingjobs")
 
 
-def test_the_report_holds_both_ranks(day: Stage, first: str) -> None:
+def test_the_report_has_both_ranks(day: DemoCluster, first: str) -> None:
     folder = day.run_folder(first)
     day.muster("report", str(folder))
     report = json.loads((folder / "report" / "report.json").read_text())
@@ -72,7 +72,7 @@ def test_the_report_holds_both_ranks(day: Stage, first: str) -> None:
     assert report["summary"]["world_size"] == 2
 
 
-def test_a_preempted_job_resumes_from_its_last_step(day: Stage, long: tuple[str, int]) -> None:
+def test_a_preempted_job_resumes_from_its_last_step(day: DemoCluster, long: tuple[str, int]) -> None:
     job, before = long
     metrics = day.metrics(job)
     done = [line["step"] for line in metrics]
@@ -84,7 +84,7 @@ def test_a_preempted_job_resumes_from_its_last_step(day: Stage, long: tuple[str,
     assert "reclaimed for default/claim" in day.muster("describe", job)
 
 
-def test_a_job_restarts_with_all_pods_after_a_node_failure(day: Stage, long: tuple[str, int]) -> None:
+def test_a_job_restarts_with_all_pods_after_a_node_failure(day: DemoCluster, long: tuple[str, int]) -> None:
     job, _ = long
     attempt = steps.lose_a_node(day, job)
     pods = [pod for pod in day.pods(job) if pod["metadata"]["labels"]["muster.dev/attempt"] == str(attempt)]
@@ -93,7 +93,9 @@ def test_a_job_restarts_with_all_pods_after_a_node_failure(day: Stage, long: tup
     day.wait("it is over", lambda: day.phase(job) == "Cancelled")
 
 
-def test_uninstalling_keeps_objects_of_users_and_lists_them(day: Stage, first: str, long: tuple[str, int]) -> None:
+def test_uninstalling_keeps_objects_of_users_and_lists_them(
+    day: DemoCluster, first: str, long: tuple[str, int]
+) -> None:
     output = steps.uninstall(day)
     assert "kept due to the resource policy" in output
     left = {job["metadata"]["name"] for job in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/trainingjobs")}

@@ -10,10 +10,10 @@ from typing import Any
 from tests.cluster.controlplane.api import Json
 from tests.cluster.controlplane.nodes import GPU
 from tests.kubelets.archives import TRAINER
-from tests.kubelets.first_day.stage import Stage
+from tests.kubelets.first_day.demo_cluster import DemoCluster
 
 # One process on each of two nodes, with all GPUs of both. It computes on the CPU; the nodes' pods get what the control
-# plane leaves (`keeper.stand_back`). The text exists on every machine.
+# plane leaves (`host_setup.lower_cpu_weight`). The text exists on every machine.
 DATA = f"{sysconfig.get_path('stdlib')}/json"
 TRAINING = (
     "run", "-s", "muster", "-cfg", "queue=research,run_volume=runs", "muster.train.fsdp", "-j", "2x1", "--gpu", "2",
@@ -22,75 +22,75 @@ TRAINING = (
 QUEUES = ("research", "production")
 
 
-def share_out(stage: Stage) -> None:
+def share_out(demo: DemoCluster) -> None:
     """Create two queues with a node each; each may borrow the other's."""
     whole = [{"flavor": "default", "guaranteed": {GPU: 4}, "limit": {GPU: 4}}]
-    stage.kubectl("apply", "-f", "-", stdin=_document("Queue", "company", {"resources": whole}))
+    demo.kubectl("apply", "-f", "-", stdin=_document("Queue", "company", {"resources": whole}))
     for name in QUEUES:
         resources = [{"flavor": "default", "guaranteed": {GPU: 2}, "limit": {GPU: 4}}]
         spec: Json = {"parent": "company", "namespaceSelector": {}, "resources": resources}
-        stage.kubectl("apply", "-f", "-", stdin=_document("Queue", name, spec))
+        demo.kubectl("apply", "-f", "-", stdin=_document("Queue", name, spec))
 
 
-def train(stage: Stage, name: str, steps: int, *more: str) -> str:
+def train(demo: DemoCluster, name: str, steps: int, *more: str) -> str:
     """Submit compiled FSDP with TorchX; returns the job's name."""
-    output = stage.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
-    handle = next(word for line in output.splitlines() for word in line.split() if word.startswith("muster://"))
+    output = demo.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
+    handle = next(text for line in output.splitlines() for text in line.split() if text.startswith("muster://"))
     return handle.rpartition("/")[2]
 
 
-def train_to_the_end(stage: Stage) -> str:
+def train_to_the_end(demo: DemoCluster) -> str:
     """Train until the job has succeeded, with a trace of steps 10 to 14; returns its name."""
-    job = train(stage, "first", 30, "--trace_steps", "10:15")
-    stage.wait("its two pods run", lambda: stage.phase(job) in ("Running", "Succeeded", "Failed"))
-    stage.must_succeed(job)
+    job = train(demo, "first", 30, "--trace_steps", "10:15")
+    demo.wait("its two pods run", lambda: demo.phase(job) in ("Running", "Succeeded", "Failed"))
+    demo.must_succeed(job)
     return job
 
 
-def reclaim(stage: Stage) -> tuple[str, int]:
+def reclaim(demo: DemoCluster) -> tuple[str, int]:
     """Reclaim a borrowed node with a job of the other queue; returns the preempted job and its last step before the
     preemption. Returns once it trains again."""
-    job = train(stage, "long", 100_000, "--checkpoint_every", "20", "--compile", "False")
-    stage.wait("it has something to lose", lambda: steps_done(stage, job) > 5)
-    stage.kubectl("apply", "-f", "-", stdin=_claim())
-    stage.wait("the other queue's job runs", lambda: stage.phase("claim") in ("Running", "Succeeded"))
-    stage.wait("the borrower has made way", lambda: stage.job(job)["status"].get("attempt", 0) > 0)
-    before = steps_done(stage, job, attempt=0)
-    stage.wait("the other queue's job is done", lambda: stage.phase("claim") == "Succeeded")
-    stage.wait("the borrower trains again", lambda: steps_done(stage, job) > before + 5)
+    job = train(demo, "long", 100_000, "--checkpoint_every", "20", "--compile", "False")
+    demo.wait("it has trained some steps", lambda: steps_done(demo, job) > 5)
+    demo.kubectl("apply", "-f", "-", stdin=_claim())
+    demo.wait("the other queue's job runs", lambda: demo.phase("claim") in ("Running", "Succeeded"))
+    demo.wait("the borrower was preempted", lambda: demo.job(job)["status"].get("attempt", 0) > 0)
+    before = steps_done(demo, job, attempt=0)
+    demo.wait("the other queue's job is done", lambda: demo.phase("claim") == "Succeeded")
+    demo.wait("the borrower trains again", lambda: steps_done(demo, job) > before + 5)
     return job, before
 
 
-def lose_a_node(stage: Stage, job: str) -> int:
+def lose_a_node(demo: DemoCluster, job: str) -> int:
     """Kill a node and start it again; returns the attempt in which the job trains afterwards."""
-    attempt = int(stage.metrics(job)[-1]["attempt"])
-    node = stage.cluster.nodes[1]
-    stage.say(f"cut the power of {node.name}")
-    stage.cluster.kill(node)
+    attempt = int(demo.metrics(job)[-1]["attempt"])
+    node = demo.cluster.nodes[1]
+    demo.log(f"kill all processes of {node.name}")
+    demo.cluster.kill(node)
     time.sleep(1)
-    stage.say(f"start {node.name} again")
-    stage.cluster.boot(node)
-    stage.cluster.wait_until_ready(node)
-    stage.wait("a whole new attempt trains", lambda: int(stage.metrics(job)[-1]["attempt"]) > attempt)
-    return int(stage.metrics(job)[-1]["attempt"])
+    demo.log(f"start {node.name} again")
+    demo.cluster.boot(node)
+    demo.cluster.wait_until_ready(node)
+    demo.wait("a whole new attempt trains", lambda: int(demo.metrics(job)[-1]["attempt"]) > attempt)
+    return int(demo.metrics(job)[-1]["attempt"])
 
 
-def steps_done(stage: Stage, job: str, attempt: int | None = None) -> int:
+def steps_done(demo: DemoCluster, job: str, attempt: int | None = None) -> int:
     """The last step that rank 0 has recorded, in any attempt or in this one."""
-    steps = [int(line["step"]) for line in stage.metrics(job) if attempt in (None, line["attempt"])]
+    steps = [int(line["step"]) for line in demo.metrics(job) if attempt in (None, line["attempt"])]
     return steps[-1] if steps else -1
 
 
-def uninstall(stage: Stage) -> str:
+def uninstall(demo: DemoCluster) -> str:
     """Uninstall the chart; returns Helm's output."""
-    stage.say("helm uninstall muster -n muster-system")
-    return stage.cluster.plane.helm("uninstall", "muster", "-n", "muster-system", "--wait")
+    demo.log("helm uninstall muster -n muster-system")
+    return demo.cluster.plane.helm("uninstall", "muster", "-n", "muster-system", "--wait")
 
 
-def logs(stage: Stage, job: str) -> dict[str, str]:
+def logs(demo: DemoCluster, job: str) -> dict[str, str]:
     """Log of each pod's trainer, by index."""
-    names = {pod["metadata"]["labels"]["muster.dev/index"]: pod["metadata"]["name"] for pod in stage.pods(job)}
-    return {index: stage.kubectl("logs", name, "-c", "trainer") for index, name in sorted(names.items())}
+    names = {pod["metadata"]["labels"]["muster.dev/index"]: pod["metadata"]["name"] for pod in demo.pods(job)}
+    return {index: demo.kubectl("logs", name, "-c", "trainer") for index, name in sorted(names.items())}
 
 
 def _claim() -> str:

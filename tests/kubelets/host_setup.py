@@ -1,11 +1,11 @@
-"""Makes what a cluster needs of the machine itself, and takes all of it away when its owner ends.
+"""Creates what a cluster needs of the machine itself, and removes all of it when its owner ends.
 
-    python keeper.py PLAN
+    python host_setup.py PLAN
 
-PLAN is a JSON file. First come leftovers of an earlier cluster, should there be any; then bridge, network namespaces,
-cgroups and folders are made and "ready" is printed. When standard input ends, because the owner let go of it or was
-killed, the keeper waits until the nodes are gone and removes everything again. A machine has one keeper at a time.
-A network namespace lives as long as a process in it: the keeper's children, whose process ids follow "ready".
+PLAN is a JSON file. Leftovers of an earlier cluster are removed; then bridge, network namespaces, cgroups and folders
+are created and "ready" is printed. When standard input ends, because the owner closed it or was killed, this process
+waits until the nodes are gone and removes everything again. Only one such process runs on a machine at a time. A
+network namespace exists as long as a process in it: children of this one, whose process ids follow "ready".
 
 It is run as a file, without the site packages, so that it starts in milliseconds and depends on nothing.
 """
@@ -39,21 +39,21 @@ def main(plan_file: str) -> int:
         except BlockingIOError:
             print("another cluster of kubelets runs on this machine; waiting for its end", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        code = keep(plan)
+        code = set_up(plan)
     remove_disks(plan)  # slow, and the next cluster need not wait for it
     return code
 
 
-def keep(plan: dict[str, Any]) -> int:
+def set_up(plan: dict[str, Any]) -> int:
     """Create everything, wait for the end of the owner, remove everything; returns the exit code."""
-    made = not os.path.isdir(MOUNT_POINT)
-    holders: list[subprocess.Popen[bytes]] = []
+    created = not os.path.isdir(MOUNT_POINT)
+    sleepers: list[subprocess.Popen[bytes]] = []
     remove(plan)
     try:
         os.makedirs(MOUNT_POINT, exist_ok=True)
-        holders += [hold() for _ in plan["nodes"]]
-        make(plan, [holder.pid for holder in holders])
-        print("ready", *(holder.pid for holder in holders), flush=True)
+        sleepers += [new_network_namespace() for _ in plan["nodes"]]
+        create(plan, [sleeper.pid for sleeper in sleepers])
+        print("ready", *(sleeper.pid for sleeper in sleepers), flush=True)
         while os.read(0, 4096):
             pass
     except (OSError, subprocess.CalledProcessError) as error:
@@ -61,35 +61,35 @@ def keep(plan: dict[str, Any]) -> int:
         return 1
     finally:
         remove(plan)
-        for holder in holders:
-            holder.kill()
-            holder.wait()
-        if made:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        if created:
             with contextlib.suppress(OSError):
                 os.rmdir(MOUNT_POINT)
     return 0
 
 
-def hold() -> "subprocess.Popen[bytes]":
+def new_network_namespace() -> "subprocess.Popen[bytes]":
     """Start a process in a new network namespace, which ends with us; returns once it runs."""
 
     def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
     ours = os.readlink("/proc/self/ns/net")
-    holder = subprocess.Popen(
+    sleeper = subprocess.Popen(
         ["unshare", "--net", "sleep", "infinity"],
         stdin=subprocess.DEVNULL,
         preexec_fn=end_with_parent,  # noqa: PLW1509 - one system call, no locks
     )
-    while os.readlink(f"/proc/{holder.pid}/ns/net") == ours:
-        if holder.poll() is not None:
+    while os.readlink(f"/proc/{sleeper.pid}/ns/net") == ours:
+        if sleeper.poll() is not None:
             raise OSError("unshare --net failed: no network namespaces here")
         time.sleep(0.01)
-    return holder
+    return sleeper
 
 
-def make(plan: dict[str, Any], spaces: list[int]) -> None:
+def create(plan: dict[str, Any], pids: list[int]) -> None:
     """Create a bridge with the machine's addresses, and for each node a veth pair from the bridge into the namespace of
     its process."""
     bridge = plan["bridge"]
@@ -97,25 +97,25 @@ def make(plan: dict[str, Any], spaces: list[int]) -> None:
     for address in plan["addresses"]:
         ip("address", "add", address, "dev", bridge)
     ip("link", "set", bridge, "up")
-    for node, space in zip(plan["nodes"], spaces, strict=True):
-        ip("link", "add", node["leg"], "type", "veth", "peer", "name", "eth0", "netns", str(space))
-        ip("link", "set", node["leg"], "master", bridge, "up")
-        for words in ("link set lo up", f"address add {node['address']}/24 dev eth0", "link set eth0 up"):
-            ip(*words.split(), space=space)
-        ip("route", "add", "default", "via", plan["host"], space=space)
+    for node, pid in zip(plan["nodes"], pids, strict=True):
+        ip("link", "add", node["veth"], "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        ip("link", "set", node["veth"], "master", bridge, "up")
+        for arguments in ("link set lo up", f"address add {node['address']}/24 dev eth0", "link set eth0 up"):
+            ip(*arguments.split(), pid=pid)
+        ip("route", "add", "default", "via", plan["host"], pid=pid)
         for other in plan["nodes"]:
             if other is not node:
-                ip("route", "add", other["pods"], "via", other["address"], space=space)
-        run(["nsenter", f"--net=/proc/{space}/ns/net", "sysctl", "-qw", "net.ipv4.ip_forward=1"])
+                ip("route", "add", other["pods"], "via", other["address"], pid=pid)
+        run(["nsenter", f"--net=/proc/{pid}/ns/net", "sysctl", "-qw", "net.ipv4.ip_forward=1"])
         ip("route", "add", node["pods"], "via", node["address"], "dev", bridge)
         os.makedirs(node["run"])
         for hierarchy in hierarchies():
-            make_cgroup(hierarchy, node["cgroup"])
+            create_cgroup(hierarchy, node["cgroup"])
     for hierarchy in hierarchies():
-        stand_back(os.path.join(hierarchy, plan["cgroup"]))
+        lower_cpu_weight(os.path.join(hierarchy, plan["cgroup"]))
 
 
-def stand_back(top: str) -> None:
+def lower_cpu_weight(top: str) -> None:
     """Lower the CPU weight of all nodes' pods, so that the control plane can renew its leases."""
     for file, least in (("cpu.shares", "64"), ("cpu.weight", "6")):  # cgroup v1, v2; defaults are 1024 and 100
         if os.path.exists(path := os.path.join(top, file)):
@@ -123,8 +123,8 @@ def stand_back(top: str) -> None:
                 write.write(least)
 
 
-def make_cgroup(hierarchy: str, path: str) -> None:
-    """Make a cgroup and its parents, with all CPUs and memory nodes, which version 1 does not assign by default."""
+def create_cgroup(hierarchy: str, path: str) -> None:
+    """Create a cgroup and its parents, with all CPUs and memory nodes, which version 1 does not assign by default."""
     folder, second = hierarchy, is_version_2(hierarchy)
     for name in path.strip("/").split("/"):
         above, folder = folder, os.path.join(folder, name)
@@ -135,8 +135,10 @@ def make_cgroup(hierarchy: str, path: str) -> None:
                 with open(source) as read, open(target, "w") as write:
                     write.write(read.read())
         if second:  # a cgroup needs the controllers that its parent enables
-            controllers, handed = (os.path.join(above, f"cgroup.{name}") for name in ("controllers", "subtree_control"))
-            with open(controllers) as read, open(handed, "w") as write:
+            controllers, enabled = (
+                os.path.join(above, f"cgroup.{name}") for name in ("controllers", "subtree_control")
+            )
+            with open(controllers) as read, open(enabled, "w") as write:
                 write.write(" ".join(f"+{name}" for name in read.read().split()))
 
 
@@ -158,7 +160,7 @@ def is_version_2(folder: str) -> bool:
 
 
 def remove(plan: dict[str, Any]) -> None:
-    """Remove everything that `make` makes, and what nodes left in it. Missing parts are skipped."""
+    """Remove everything that `create` creates, and what nodes left in it. Missing parts are skipped."""
     until = time.monotonic() + GONE_S
     for hierarchy in all_hierarchies():
         top = os.path.join(hierarchy, plan["cgroup"])
@@ -194,9 +196,9 @@ def remove_cgroups(top: str) -> bool:
     return True
 
 
-def ip(*arguments: str, space: int = 0, check: bool = True) -> None:
+def ip(*arguments: str, pid: int = 0, check: bool = True) -> None:
     """Run `ip`, in the network namespace of a process if given."""
-    enter = ["nsenter", f"--net=/proc/{space}/ns/net"] if space else []
+    enter = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid else []
     run([*enter, "ip", *arguments], check=check)
 
 

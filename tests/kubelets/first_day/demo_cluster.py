@@ -25,30 +25,30 @@ LIMIT_S = 900  # for what takes seconds on an idle machine, or a minute with com
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoCluster:
     """The cluster, and the locations of runs and traces."""
 
     cluster: Cluster
     runs: Path  # the volume `runs` on this machine
     traces: s3.Bucket
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
     # Commands of a user
 
-    def kubectl(self, *words: str, stdin: str = "") -> str:
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """Run kubectl."""
-        self.say(f"kubectl {' '.join(words)}")
-        return self.cluster.plane.kubectl(*words, stdin=stdin)
+        self.log(f"kubectl {' '.join(arguments)}")
+        return self.cluster.plane.kubectl(*arguments, stdin=stdin)
 
-    def torchx(self, *words: str) -> str:
+    def torchx(self, *arguments: str) -> str:
         """Run torchx; returns its standard output. AssertionError with all output where it fails."""
-        self.say(f"torchx {' '.join(words)}")
-        return self._run([sys.executable, "-m", "torchx.cli.main", *words])
+        self.log(f"torchx {' '.join(arguments)}")
+        return self._run([sys.executable, "-m", "torchx.cli.main", *arguments])
 
-    def muster(self, *words: str) -> str:
+    def muster(self, *arguments: str) -> str:
         """Run muster on this cluster; returns its standard output. AssertionError with all output where it fails."""
-        self.say(f"muster {' '.join(words)}")
-        return self._run([str(Path(sys.executable).with_name("muster")), *words])
+        self.log(f"muster {' '.join(arguments)}")
+        return self._run([str(Path(sys.executable).with_name("muster")), *arguments])
 
     def _run(self, command: list[str]) -> str:
         ours = {
@@ -78,7 +78,7 @@ class Stage:
         return self.cluster.plane.api.get(f"{JOBS}/{name}")
 
     def phase(self, name: str) -> str:
-        """The job's phase; "" before the operator has seen it."""
+        """The job's phase; "" before the operator has written it."""
         value: str = self.job(name).get("status", {}).get("phase", "")
         return value
 
@@ -98,7 +98,7 @@ class Stage:
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = LIMIT_S) -> None:
         """Return when the condition holds. AssertionError with the state of the cluster after the timeout."""
-        self.say(f"... until {what}")
+        self.log(f"... until {what}")
         until = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > until:
@@ -109,16 +109,16 @@ class Stage:
 
 
 @contextmanager
-def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None]) -> Iterator[Stage]:
+def demo_cluster(cluster: Cluster, folder: Path, cache: Path, log: Callable[[str], None]) -> Iterator[DemoCluster]:
     """Prepare a cluster with the operator: storage, secrets, policies. `cache` keeps compiled kernels."""
     runs = folder / "runs"
-    for place in (runs, cache):
-        place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o777)  # pods run as another user
+    for path in (runs, cache):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)  # pods run as another user
     with s3.serve(HOST, BUCKET) as traces:
         for document in [*environment.policy(cache), *_volume(runs), _secret(traces)]:
             cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
-        yield Stage(cluster, runs, traces, say)
+        yield DemoCluster(cluster, runs, traces, log)
 
 
 def _volume(folder: Path) -> list[Json]:
