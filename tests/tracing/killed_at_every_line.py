@@ -20,11 +20,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import shared_folder, spool_claims, spool_collector, trace_files, trace_store
+from muster.tracing import shared_folder, spool_collector, trace_files, trace_store
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import read_manifest
 
-WATCHED = {module.__file__ for module in (spool_claims, spool_collector, trace_files, shared_folder, trace_store)}
+WATCHED = {module.__file__ for module in (spool_collector, trace_files, shared_folder, trace_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 
@@ -32,7 +32,7 @@ BAD = "rank-1.attempt-0.steps-20-25.json"
 def collect_all(run_dir: Path, pod: int = 0) -> None:
     """Collect all traces in the spool as the collector's process does."""
     options = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "store"))
-    with spool_claims.collector_lock(options.run_folder, options.owner):
+    with trace_files.collector_lock(options.run_folder, options.owner):
         collector = spool_collector.start_collector(options, time.time())
         while collector.collect_finished(time.time(), respect_backoff=False):
             pass

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.tracing import run_sync
-from muster.tracing.run_fetch import select_files
-from muster.tracing.run_sync import RunSync
+from muster.tracing.run_sync import RunSync, select_files
 from muster.tracing.shared_folder import SharedFolder
 
 

@@ -25,9 +25,8 @@ from muster.tracing import collector, spool_collector
 from muster.tracing.collector import parse_ranks
 from muster.tracing.reader import validate_trace
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_claims import SpoolClaims, collector_lock
 from muster.tracing.spool_collector import CollectorOptions
-from muster.tracing.trace_files import parse_trace_name
+from muster.tracing.trace_files import SpoolClaims, collector_lock, parse_trace_name
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

@@ -154,9 +154,9 @@ def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path,
 
 def _fetch_run(job: TrainingJob, max_bytes: int) -> Path:
     """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
-    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_fetch.fetch_run`."""
+    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_sync.fetch_run`."""
     from muster.local.home import home_path
-    from muster.tracing.run_fetch import fetch_run
+    from muster.tracing.run_sync import fetch_run
 
     location = store_url(job)
     meta = job.metadata

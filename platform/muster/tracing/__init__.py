@@ -1,7 +1,7 @@
 """Traces: collect them next to the job, analyse them across ranks, report where the time went.
 
 `collector` is the sidecar process. `report.build` turns a run folder, or any folder of torch.profiler traces, into a
-`Report`; `html_report` and `terminal_report` render it. The analysis between them (`spans`, `time_breakdown`,
+`Report` and renders it, as a page with `html_report`. The analysis between them (`spans`, `time_breakdown`,
 `hta_breakdown`, ...) does no I/O. This module imports only `typing`, to keep the memory of the collector small.
 """
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
-from muster.tracing.spool_claims import CLAIMED
-from muster.tracing.trace_files import TraceName, manifest_names, parse_trace_name, read_manifest
+from muster.tracing.trace_files import CLAIMED, TraceName, manifest_names, parse_trace_name, read_manifest
 
 Float64 = NDArray[np.float64]
 MAX_FILES = 1024

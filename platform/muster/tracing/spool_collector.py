@@ -19,19 +19,22 @@ from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.tracing.reader import validate_trace
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
-from muster.tracing.spool_claims import SpoolClaims, claim_owners, collector_lock, remove_temporary_files
 from muster.tracing.trace_files import (
     MAX_MANIFEST_BYTES,
     TRACES,
     Manifest,
+    SpoolClaims,
     TraceEntry,
     TraceName,
     WaitingTrace,
+    claim_owners,
+    collector_lock,
     encode_manifest,
     parse_manifest,
     parse_trace_name,
     read_manifest,
     read_manifests,
+    remove_temporary_files,
     write_manifest,
 )
 from muster.tracing.trace_store import ContentDigest, TraceStore, compress, content_digest

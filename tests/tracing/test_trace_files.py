@@ -25,8 +25,8 @@ from tests.tracing.spool import (
 )
 
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_claims import collector_lock
 from muster.tracing.spool_collector import collect_abandoned
+from muster.tracing.trace_files import collector_lock
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
