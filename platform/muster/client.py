@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from muster.errors import NotFound
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -85,6 +87,18 @@ def _list_field(fields: object, name: str) -> list[object]:
 def _text_field(fields: object, name: str, default: str) -> str | None:
     found = fields.get(name, default) if isinstance(fields, dict) else default if fields is None else None
     return found if isinstance(found, str) else None
+
+
+def check_replica(job: TrainingJob, role: str, index: int) -> None:
+    """Raises `NotFound` RoleNotFound or ReplicaNotFound for a replica that the job does not have."""
+    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
+    name = job.metadata.name
+    if role not in replicas:
+        message = f"job {name!r} has no role {role!r}; it has {', '.join(replicas)}"
+        raise NotFound(message, field="role", reason="RoleNotFound")
+    if not 0 <= index < replicas[role]:
+        message = f"index: must be 0 to {replicas[role] - 1} for role {role!r} of job {name!r}; got {index}"
+        raise NotFound(message, field="index", reason="ReplicaNotFound")
 
 
 class ClusterClient(Protocol):

@@ -17,11 +17,10 @@ from tests.local.support import ended, eventually, has, phase_of, processes_of, 
 
 from muster.client import LogOptions
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
-from muster.local.annotations import annotate_submitter, pass_variables
 from muster.local.client import LocalClient
 from muster.local.daemon import ALREADY_RUNNING_EXIT_CODE
 from muster.local.daemon_client import DaemonUnavailable, request
-from muster.local.environment import JobEnvironmentStore
+from muster.local.environment import JobEnvironmentStore, annotate_submitter, pass_variables
 from muster.local.home import open_home
 from muster.local.pod_folder import PodFolder
 

@@ -11,12 +11,14 @@ from tests.local.support import shell_job
 
 from muster.api import spec
 from muster.errors import InvalidSpec
-from muster.local.annotations import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, annotate_submitter
 from muster.local.client import LocalClient
 from muster.local.environment import (
+    SUBMISSION_ANNOTATION,
+    WORKING_DIRECTORY_ANNOTATION,
     PodAllocation,
     PodIdentity,
     allowed_environment,
+    annotate_submitter,
     command_line,
     daemon_environment,
     expand_references,

@@ -14,8 +14,8 @@ from muster.api import spec
 from muster.client import LogOptions
 from muster.errors import InvalidSpec
 from muster.local import shim
-from muster.local.annotations import job_log_limit
 from muster.local.client import LocalClient
+from muster.local.environment import job_log_limit
 from muster.local.home import open_home
 from muster.local.launcher import LaunchContext, build_shim_spec
 from muster.local.run_folder import read_lines, tail_offset

@@ -14,9 +14,8 @@ from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotF
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.transitions import finish
 from muster.local import home as home_module
-from muster.local.annotations import LOG_LIMIT_ANNOTATION, annotate_submitter
 from muster.local.daemon import ensure_default_objects
-from muster.local.environment import JobEnvironmentStore
+from muster.local.environment import LOG_LIMIT_ANNOTATION, JobEnvironmentStore, annotate_submitter
 from muster.local.home import open_home
 from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry

@@ -13,12 +13,12 @@ from tests.local.support import container_job, has
 from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
-from muster.local.annotations import (
+from muster.local.client import LocalClient
+from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
     allow_oversubscription,
     annotate_submitter,
 )
-from muster.local.client import LocalClient
 from muster.local.job_checks import (
     check_local_support,
     check_processes,

@@ -12,6 +12,7 @@ import pytest
 from tests.local.support import has, shell_job
 
 from muster.api import spec
+from muster.client import check_replica
 from muster.errors import NotFound
 from muster.local.pod_folder import PodFolder
 from muster.local.run_folder import (
@@ -19,7 +20,7 @@ from muster.local.run_folder import (
     HeartbeatReader,
     byte_range,
     check_attempt,
-    check_replica,
+    has_log,
     is_complete,
     newest_attempt,
     newest_log_attempts,
@@ -248,17 +249,24 @@ def test_the_newest_log_of_every_replica_is_found(tmp_path: Path) -> None:
     assert newest_log_attempts(tmp_path / "missing") == {}
 
 
-def test_the_log_of_a_removed_replica_can_be_read_in_attempts_that_had_it(tmp_path: Path) -> None:
+def test_a_removed_replica_has_a_log_in_attempts_that_had_it(tmp_path: Path) -> None:
     for name in ("trainer-1.attempt-0.log", "reader-0.attempt-0.log"):
         (tmp_path / name).touch()
+    assert has_log(tmp_path, "trainer", 1, 0)
+    assert has_log(tmp_path, "reader", 0, 0)
+    for role, index, attempt in (("trainer", 1, 1), ("trainer", -1, 0), ("reader", 0, 1), ("../reader", 0, 0)):
+        assert not has_log(tmp_path, role, index, attempt)
+
+
+def test_a_replica_that_the_job_does_not_have_is_refused() -> None:
     current = job(1, "Running")  # one trainer
-    check_replica(current, "trainer", 0, tmp_path, 7)
-    check_replica(current, "trainer", 1, tmp_path, 0)
-    check_replica(current, "reader", 0, tmp_path, 0)
-    for role, index, attempt in (("trainer", 1, None), ("trainer", 1, 1), ("trainer", -1, 0), ("reader", 0, 1)):
+    check_replica(current, "trainer", 0)
+    for role, index, reason in (
+        ("trainer", 1, "ReplicaNotFound"), ("trainer", -1, "ReplicaNotFound"), ("reader", 0, "RoleNotFound"),
+    ):  # fmt: skip
         with pytest.raises(NotFound) as refused:
-            check_replica(current, role, index, tmp_path, attempt)
-        assert refused.value.reason == ("ReplicaNotFound" if role == "trainer" else "RoleNotFound")
+            check_replica(current, role, index)
+        assert refused.value.reason == reason
 
 
 @pytest.mark.parametrize(("newest", "valid"), [(0, "must be 0 for"), (3, "must be 0 to 3 for")])

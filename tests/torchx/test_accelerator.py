@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torchx.specs import AppDef, Resource, Role
 
-from muster.torchx.auto_resources import NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.appdef import NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused
 
 LAPTOP = [NodeCapacity(cpu_milli=8000, gpus=0)]

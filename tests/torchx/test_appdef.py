@@ -11,9 +11,9 @@ from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
 from muster.api.spec import FailureRule, TopologyRequest, TraceRequest
 from muster.local.environment import expand_references
 from muster.torchx.appdef import app_id, split_app_id, to_training_job
-from muster.torchx.describe import describe_response
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.local import to_yaml
+from muster.torchx.status import describe_response
 from muster_components import train
 
 

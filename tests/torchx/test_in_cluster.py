@@ -13,7 +13,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigExcepti
 
 from muster.api.spec import TrainingJob
 from muster.api.yaml_input import load_objects
-from muster.torchx.auto_resources import NodeCapacity
+from muster.torchx.appdef import NodeCapacity
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.kubernetes import KubernetesScheduler
 from muster.torchx.settings import run_options

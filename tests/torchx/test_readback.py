@@ -8,7 +8,7 @@ from torchx.specs import AppState
 
 from muster.api.spec import EnvVar, TrainingJobStatus
 from muster.lifecycle import conditions, transitions
-from muster.torchx.describe import app_state, describe_response
+from muster.torchx.status import app_state, describe_response
 
 KINDS = [
     (conditions.COMPLETE, AppState.SUCCEEDED),

@@ -14,7 +14,7 @@ from muster.errors import ClusterError, DaemonError, MusterError, NotFound
 from muster.lifecycle import conditions, transitions
 from muster.torchx import scheduler
 from muster.torchx.errors import WatchInterrupted
-from muster.torchx.follow import ProgressReporter
+from muster.torchx.status import ProgressReporter
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import shared_folder, spool_collector, trace_files, trace_store
+from muster.tracing import run_store, shared_folder, spool_collector, trace_files
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import read_manifest
 
-WATCHED = {module.__file__ for module in (spool_collector, trace_files, shared_folder, trace_store)}
+WATCHED = {module.__file__ for module in (spool_collector, trace_files, shared_folder, run_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 

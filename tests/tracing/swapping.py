@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import run_sync, shared_folder, spool_collector, trace_files, trace_store
+from muster.tracing import run_store, shared_folder, spool_collector, trace_files
 from muster.tracing.collector import CollectorState, run_collector
 from muster.tracing.spool_collector import CollectorOptions
 
@@ -136,7 +136,7 @@ def _folder_for_a_link(path: Path, target: Path) -> None:
 
 
 def watched() -> set[str | None]:
-    modules: list[ModuleType] = [spool_collector, run_sync, trace_files, shared_folder, trace_store]
+    modules: list[ModuleType] = [spool_collector, run_store, trace_files, shared_folder]
     return {module.__file__ for module in modules}
 
 

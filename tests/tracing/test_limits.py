@@ -14,7 +14,7 @@ from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
-from muster.tracing import reader, run_folder, run_sync
+from muster.tracing import reader, run_folder, run_store
 from muster.tracing.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
@@ -162,21 +162,21 @@ def test_a_run_above_the_fetch_limit_is_rejected_before_anything_is_written(tmp_
     packed(store / "traces/rank-0.attempt-0.steps-1-2.json.gz", of_events(1000))
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     with pytest.raises(Refused) as refusal:
-        run_sync.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size - 1)
+        run_store.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size - 1)
     assert refusal.value.reason == "TooLarge"
     assert "--max-fetch-bytes" in str(refusal.value)
     assert not (tmp_path / "here").exists()
-    assert run_sync.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1
+    assert run_store.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1
 
 
 def test_the_number_of_fetched_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "store"
     for rank in range(3):
         packed(store / f"traces/rank-{rank}.attempt-0.steps-1-2.json.gz", of_events(1))
-    monkeypatch.setattr(run_sync, "_MAX_FETCHED_FILES", 2)
+    monkeypatch.setattr(run_store, "_MAX_FETCHED_FILES", 2)
     with pytest.raises(Refused) as refusal:
-        run_sync.fetch_run(f"file://{store}", tmp_path / "here")
+        run_store.fetch_run(f"file://{store}", tmp_path / "here")
     assert refusal.value.reason == "TooLarge"
     assert not (tmp_path / "here").exists()
-    monkeypatch.setattr(run_sync, "_MAX_FETCHED_FILES", 3)
-    assert run_sync.fetch_run(f"file://{store}", tmp_path / "here").traces == 3
+    monkeypatch.setattr(run_store, "_MAX_FETCHED_FILES", 3)
+    assert run_store.fetch_run(f"file://{store}", tmp_path / "here").traces == 3

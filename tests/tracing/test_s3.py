@@ -18,7 +18,7 @@ from tests.tracing import s3
 from tests.tracing.runs import metrics_line
 from tests.tracing.spool import collector
 
-from muster.tracing.trace_store import TraceStore
+from muster.tracing.run_store import TraceStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 __all__ = ["muster"]  # a fixture

@@ -17,7 +17,7 @@ from muster.api.yaml_input.source_map import MAX_BYTES
 from muster.cli.options import selected_context
 from muster.cli.output import print_note
 from muster.errors import InvalidSpec, Refused
-from muster.local.annotations import allow_oversubscription, pass_variables
+from muster.local.environment import allow_oversubscription, pass_variables
 from muster.text import parse_duration, parse_step_range
 
 

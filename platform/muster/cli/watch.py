@@ -251,7 +251,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
 
     A report that cannot be built is a note on stderr and does not change the exit code.
     """
-    from muster.cli.reports import build_and_print, print_report
+    from muster.cli.analysis import build_and_print, print_report
     from muster.errors import InvalidTrace
     from muster.tracing import RECORDED_BY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.cluster_client import apply, delete, jobs, nodes, queries, submit
+from muster.cluster_client import apply, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import Replica, read_log
 from muster.engine import encode_snapshot
@@ -72,7 +72,7 @@ class KubernetesClusterClient:
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Delete objects, (kind, name, namespace) each, in this order. All are validated, also by a server dry run,
         before the first is deleted; an error names the objects that were deleted before it."""
-        return delete.delete_objects(self._kube_client, targets)
+        return apply.delete_objects(self._kube_client, targets)
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
         """Submit a job and return it with server-set fields; `dry_run` only validates. Raises `Refused` if it could

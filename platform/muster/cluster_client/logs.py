@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from muster.api.spec import TrainingJob
-from muster.client import LogOptions
+from muster.client import LogOptions, check_replica
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kube.convert import has_ended, parse_time, read_object
 from muster.kube.objects import V1Pod
@@ -48,7 +48,7 @@ def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> 
     deleted. With `follow` it waits for the pod, and ends with the attempt.
     """
     job = _get_job(kube_client, replica)
-    _check_replica(job, replica)
+    check_replica(job, replica.role, replica.index)
     number = job.status.attempt if options.attempt is None else options.attempt
     if number < job.status.attempt:
         message = f"attempt {number} of job {replica.job!r} has ended, and its pods and logs are deleted"
@@ -169,18 +169,6 @@ def _has_attempt_ended(log: _ReplicaLog) -> bool:
 
 def _get_job(kube_client: KubeClient, replica: Replica) -> TrainingJob:
     return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(replica.namespace, replica.job)))
-
-
-def _check_replica(job: TrainingJob, replica: Replica) -> None:
-    replicas = {role.name: role.replicas for role in job.spec.roles}
-    name = job.metadata.name
-    if replica.role not in replicas:
-        message = f"job {name!r} has no role {replica.role!r}; it has {', '.join(replicas)}"
-        raise NotFound(message, field="role", reason="RoleNotFound")
-    most = replicas[replica.role] - 1
-    if not 0 <= replica.index <= most:
-        message = f"index: must be 0 to {most} for role {replica.role!r} of job {name!r}; got {replica.index}"
-        raise NotFound(message, field="index", reason="ReplicaNotFound")
 
 
 def _split_timestamp(line: str) -> tuple[float | None, str]:

@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from muster.api.spec import Flavor, TrainingJob
-from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions
+from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, check_replica
 from muster.errors import NotFound, Refused
 from muster.lifecycle import has_terminated
 from muster.local import API_VERSION
-from muster.local.annotations import annotate_submitter, passed_variables
 from muster.local.daemon_client import DaemonClient, DaemonUnavailable
-from muster.local.environment import omitted_env_vars, submitter_environment
+from muster.local.environment import annotate_submitter, omitted_env_vars, passed_variables, submitter_environment
 from muster.local.home import Home, home_path, open_home
 from muster.local.nodes import HOST_SHAPE, parse_shape
 from muster.local.pod_folder import PodFolder
 from muster.local.run_folder import (
     byte_range,
     check_attempt,
-    check_replica,
+    has_log,
     is_complete,
     log_path,
     newest_attempt,
@@ -262,7 +261,8 @@ class LocalClient:
         response = self._pods_response(name, namespace)
         job = TrainingJob.model_validate(response["job"])
         run_dir = Path(response["runDir"])
-        check_replica(job, role, index, run_dir / "logs", attempt)
+        if attempt is None or not has_log(run_dir / "logs", role, index, attempt):
+            check_replica(job, role, index)
         if attempt is not None and not follow:  # following waits for an attempt to begin
             check_attempt(job, attempt)
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt

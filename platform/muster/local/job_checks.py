@@ -27,8 +27,15 @@ from muster.api.yaml_input.field_errors import field_path
 from muster.api.yaml_input.unknown_fields import unknown_in_template
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused, together
-from muster.local.annotations import OVERSUBSCRIBE_ANNOTATION, allows_oversubscription, check_annotations
-from muster.local.environment import command_line, find_executable, interpreter_environment, working_directory
+from muster.local.environment import (
+    OVERSUBSCRIBE_ANNOTATION,
+    allows_oversubscription,
+    check_annotations,
+    command_line,
+    find_executable,
+    interpreter_environment,
+    working_directory,
+)
 from muster.local.nodes import GPU
 from muster.state.nodes import to_flavor, to_node
 from muster.text import did_you_mean

@@ -20,13 +20,14 @@ from typing import Any
 from muster.api import spec
 from muster.errors import DaemonError
 from muster.local import shim
-from muster.local.annotations import job_log_limit, parse_log_limit
 from muster.local.environment import (
     JobEnvironmentStore,
     PodAllocation,
     PodIdentity,
     command_line,
     interpreter_environment,
+    job_log_limit,
+    parse_log_limit,
     pod_environment,
     working_directory,
 )

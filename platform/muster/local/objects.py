@@ -24,13 +24,13 @@ from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.annotations import (
+from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
     SUBMISSION_ANNOTATION,
     SUBMITTER_ANNOTATIONS,
+    JobEnvironmentStore,
     check_annotations,
 )
-from muster.local.environment import JobEnvironmentStore
 from muster.local.home import check_free_space
 from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names
 from muster.local.store import EventRecord, SqliteStore

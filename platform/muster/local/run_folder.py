@@ -147,24 +147,9 @@ def _data_offset(file: BinaryIO) -> int:
     return data + len(block) - len(block.lstrip(b"\0"))
 
 
-def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
-    """Raises `NotFound` for a role or index that the job does not have, unless the folder `logs` has its log of the
-    given `attempt`: a replica that was removed since can still be read."""
-    if attempt is not None and f"{role}-{index}.attempt-{attempt}.log" in {path.name for path in logs.glob("*.log")}:
-        return
-    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
-    if role not in replicas:
-        raise NotFound(
-            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
-            field="role",
-            reason="RoleNotFound",
-        )
-    if not 0 <= index < replicas[role]:
-        raise NotFound(
-            f"index: must be 0 to {replicas[role] - 1} for role {role!r} of job {job.metadata.name!r}; got {index}",
-            field="index",
-            reason="ReplicaNotFound",
-        )
+def has_log(logs: Path, role: str, index: int, attempt: int) -> bool:
+    """Whether the folder `logs` has the log of this attempt, possibly of a replica that was removed since."""
+    return f"{role}-{index}.attempt-{attempt}.log" in {path.name for path in logs.glob("*.log")}
 
 
 def check_attempt(job: TrainingJob, attempt: int) -> None:

@@ -21,8 +21,14 @@ from muster.api.spec import TrainingJob
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
-from muster.torchx.appdef import to_training_job, validate_job
-from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.appdef import (
+    GPU,
+    NodeCapacity,
+    needs_node_capacity,
+    resolve_auto_resources,
+    to_training_job,
+    validate_job,
+)
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.scheduler import MusterScheduler, cfg_mapping, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options

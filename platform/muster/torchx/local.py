@@ -15,13 +15,11 @@ from muster.api.env_vars import not_passed_message
 from muster.api.quantity import parse_quantity
 from muster.api.spec import TrainingJob
 from muster.errors import DaemonError, MusterError
-from muster.local.annotations import allow_oversubscription, annotate_submitter, pass_variables
 from muster.local.client import LocalClient
-from muster.local.environment import submitter_environment
+from muster.local.environment import allow_oversubscription, annotate_submitter, pass_variables, submitter_environment
 from muster.local.job_checks import check_local_support, check_processes
 from muster.local.nodes import host_node, measure_capacity
-from muster.torchx.appdef import to_training_job
-from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.appdef import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources, to_training_job
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.scheduler import MusterScheduler, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options

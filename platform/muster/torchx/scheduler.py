@@ -25,14 +25,13 @@ from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.api.env_vars import redact, redact_secrets
 from muster.api.spec import TrainingJob, max_job_name_length
-from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions, check_replica
 from muster.errors import ClusterError, DaemonError, NotFound
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.text import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id, to_kubernetes_name, with_suffix
-from muster.torchx.describe import app_state, describe_response
 from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback
-from muster.torchx.follow import FollowedPod, ProgressReporter, StatusReporter, follow
+from muster.torchx.status import FollowedPod, ProgressReporter, StatusReporter, app_state, describe_response, follow
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
@@ -163,7 +162,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             job = client.job(name, namespace)
             role = to_kubernetes_name(role_name)
             if should_tail:
-                _check_replica(job, role, k)
+                check_replica(job, role, k)
         if should_tail and since is None and until is None:
             self._followed_apps.add(app_id)
             pod = FollowedPod(name, namespace, role, k, is_primary=k == 0 and role == job.spec.roles[0].name)
@@ -215,14 +214,6 @@ def _without_secrets(app: AppDef) -> AppDef:
 def cfg_mapping(cfg: object) -> Mapping[str, object]:
     """The options of a command; empty if none."""
     return cfg if isinstance(cfg, Mapping) else {}
-
-
-def _check_replica(job: TrainingJob, role: str, index: int) -> None:
-    """Raises `NotFound` for a replica that the job does not have."""
-    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
-    if index >= replicas.get(role, 0):
-        existing = ", ".join(f"{name}/0 to {name}/{count - 1}" for name, count in replicas.items())
-        raise NotFound(f"job {job.metadata.name!r} has no replica {role}/{index}; it has {existing}")
 
 
 def _with_newlines(lines: Iterator[str]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from muster.tracing.heartbeat_server import (
     ListenAddress,
     read_json_object,
 )
-from muster.tracing.run_sync import RunSync
+from muster.tracing.run_store import RunSync
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
 from muster.tracing.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest

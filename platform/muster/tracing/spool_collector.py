@@ -18,6 +18,7 @@ from typing import IO
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.tracing.reader import validate_trace
+from muster.tracing.run_store import ContentDigest, TraceStore, compress, content_digest
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
 from muster.tracing.trace_files import (
     MAX_MANIFEST_BYTES,
@@ -37,7 +38,6 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
-from muster.tracing.trace_store import ContentDigest, TraceStore, compress, content_digest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30

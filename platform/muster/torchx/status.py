@@ -1,7 +1,9 @@
-"""The status of a job in sentences, for `torchx run --wait` (progress lines) and `--log` (the log of every attempt)."""
+"""The status of a job for TorchX: its types (pure), and sentences for `torchx run --wait` and `--log`."""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,14 +11,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from muster.api.spec import TERMINAL_PHASES, TrainingJob
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
+
+from muster.api.env_vars import redact
+from muster.api.quantity import parse_quantity
+from muster.api.spec import TERMINAL_PHASES, LastFailure, RoleSpec, TrainingJob
 from muster.client import LogOptions
 from muster.cluster_client.jobs import report_command
 from muster.errors import ClusterError, NotFound
 from muster.heartbeats.progress import ProgressLines, current_heartbeat
-from muster.lifecycle import has_terminated
+from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
+from muster.lifecycle.placement import index_range
 from muster.text import sanitize
+from muster.torchx.appdef import REPLICA, app_id
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient
@@ -26,6 +35,106 @@ REPORT_TIMEOUT_S = 900.0
 """The time that the daemon allows for building a report."""
 _POLL_S = 0.3
 _PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
+_STATES = {
+    "Pending": AppState.PENDING,
+    "Suspended": AppState.PENDING,
+    "Admitted": AppState.PENDING,
+    "Running": AppState.RUNNING,
+    "Terminating": AppState.RUNNING,
+    "Succeeded": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+    "Cancelled": AppState.CANCELLED,
+}
+
+_UNSET = -1  # as TorchX writes it
+_ESCAPED_DOLLARS = re.compile(rf"((?:\$\$)*)\$\({REPLICA}\)|(\${{2,}})(?![$(])")
+
+
+def app_state(job: TrainingJob) -> AppState:
+    """The job's state. A finished job is RUNNING until its last process has ended."""
+    if is_finished(job.status) and not has_terminated(job.status):
+        return AppState.RUNNING
+    return _STATES[job.status.phase]
+
+
+def describe_response(job: TrainingJob, run_dir: object = None, context_name: str = "") -> DescribeAppResponse:
+    """The data of `torchx status` and `torchx describe`; `run_dir` if it is on this host, `context_name` if there can
+    be several clusters."""
+    location = [f"run folder {run_dir}"] if run_dir is not None else []
+    location += [f"context {context_name}"] if context_name else []
+    state = app_state(job)
+    failure = job.status.last_failure
+    report = job.status.traces.report if job.status.traces else ""
+    return DescribeAppResponse(
+        app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
+        state=state,
+        num_restarts=job.status.restarts,
+        msg="; ".join([status_message(job), *location]),
+        structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
+        ui_url=_report_url(report),
+        roles_statuses=list(_role_statuses(job, state)),
+        roles=[_role(role, job.spec.failure_policy.max_restarts, context_name) for role in job.spec.roles],
+    )
+
+
+def _report_url(report: str) -> str | None:
+    """The report's URL for a browser."""
+    return f"file://{report}" if report.startswith("/") else report or None
+
+
+def _elastic_error(failure: LastFailure) -> dict[str, object]:
+    """The structured error that both TorchX versions read: message, exit code, time."""
+    text = sanitize(failure.log_tail).strip() or failure.reason
+    details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
+    return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
+
+
+def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
+    failure = job.status.last_failure
+    for part in job.status.placement:
+        replicas = []
+        for node, index in ((share.node, index) for share in part.nodes for index in index_range(share.indexes)):
+            status = ReplicaStatus(id=index, role=part.role, state=state, hostname=node)
+            prefix = f"{job.metadata.name}-{part.role}-{index}-"
+            if failure is not None and state == AppState.FAILED and failure.pod.startswith(prefix):
+                status.structured_error_msg = json.dumps(_elastic_error(failure))
+            replicas.append(status)
+        yield RoleStatus(role=part.role, replicas=replicas)
+
+
+def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
+    container = role.template.spec.containers[0]
+    amounts = {**container.resources.limits, **container.resources.requests}
+    resources = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
+    return Role(
+        name=role.name,
+        image=container.image or "",
+        min_replicas=role.min_replicas,
+        entrypoint=_unescape_dollars(container.command[0]) if container.command else "",
+        args=[_unescape_dollars(arg) for arg in (*container.command[1:], *container.args)],
+        env={
+            variable.name: redact(variable.name, _unescape_dollars(variable.value or "")) for variable in container.env
+        },
+        num_replicas=role.replicas,
+        max_retries=max_restarts,
+        metadata={"context": context} if context else {},
+        resource=Resource(
+            cpu=-(-resources.pop("cpu") // 1000) if "cpu" in resources else _UNSET,
+            gpu=resources.pop("nvidia.com/gpu", 0),
+            memMB=resources.pop("memory") // 2**20 if "memory" in resources else _UNSET,
+            devices=resources,
+        ),
+    )
+
+
+def _unescape_dollars(text: str) -> str:
+    """The inverse of the escape in `to_training_job`."""
+
+    def replace(match: re.Match[str]) -> str:
+        dollars = "$" * (len(match[1] or match[2] or "") // 2)
+        return dollars if match[2] else f"{dollars}{macros.replica_id}"
+
+    return _ESCAPED_DOLLARS.sub(replace, text)
 
 
 def status_message(job: TrainingJob) -> str:
@@ -87,10 +196,6 @@ def _node_names(job: TrainingJob) -> str:
 def _condition_message(job: TrainingJob, kind: str) -> str:
     condition = find_condition(job.status, kind)
     return sanitize(condition.message) if condition is not None else ""
-
-
-if TYPE_CHECKING:
-    from muster.torchx.scheduler import JobClient
 
 
 @dataclass(slots=True)

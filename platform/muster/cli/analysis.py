@@ -1,0 +1,362 @@
+"""The commands report, simulate and replay, which read recorded data: a run, a workload, a scheduling snapshot.
+
+The run of a job in a cluster is first fetched from the store named in its status.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from muster.api.quantity import MAX_QUANTITY, parse_quantity
+from muster.cli.options import FILE, PATH, PlainOption, connect, json_option, namespace_option, split_job_name
+from muster.cli.output import console, print_json, print_note, print_renderable, trim_padding, usage_error
+from muster.errors import InvalidSpec, NotFound, Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.api.spec import Queue, TrainingJob
+    from muster.engine import Policy
+    from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
+    from muster.tracing.json_stream import TraceLimits
+
+_POLICIES = "muster, fifo, priority, backfill"
+
+
+@click.command()
+@click.argument(
+    "runs",
+    type=FILE,
+    nargs=-1,
+    required=True,
+    metavar="DIR|JOB|FILE...",
+    help="A run folder, any folder of traces, a job, or some traces.",
+)
+@click.option("--out", "--output", "-o", type=PATH, metavar="DIR", help="Folder of the report.")
+@click.option(
+    "--max-trace-bytes",
+    default="4Gi",
+    metavar="SIZE",
+    help="Skip traces larger than this when unpacked; default 4Gi.",
+)
+@click.option(
+    "--max-trace-events",
+    cls=PlainOption,
+    type=click.IntRange(min=1),
+    default=5_000_000,
+    metavar="N",
+    help="Skip traces with more events; default 5000000.",
+)
+@click.option(
+    "--max-fetch-bytes", default="16Gi", metavar="SIZE", help="Largest run to fetch from a store; default 16Gi."
+)
+@namespace_option
+@json_option
+def report(
+    runs: tuple[str, ...],
+    out: Path | None,
+    max_trace_bytes: str,
+    max_trace_events: int,
+    max_fetch_bytes: str,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Build the report of a run, as an HTML page and as text. The page works offline; its path is printed last.
+
+    The run of a job in a cluster is fetched first from the cluster's store, with the store's credentials in your
+    environment.
+    """
+    from muster.tracing.json_stream import TraceLimits
+
+    limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
+    max_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
+    if len(runs) == 1:
+        run_dir, job = _resolve_run(runs[0], namespace, max_bytes)
+        sources = [run_dir]
+    else:
+        sources, job = [Path(run) for run in runs], None
+    page = _build_page(sources, job, out, limits)
+    if as_json:
+        from muster.tracing.report import json_path
+
+        print_json([json.loads(json_path(page).read_text())])
+        return
+    if job is not None and _is_without_traces(page, *split_job_name(runs[0], namespace)):
+        from muster.tracing import HOW_TO_TRACE
+
+        print_note(f"note: the job was not traced; {HOW_TO_TRACE}")
+    print_report(page, console())
+
+
+def build_and_print(run_dir: Path, out: Console, *, job: str | None = None) -> None:
+    """Build and print the report of a run folder; the last line is the page's path."""
+    print_report(_build_page([run_dir], job, None), out)
+
+
+def print_report(page: Path, out: Console) -> None:
+    """Print a report that was built; the last line is the page's path. Raises InvalidTrace, OSError."""
+    from muster.tracing.report import load, render_terminal
+
+    with trim_padding(out):
+        render_terminal(load(page), out)
+    out.print(str(page), soft_wrap=True, markup=False)
+
+
+def _is_without_traces(page: Path, name: str, namespace: str) -> bool:
+    """Whether a report has no trace and the job requested none; a missing requested trace is a finding instead."""
+    from muster.tracing.report import load
+
+    return not load(page).traces and connect().job(name, namespace).spec.trace is None
+
+
+def _parse_bytes(text: str, option: str) -> int:
+    try:
+        size = parse_quantity(text, "memory")
+    except ValueError:
+        size = 0
+    if size < 1:
+        message = (
+            f"{option} must be a number of bytes from 1 to 2^62, such as 500Mi or 16Gi; got {text[:MAX_QUANTITY]!r}"
+        )
+        raise InvalidSpec(message, field=option)
+    return size
+
+
+def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
+    """Build the page with all CPUs available to this process."""
+    from muster.tracing.json_stream import TraceLimits
+    from muster.tracing.report import build
+
+    workers = len(os.sched_getaffinity(0))
+    return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
+
+
+def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path, str | None]:
+    """The folder to report on, and the job's name if it was given by name."""
+    path = Path(run)
+    if path.exists():
+        return path, None
+    if run.count("/") > 1 or run.startswith((".", "~", "/")):
+        raise NotFound(f"folder {run} does not exist")
+    name, space = split_job_name(run, namespace)
+    try:
+        found = connect().run_dir(name, space)
+    except NotFound as error:
+        raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
+    if found is None:
+        return _fetch_run(connect().job(name, space), max_bytes), name
+    if not found.is_dir():
+        raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
+    return found, name
+
+
+def _fetch_run(job: TrainingJob, max_bytes: int) -> Path:
+    """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
+    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_store.fetch_run`."""
+    from muster.local.home import home_path
+    from muster.tracing.run_store import fetch_run
+
+    location = store_url(job)
+    meta = job.metadata
+    folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return fetch_run(location, folder, max_bytes=max_bytes).folder
+
+
+def store_url(job: TrainingJob) -> str:
+    """The URL of the run's folder in a store. Raises `Refused` if it has none."""
+    from muster.cli.views.job_text import no_output_reason, qualified_name
+    from muster.cluster_client.jobs import is_remote_store
+
+    name, traces = qualified_name(job), job.status.traces
+    if job.status.attempt == 0 and job.status.started_at is None and traces is None:
+        raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
+    if traces is None and job.spec.trace is None:
+        from muster.tracing import HOW_TO_TRACE
+
+        message = f"job {name} was not traced, so its run was not collected; copy its run folder to this host: muster"
+        raise Refused(f"{message} report DIR, or trace the next run: {HOW_TO_TRACE}", reason="RunNotAccessible")
+    if traces is None:
+        message = f"the run of job {name} was not collected: the operator has no collector image (--collector-image),"
+        raise Refused(f"{message} or the pods are still starting", reason="RunNotAccessible")
+    scheme = urlsplit(traces.location).scheme
+    if is_remote_store(traces.location):
+        return traces.location
+    if not scheme:
+        message = f"the traces of job {name} are deleted with its pods: the operator has no --collector-store"
+        raise Refused(f"{message} and the job has no volume named muster-run", reason="RunNotAccessible")
+    volume, _, folder = traces.location.partition("://")[2].partition("/")
+    of = f"claim {volume} in namespace {job.metadata.namespace}" if scheme == "pvc" else f"volume {volume} of its pods"
+    message = f"the run of job {name} is in folder {folder or '/'} of {of}, not in a store"
+    raise Refused(f"{message}; copy that folder to this host: muster report DIR", reason="RunNotAccessible")
+
+
+@click.command(options_metavar="--nodes NODES.csv --jobs JOBS.csv [OPTIONS]")
+@click.option(
+    "--nodes",
+    cls=PlainOption,
+    type=PATH,
+    required=True,
+    metavar="NODES.csv",
+    help="name,gpus,cpu_milli,memory_mib and more; or OpenB's.",
+)
+@click.option(
+    "--jobs",
+    cls=PlainOption,
+    type=PATH,
+    required=True,
+    metavar="JOBS.csv",
+    help="name,submit_s,runtime_s,pods and more; or OpenB's.",
+)
+@click.option(
+    "--policy",
+    "policy_names",
+    multiple=True,
+    metavar="NAME",
+    help=f"{_POLICIES}; several are compared. Default: muster.",
+)
+@click.option("--compare", is_flag=True, help="Compare all policies.")
+@click.option("--queues", type=PATH, metavar="QUEUES.yaml", help="A queue tree; default: all queues have equal shares.")
+@click.option(
+    "--bound-factor",
+    type=float,
+    metavar="1.5",
+    help="Jobs without max_runtime_s declare this multiple of their runtime.",
+)
+@click.option("--stop-seconds", type=float, metavar="10", help="Seconds from SIGTERM to the end of a pod. Default: 10.")
+@click.option("--skip-bad", is_flag=True, help="Skip invalid rows.")
+@click.option("--json", "json_out", type=PATH, metavar="OUT", help="Write the metrics as JSON; - is stdout.")
+@click.option("--placements", type=PATH, metavar="OUT.csv", help="Write node, start and end of every pod.")
+def simulate(
+    nodes: Path,
+    jobs: Path,
+    policy_names: tuple[str, ...],
+    compare: bool,
+    queues: Path | None,
+    bound_factor: float | None,
+    stop_seconds: float | None,
+    skip_bad: bool,
+    json_out: Path | None,
+    placements: Path | None,
+) -> None:
+    """Simulate a recorded workload with a virtual clock and the production engine and planner."""
+    from muster.cli.views.plans import simulation_table
+    from muster.simulate import SimulationConfig, WorkloadAssumptions, read_workload
+
+    policies = _parse_policies(_POLICIES.split(", ") if compare else policy_names or ["muster"])
+    if bound_factor is not None and not bound_factor >= 1:
+        usage_error(f"--bound-factor: must be at least 1, or every job would be stopped early; got {bound_factor}")
+    if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
+        usage_error(f"--stop-seconds: must be a finite number of seconds from 0; got {stop_seconds:g}")
+    for out in (json_out, placements):
+        if out is not None and not out.parent.is_dir():  # before the simulation, which may take minutes
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
+    workload = read_workload(nodes, jobs, skip_invalid=skip_bad)
+    assumptions = WorkloadAssumptions(bound_factor=bound_factor)
+    if stop_seconds is not None:
+        assumptions = replace(
+            assumptions, stop_s=stop_seconds, grace_s=max(assumptions.grace_s, math.ceil(stop_seconds))
+        )
+    config = SimulationConfig(assumptions=assumptions, queue_tree=None if queues is None else _load_queue_tree(queues))
+    results = [_simulate_policy(workload, one, config) for one in policies]
+    if placements is not None:
+        for result in results:
+            _write_placements(placements, result, workload, several=len(results) > 1)
+    if json_out is None:
+        print_renderable(simulation_table(results, workload.gpus))
+        return
+    text = json.dumps([result.to_json() for result in results] if len(results) > 1 else results[0].to_json(), indent=2)
+    if str(json_out) == "-":
+        print(text)
+    else:
+        json_out.write_text(f"{text}\n")
+        console().print(f"[dim]wrote[/] {json_out}", soft_wrap=True)
+        print_renderable(simulation_table(results, workload.gpus))
+
+
+@click.command()
+@click.argument("snapshot", type=PATH, metavar="SNAPSHOT.json", help="A saved snapshot; - is stdin.")
+@click.option("--policy", default="muster", metavar="NAME", help=f"{_POLICIES}. Default: muster.")
+@json_option
+def replay(snapshot: Path, policy: str, as_json: bool) -> None:
+    """Print the plan for a saved snapshot: admissions with their nodes, waiting gangs with reasons, evictions."""
+    from muster.cli.views.plans import decision_rows, plan_table
+    from muster.engine import decode_snapshot
+    from muster.engine import replay as replayed
+    from muster.errors import InvalidSpec
+
+    (chosen,) = _parse_policies([policy])
+    is_piped = str(snapshot) == "-"
+    saved = sys.stdin.buffer.read() if is_piped else snapshot.read_bytes()
+    try:
+        state = decode_snapshot(saved)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{'stdin' if is_piped else snapshot}: {error}", field=error.field) from error
+    decisions = replayed(state, chosen)
+    if as_json:
+        print_json(decision_rows(state, decisions))
+    else:
+        print_renderable(plan_table(state, decisions))
+
+
+def _parse_policies(names: Sequence[str]) -> list[Policy]:
+    from muster.engine import POLICIES
+
+    for name in names:
+        if name not in POLICIES:
+            usage_error(f"--policy: must be one of {', '.join(POLICIES)}; got {name!r}", "--policy")
+    return [POLICIES[name] for name in dict.fromkeys(names)]
+
+
+def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
+    from muster.api.spec import Queue
+    from muster.api.validation import check_apply
+    from muster.cli.manifests import load_objects
+
+    found = load_objects(str(file))
+    check_apply(found, ())
+    return tuple(item for item in found if isinstance(item, Queue))
+
+
+def _simulate_policy(workload: RecordedWorkload, policy: Policy, config: SimulationConfig) -> SimulationResult:
+    """Simulate one policy, with a progress bar if stderr is a terminal."""
+    from muster.engine import reduce_gc_frequency
+    from muster.simulate import SimulationProgress, run
+
+    reduce_gc_frequency()
+    if not sys.stderr.isatty():
+        return run(workload, policy, config)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(policy.name, total=len(workload.jobs), text="")
+
+        def show(now: SimulationProgress) -> None:
+            text = f"jobs, {now.waiting} waiting, day {now.now_s / 86_400:.1f}"
+            bar.update(task, completed=now.finished, total=now.jobs, text=text)
+
+        return run(workload, policy, replace(config, progress=show))
+
+
+def _write_placements(file: Path, result: SimulationResult, workload: RecordedWorkload, several: bool) -> None:
+    """Write one file; with several policies, the policy is in the file's name."""
+    from muster.simulate import write_placements
+
+    target = file.with_name(f"{file.stem}.{result.policy}{file.suffix}") if several else file
+    in_order = sorted(workload.jobs, key=lambda row: row.submit_s)
+    write_placements(target, result.pod_runs, {f"j{number:07d}": row for number, row in enumerate(in_order)})
+    console().print(f"[dim]wrote[/] {target}", soft_wrap=True)
