@@ -35,6 +35,7 @@ class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore
 class TrainerArgs:
     """Arguments of the trainer, as given."""
 
+    component: str
     parallel: str
     model: str
     data: str
@@ -86,8 +87,8 @@ class SchedulingArgs:
 def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
     """The app of `fsdp` and `ddp`. Raises InvalidArgument."""
     return specs.AppDef(
-        name=scheduling.name or f"{trainer.parallel}-{trainer.model}",
-        roles=[_role(_trainer_command(trainer), pods)],
+        name=scheduling.name or f"{trainer.component}-{trainer.model}",
+        roles=[_role(_trainer_command(trainer, _parse_layout(pods.j)), pods)],
         metadata=_metadata(scheduling, TRAINER_RULES),
     )
 
@@ -189,7 +190,7 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
     return {f"muster.dev/{key}": value for key, value in values.items() if value is not None}
 
 
-def _trainer_command(trainer: TrainerArgs) -> list[str]:
+def _trainer_command(trainer: TrainerArgs, layout: NodeLayout) -> list[str]:
     """The trainer's command; flags that are not given have the trainer's defaults. Raises InvalidArgument for flags
     that the trainer would reject."""
     given = {
@@ -211,7 +212,9 @@ def _trainer_command(trainer: TrainerArgs) -> list[str]:
     for flag in trainer.extra_args:
         _reject_misplaced_flag(flag)
     try:
-        parse_train_config([*flags, *trainer.extra_args], {})
+        config = parse_train_config([*flags, *trainer.extra_args], {})
+        for nodes in range(layout.min_nodes, layout.nodes + 1):
+            config.parallel.spec.shape(nodes * layout.nproc)
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     return ["-m", "muster_components.trainer", *flags, *trainer.extra_args]

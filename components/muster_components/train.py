@@ -22,6 +22,7 @@ def fsdp(
     data: str,
     steps: int = 100,
     j: str = "1x1",
+    parallel: Optional[str] = None,
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
@@ -51,6 +52,7 @@ def fsdp(
         data: folder, file or glob of text to train on
         steps: optimizer steps
         j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
+        parallel: how the ranks divide the work, such as fsdp=4 or hsdp=2x4 (default: the component's name, all ranks)
         seq_len: tokens per sequence (default: 128 on CPU, 1024 on GPU)
         global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
         lr: peak learning rate (default: the recipe's)
@@ -62,7 +64,7 @@ def fsdp(
         queue: queue that the job waits in
         priority: jobs of higher priority come first in the queue
         max_runtime: maximum run time from admission, such as 2h
-        name: name of the job (default: fsdp- and the model)
+        name: name of the job (default: the component's and the model's)
         max_restarts: maximum number of restarts of the gang after failures
         cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
         gpu: GPUs per node (default: one per process if the nodes have that many, else none)
@@ -72,7 +74,8 @@ def fsdp(
     """
     return app_builder.training_app(
         app_builder.TrainerArgs(
-            parallel="fsdp",
+            component="fsdp",
+            parallel=parallel or "fsdp",
             model=model,
             data=data,
             steps=steps,
@@ -102,6 +105,7 @@ def ddp(
     data: str,
     steps: int = 100,
     j: str = "1x1",
+    parallel: Optional[str] = None,
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
@@ -127,7 +131,8 @@ def ddp(
     """
     return app_builder.training_app(
         app_builder.TrainerArgs(
-            parallel="ddp",
+            component="ddp",
+            parallel=parallel or "ddp",
             model=model,
             data=data,
             steps=steps,

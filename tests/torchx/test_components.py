@@ -62,7 +62,8 @@ def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() ->
 
 
 OTHERWISE: dict[str, Any] = {
-    "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "seq_len": 64, "global_batch": 8, "lr": 0.5,
+    "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "parallel": "hsdp=1x1",
+    "seq_len": 64, "global_batch": 8, "lr": 0.5,
     "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
     "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
     "memMB": 99, "env": {"A": "1"}, "image": "other", "script": "other.py", "m": "other",
@@ -115,6 +116,9 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        ({"parallel": "fsdp=4", "j": "1x2"}, "--parallel fsdp=4 needs 4 ranks; got 2"),
+        ({"parallel": "tp=2,fsdp=2", "j": "2:3x2"}, "--parallel tp=2,fsdp=2 needs 4 ranks; got 6"),
+        ({"parallel": "zero"}, "--parallel must be a list of fsdp or fsdp=N"),
         ({"steps": -1}, "--steps must be at least 1; got -1"),
         ({"model": "gpt:11m"}, "--model must be a recipe; got 'gpt:11m'"),
         ({"trace_steps": "25:20"}, "--trace_steps must be FIRST:END"),

@@ -63,25 +63,12 @@ def test_kills_stops_and_resumes_with_another_world_size_or_ddp_do_not_change_th
     assert losses(folder) == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_rank_ddp_and_fsdp_have_the_same_losses(start: Starter, text: Path, tmp_path: Path) -> None:
-    run = (*TINY, "--data", str(text), "--steps", "6", "--checkpoint_every", "0")
-    ways = {
-        "one": (1, ()),
-        "replicated in parts": (2, ("--parallel", "ddp", "--micro_batch", "2")),
-        "sharded in parts": (2, ("--micro_batch", "3", "--reshard", "always")),
-    }
-    for name, (world_size, flags) in ways.items():
-        assert start(world_size, *run, *flags, run_dir=tmp_path / name).end() == [EXIT_OK] * world_size
-    expected = metrics(tmp_path / "one")
-    for name in ways:
-        for ours, theirs in zip(metrics(tmp_path / name), expected, strict=True):
-            assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4), name
-            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), name
-
-
-def test_compilation_does_not_change_the_losses(start: Starter, text: Path, tmp_path: Path) -> None:
+def test_compilation_and_activation_checkpointing_do_not_change_the_losses(
+    start: Starter, text: Path, tmp_path: Path
+) -> None:
     run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
-    for name, flags in {"compiled": ("--compile",), "plain": ("--no_compile",)}.items():
+    ways = {"compiled": ("--compile", "--activation_checkpointing", "selective"), "plain": ("--no_compile",)}
+    for name, flags in ways.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
         assert ranks.end(400) == [EXIT_OK] * 2, ranks.log_text()
         assert name in ranks.log_text().replace("not compiled", "plain")

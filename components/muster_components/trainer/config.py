@@ -12,6 +12,7 @@ from typing import Literal
 
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
+from muster_components.trainer.parallel.spec import MeshShape, ParallelSpec
 
 Precision = Literal["bf16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
@@ -41,7 +42,7 @@ class OptimConfig:
 class ParallelConfig:
     """Parallelism and compilation. `reshard`: free gathered weights after forward (None: by size)."""
 
-    mode: Literal["fsdp", "ddp"] = "fsdp"
+    spec: ParallelSpec = ParallelSpec()
     compile: bool | None = None
     compiled_autograd: bool = False
     precision: Precision | None = None
@@ -93,11 +94,12 @@ class TrainConfig:
 class TrainPlan:
     """A TrainConfig with all defaults resolved.
 
-    Each rank processes `micro_batch` sequences at once, `gradient_accumulation_steps` times per step. If world_size x
-    micro_batch x gradient_accumulation_steps exceeds `global_batch`, the remaining positions are padding.
+    Each data-parallel rank processes `micro_batch` sequences at once, `gradient_accumulation_steps` times per step. If
+    their product exceeds `global_batch`, the remaining positions are padding.
     """
 
     config: TrainConfig
+    mesh: MeshShape
     seq_len: int
     global_batch: int
     micro_batch: int
@@ -108,6 +110,11 @@ class TrainPlan:
     precision: Precision
     checkpoint_every: int
     log_every: int
+
+    @property
+    def padding(self) -> int:
+        """Positions of a step beyond the global batch."""
+        return self.mesh.data_ranks * self.micro_batch * self.gradient_accumulation_steps - self.global_batch
 
     @property
     def tokens_per_step(self) -> int:
@@ -146,8 +153,9 @@ def validate_config(config: TrainConfig) -> TrainConfig:
             raise InputError(f"{flag} must be finite and {'above 0' if positive else 'at least 0'}; got {value}")
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
-    if config.parallel.compiled_autograd and config.parallel.mode != "ddp":
-        raise InputError("--compiled_autograd requires --parallel ddp; got --parallel fsdp")
+    spec = config.parallel.spec
+    if config.parallel.compiled_autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
+        raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
     if config.parallel.compiled_autograd and config.parallel.compile is False:
         raise InputError("--compiled_autograd requires compilation; remove --no_compile")
     return config
@@ -158,9 +166,15 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     on_gpu = host.device == "cuda"
     seq_len = config.data.seq_len or (1024 if on_gpu else 128)
     global_batch = config.data.global_batch or (64 if on_gpu else 16)
-    if global_batch < host.world_size:
-        raise InputError(f"--global_batch must be at least the number of ranks, {host.world_size}; got {global_batch}")
-    share = math.ceil(global_batch / host.world_size)
+    mesh = config.parallel.spec.shape(host.world_size)
+    if mesh.pp > 1 or mesh.tp > 1:
+        raise InputError(f"--parallel supports fsdp, hsdp and ddp; got {mesh}")
+    if global_batch < mesh.data_ranks:
+        ranks = "ranks" if mesh.data_ranks == mesh.world_size else "data-parallel ranks"
+        raise InputError(
+            f"--global_batch must be at least the number of {ranks}, {mesh.data_ranks}; got {global_batch}"
+        )
+    share = math.ceil(global_batch / mesh.data_ranks)
     micro_batch = min(config.data.micro_batch or share, share)
     compile_ = config.parallel.compile
     if compile_ and not host.has_compiler:
@@ -173,6 +187,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     every = config.checkpoint.every
     return TrainPlan(
         config=config,
+        mesh=mesh,
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,

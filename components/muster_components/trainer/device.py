@@ -65,14 +65,14 @@ def select_kernels(device: torch.device, precision: str) -> Iterator[None]:
         yield
 
 
-def init_distributed(device: torch.device, *, single_process: bool) -> None:
+def init_distributed(device: torch.device, world_size: int, *, launched: bool) -> None:
     """gloo for CPU tensors on every machine (checkpoints use it), NCCL for CUDA tensors.
 
-    `single_process`: not started by torchrun, so there is no rendezvous.
+    `launched`: by torchrun or as it does, with a rendezvous.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    device_id = device if device.type == "cuda" else None
-    if single_process:
+    device_id = device if device.type == "cuda" and world_size > 1 else None  # one rank: no NCCL unless DDP uses it
+    if not launched:
         store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
         dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=device_id)
     else:

@@ -22,6 +22,7 @@ from muster_components.trainer.config import (
 )
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import RECIPES, model_config
+from muster_components.trainer.parallel.spec import parse_parallel
 
 TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
 TRACE_RANKS_VARIABLE = "MUSTER_TRACE_RANKS"
@@ -68,7 +69,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
             log_every=flags.log_every,
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
             parallel=ParallelConfig(
-                mode=flags.parallel,
+                spec=parse_parallel(flags.parallel),
                 compile=flags.compile,
                 compiled_autograd=flags.compiled_autograd,
                 precision=None if flags.precision == "auto" else flags.precision,
@@ -131,7 +132,10 @@ def _flag_parser() -> FlagParser:
     group.add_argument("--clip", type=_float, default=1.0, help="maximum gradient norm (default: 1.0)")
     group = parser.add_argument_group("parallelism")
     group.add_argument(
-        "--parallel", choices=("fsdp", "ddp"), default="fsdp", help="shard (FSDP2, the default) or replicate (DDP)"
+        "--parallel",
+        default="fsdp",
+        metavar="MESH",
+        help="fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards); =N is a number of ranks",
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")

@@ -49,20 +49,18 @@ class BatchReader:
         samples: Samples,
         device: torch.device,
         data_rank: int,
-        data_ranks: int,
     ) -> None:
-        """Ranks with the same `data_rank` (of `data_ranks`) read the same samples."""
+        """Ranks with the same `data_rank` (of `plan.mesh.data_ranks`) read the same samples."""
         self._plan = plan
         self._model = model
         self._samples = samples
         self._device = device
         self._data_rank = data_rank
-        self._data_ranks = data_ranks
 
     def read(self, step: int, micro_step: int) -> Batch:
         """Micro-batch `micro_step` (from 0) of `step` (from 1): each rank in turn takes `micro_batch` samples."""
         plan, seed = self._plan, self._plan.config.seed
-        first = (micro_step * self._data_ranks + self._data_rank) * plan.micro_batch
+        first = (micro_step * plan.mesh.data_ranks + self._data_rank) * plan.micro_batch
         positions = range(first, first + plan.micro_batch)
         chosen = sample_indices(
             seed=seed,
@@ -88,8 +86,7 @@ class GradientAccumulation:
         self, plan: TrainPlan, model: TrainModel, parallel: ParallelModel, reader: BatchReader, gradient_scale: float
     ) -> None:
         """`gradient_scale`: the factor between the summed loss of a micro-batch and what is differentiated."""
-        (part,) = parallel.parts
-        self._module = part.module
+        (self._part,) = parallel.parts
         self._micro_steps = plan.gradient_accumulation_steps
         self._model = model
         self._parallel = parallel
@@ -107,8 +104,9 @@ class GradientAccumulation:
             data_time_s += time.perf_counter() - started_s
             with self._parallel.gradient_sync_context(last_micro_batch=micro_step == self._micro_steps - 1):
                 with record_function("forward"), self._parallel.forward_context():
-                    loss = self._model.loss(self._module(**batch), batch)
+                    loss = self._model.loss(self._part.module(**batch), batch)
                 with record_function("backward"):
                     (loss * self._gradient_scale).backward()  # type: ignore[no-untyped-call]
+                    self._part.collect_gradients()
             loss_sum += loss.detach()
         return LossSum(loss_sum, data_time_s)

@@ -29,6 +29,7 @@ from muster_components.trainer.forward_backward import BatchReader, GradientAccu
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.models.transformer import RecipeModel
+from muster_components.trainer.parallel.mesh import build_mesh
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
 from muster_components.trainer.profile import StepTracer
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
@@ -44,7 +45,7 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     plan = resolve_plan(config, host_capabilities(device, context, environ))
     reporter = Reporter(context)
     reporter.write_heartbeat(_setup_heartbeat(context, plan))
-    init_distributed(device, single_process="RANK" not in environ)
+    init_distributed(device, context.world_size, launched="RANK" in environ)
     try:
         with select_kernels(device, plan.precision):
             result = _train(plan, context, device, reporter, stop)
@@ -64,7 +65,7 @@ def _train(
     model = train_model(plan)
     corpus = build_shared_corpus(plan, context)
     samples = TokenSamples(corpus.open(), plan.seq_len)
-    parallel = parallelize(model, plan, device, context.world_size)
+    parallel = parallelize(model, plan, device, build_mesh(plan.mesh, device.type))
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
     store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
@@ -74,8 +75,10 @@ def _train(
         _print_header(plan, context, model, parallel, corpus)
         _report_skipped(corpus, reporter)
     completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
-    reader = BatchReader(plan, model, samples, device, context.rank, context.world_size)
-    forward_backward = GradientAccumulation(plan, model, parallel, reader, context.world_size / weight_per_step)
+    for part in parallel.parts:
+        part.publish_weights()
+    reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)
+    forward_backward = GradientAccumulation(plan, model, parallel, reader, plan.mesh.data_ranks / weight_per_step)
     flops_per_sample = model.flops_per_sample()
     state = TrainState(
         plan,
@@ -145,17 +148,19 @@ def _print_header(
 ) -> None:
     config = plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
-    modes = [config.parallel.mode, "compiled" if plan.compile else "not compiled", plan.precision]
+    mesh = plan.mesh
+    kind = mesh.data if mesh.data_ranks == mesh.world_size and mesh.data != "hsdp" else str(mesh)
+    modes = [kind] if context.world_size > 1 else []
+    modes += ["compiled" if plan.compile else "not compiled", plan.precision]
     if config.parallel.recompute != "none":
         modes.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
-    padding = context.world_size * plan.micro_batch * plan.gradient_accumulation_steps - plan.global_batch
     print_line(f"muster trainer: {model.name}, {format_count(parallel.parameter_count)} parameters ({model.summary})")
     print_line(f"  {ranks} on {device}, {', '.join(modes)}; torch {torch.__version__}")
     print_line(
         f"  {config.steps} steps of {plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"
         + (f", {plan.gradient_accumulation_steps} micro-steps" if plan.gradient_accumulation_steps > 1 else "")
-        + (f", {padding} padding sequences" if padding else "")
+        + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
     print_line(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")

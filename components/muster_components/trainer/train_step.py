@@ -18,6 +18,7 @@ from torch.profiler import record_function
 
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.forward_backward import ForwardBackward
+from muster_components.trainer.parallel.gradients import clip_gradients
 from muster_components.trainer.parallel.sharding import ParallelModel
 
 
@@ -87,15 +88,21 @@ class TrainStep:
         lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
         loss = self._forward_backward.run(step)
         with record_function("clip"):
-            grad_norm = self._clip()
+            grad_norm = clip_gradients(self._parallel.parameters(), self._plan.config.optim.clip)
         with record_function("optimizer"):
             for optimizer in self._optimizers:
                 set_learning_rate(optimizer, lr)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
+            for part in self._parallel.parts:
+                part.publish_weights()
         with record_function("report"):
-            report = torch.stack((loss.sum / self._weight_per_step, self._stop_values[int(stop)]))
-            dist.all_reduce(report)
+            # Ranks that split a sample have the same loss: one of them reports it.
+            reports = self._parallel.mesh.tp_rank == 0
+            loss_mean = loss.sum / self._weight_per_step if reports else torch.zeros_like(loss.sum)
+            report = torch.stack((loss_mean, self._stop_values[int(stop)]))
+            if self._plan.mesh.world_size > 1:
+                dist.all_reduce(report)
             report = torch.cat((report, grad_norm.reshape(1).float()))
             return StepHandle(step, report, lr, loss.data_time_s, self._origin)
 
@@ -106,11 +113,6 @@ class TrainStep:
         now = _timing_event()
         now.synchronize()
         return float(self._origin.elapsed_time(now)) / 1000
-
-    def _clip(self) -> Tensor:
-        """Clip the gradients to the maximum norm; returns the norm before, over all ranks."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parallel.parameters(), self._plan.config.optim.clip)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def _timing_event() -> torch.cuda.Event:

@@ -1,13 +1,17 @@
-"""Activation checkpointing, compilation, FSDP2 or DDP, and initial weights for a model on the meta device.
+"""Activation checkpointing, compilation, FSDP2, HSDP or DDP, and initial weights for a model on the meta device.
 
 The order matters, and is that of torchtitan:
 
-1. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
-2. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
-   graph contains no collective, which would break it;
-3. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
+1. tensor parallelism, which replaces parameters;
+2. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
+3. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
+   graph contains no collective of FSDP2, which would break it;
+4. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
    model, since it needs all parameters at once;
-4. initial weights last, on each rank only its shard.
+5. initial weights last, on each rank only its shard.
+
+Where all data is on one rank, there is nothing to shard or to reduce: the module remains as it is, with `MasterWeights`
+for bf16.
 """
 
 from __future__ import annotations
@@ -21,13 +25,15 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from muster_components.trainer.config import Recompute, TrainPlan
 from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.parallel.gradients import redistributed
+from muster_components.trainer.parallel.master_weights import MasterWeights
+from muster_components.trainer.parallel.mesh import RankMesh
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 """On a GPU, smaller gathered weights are kept between forward and backward."""
@@ -37,12 +43,27 @@ MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 class ModelPart:
     """The whole model on this rank, or one of its pipeline stages.
 
-    `module` is called in training; optimizer and checkpoints use the parameters of `model`, which it may wrap. Their
-    names in `model` are those in the whole model.
+    `module` is called in training. Optimizer and checkpoints use the parameters of `model`, whose names are those in
+    the whole model: `module` itself, what it wraps, or its float32 masters.
     """
 
     module: nn.Module
     model: nn.Module
+    masters: MasterWeights | None = None
+
+    def collect_gradients(self) -> None:
+        """Give each parameter of `model` the gradient of what it is in `module`: call after each backward pass."""
+        if self.masters is not None:
+            self.masters.collect_gradients()
+            return
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = redistributed(parameter.grad, parameter)
+
+    def publish_weights(self) -> None:
+        """Use changed parameters of `model` in `module`: call after an update and after loading."""
+        if self.masters is not None:
+            self.masters.publish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +71,14 @@ class ParallelModel:
     """The parts of the model on this rank."""
 
     parts: tuple[ModelPart, ...]
+    mesh: RankMesh
     device: torch.device
     parameter_count: int
     """Of the whole model."""
     autocast: bool
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of all parts."""
+        """Those of all parts that the optimizers update."""
         return [parameter for part in self.parts for parameter in part.model.parameters()]
 
     def forward_context(self) -> AbstractContextManager[object]:
@@ -66,35 +88,49 @@ class ParallelModel:
         return contextlib.nullcontext()
 
     def gradient_sync_context(self, *, last_micro_batch: bool) -> AbstractContextManager[object]:
-        """The context of a micro-step: DDP reduces gradients only in the last one of a step.
+        """The context of a micro-step: DDP and the replicas of HSDP reduce gradients only in the last one of a step.
 
-        FSDP reduces in every micro-step, since otherwise each rank would store the gradients of the whole model.
+        The shards reduce in every micro-step, since otherwise each rank would store the gradients of the whole model.
         """
         stack = contextlib.ExitStack()
         for part in self.parts:
-            if not last_micro_batch and isinstance(part.module, DistributedDataParallel):
+            if isinstance(part.module, FSDPModule):
+                part.module.set_requires_all_reduce(last_micro_batch)
+            elif isinstance(part.module, DistributedDataParallel) and not last_micro_batch:
                 stack.enter_context(part.module.no_sync())
         return stack
 
 
-def parallelize(model: TrainModel, plan: TrainPlan, device: torch.device, world_size: int) -> ParallelModel:
+def parallelize(model: TrainModel, plan: TrainPlan, device: torch.device, mesh: RankMesh) -> ParallelModel:
     """Apply the steps of this module's docstring in their order."""
-    parallel = plan.config.parallel
     with torch.device("meta"):
         module = model.build()
     count = parameter_count(module)
+    part = parallelize_part(model, module, plan, device, mesh)
+    autocast = plan.precision == "bf16" and isinstance(part.module, DistributedDataParallel)
+    return ParallelModel((part,), mesh, device, count, autocast)
+
+
+def parallelize_part(
+    model: TrainModel, module: nn.Module, plan: TrainPlan, device: torch.device, mesh: RankMesh
+) -> ModelPart:
+    """One part of the model, on the meta device: the whole module or a pipeline stage."""
+    parallel = plan.config.parallel
     blocks = model.blocks(module)
     apply_activation_checkpointing(blocks, parallel.recompute)
     if plan.compile and not parallel.compiled_autograd:
         for compiled in model.compiled_modules(module):
             compiled.compile(fullgraph=True, dynamic=False)  # in place: keeps the names of parameters
-    if parallel.mode == "fsdp":
-        apply_fsdp(module, blocks, plan, device, world_size)
-        model.initialize(module, device, plan.config.seed)
-        return ParallelModel((ModelPart(module, module),), device, count, autocast=False)
+    wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or parallel.compiled_autograd)
+    if mesh.shape.data_ranks > 1 and not wraps_with_ddp:
+        apply_fsdp(module, blocks, plan, device, mesh)
     model.initialize(module, device, plan.config.seed)
-    part = ModelPart(apply_ddp(module, plan, device), module)
-    return ParallelModel((part,), device, count, autocast=plan.precision == "bf16")
+    if wraps_with_ddp:
+        return ModelPart(apply_ddp(module, plan, device), module)
+    if mesh.shape.data_ranks == 1 and plan.precision == "bf16":
+        masters = MasterWeights(module)
+        return ModelPart(module, masters.masters, masters)
+    return ModelPart(module, module)
 
 
 def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recompute) -> None:
@@ -110,19 +146,19 @@ def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recom
 
 
 def apply_fsdp(
-    module: nn.Module, blocks: Sequence[nn.Module], plan: TrainPlan, device: torch.device, world_size: int
+    module: nn.Module, blocks: Sequence[nn.Module], plan: TrainPlan, device: torch.device, mesh: RankMesh
 ) -> None:
     """FSDP2: one group per block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
-    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     param_dtype = torch.bfloat16 if plan.precision == "bf16" else None
     # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     reshard = plan.config.parallel.reshard
     if reshard is None:
         reshard = device.type == "cuda" and _gathered_bytes(module, plan) > MAX_UNSHARDED_BYTES
+    shards = mesh.fsdp_mesh
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, mesh=shards, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(module, mesh=shards, mp_policy=policy, reshard_after_forward=False)
 
 
 def apply_ddp(module: nn.Module, plan: TrainPlan, device: torch.device) -> nn.Module:
