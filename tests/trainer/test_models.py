@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # imports torch
 
 SMALL = ModelConfig(name="small", layers=2, dim=32, heads=4, kv_heads=2, hidden=64)
-SMALL_GPT2 = ModelConfig(name="small2", layers=2, dim=32, heads=4, kv_heads=4, hidden=64, style="gpt2")
+SMALL_GPT2 = ModelConfig(name="small2", layers=2, dim=32, heads=4, kv_heads=4, hidden=64, style="gpt2", bias=True)
+SMALL_TIED = ModelConfig(
+    name="small3", layers=2, dim=32, heads=4, kv_heads=4, hidden=64, style="gpt2", tied=True, dropout=0.25
+)
 
 
 def build(config: ModelConfig, seq_len: int = 16, seed: int = 0) -> Transformer:
@@ -40,7 +44,7 @@ def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return row[:, :-1].clone(), row[:, 1:].clone()
 
 
-@pytest.mark.parametrize("name", ["gpt:1m", "gpt:10m", "gpt:124m", "gpt2:124m", "gpt:350m", "gpt:1b", "llama:8b"])
+@pytest.mark.parametrize("name", ["gpt:1m", "gpt:10m", "gpt:124m", "gpt:350m", "gpt:1b", "llama:8b"])
 def test_the_parameters_counted_for_flops_are_those_of_the_model(name: str) -> None:
     import torch
 
@@ -147,6 +151,75 @@ def test_initial_weights_depend_on_the_seed_only() -> None:
     assert torch.equal(first.embed.weight, same.embed.weight)
     assert not torch.equal(first.embed.weight, other.embed.weight)
     assert not torch.equal(first.blocks[0].attention.qkv.weight, first.blocks[1].attention.qkv.weight)  # type: ignore[union-attr, arg-type]
+
+
+def test_tied_models_have_the_published_sizes_of_nanogpt() -> None:
+    import torch
+
+    from muster_components.trainer.models.transformer import Transformer
+
+    # nanoGPT counts all parameters but the positions.
+    for name, vocabulary, millions in (("nanogpt:124m", 50_304, 123.59), ("nanogpt:10m", 65, 10.65)):
+        config = model_config(name) if vocabulary > 256 else dataclasses.replace(model_config(name), vocab_size=65)
+        with torch.device("meta"):
+            model = Transformer(dataclasses.replace(config, vocab_size=vocabulary), 256)
+        count = sum(parameter.numel() for parameter in model.parameters()) - model.positions.weight.numel()  # type: ignore[union-attr]
+        assert count / 1e6 == pytest.approx(millions, abs=0.005), name
+
+
+def test_the_head_and_the_embedding_stay_tied_on_a_device_and_share_their_gradient() -> None:
+    model = build(dataclasses.replace(SMALL_TIED, dropout=0.0))
+    assert model.head.out.weight is model.embed.weight
+    model(*tokens(2, 16)).backward()
+    assert model.embed.weight.grad is model.head.out.weight.grad is not None
+
+
+def test_gelu_equals_pytorchs_tanh_approximation() -> None:
+    import torch
+
+    from muster_components.trainer.models.transformer import gelu
+
+    x = torch.linspace(-12, 12, 4001, requires_grad=True)
+    y = gelu(x)
+    torch.testing.assert_close(y, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-6, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    (reference,) = torch.autograd.grad(torch.nn.functional.gelu(x, approximate="tanh").sum(), x)
+    torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_drops_at_its_rate_and_scales_what_it_keeps(rate: float) -> None:
+    import torch
+
+    from muster_components.trainer.models.transformer import dropout, dropout_keys
+
+    x = torch.ones(64, 32, 48)
+    keys = dropout_keys(torch.arange(64, dtype=torch.int32), 3)
+    first, second = dropout(x, rate, keys[0]), dropout(x, rate, keys[1])
+    kept = first != 0
+    assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.005)
+    torch.testing.assert_close(first[kept], torch.full_like(first[kept], 1 / (1 - rate)))
+    # Places, samples and neighbours are independent: both are kept as often as the product of the rates says.
+    both = (1 - rate) ** 2
+    assert (kept & (second != 0)).float().mean().item() == pytest.approx(both, abs=0.01)
+    for other in (kept.roll(1, 0), kept.roll(1, 1), kept.roll(1, 2), kept.roll(16, 2)):
+        assert (kept & other).float().mean().item() == pytest.approx(both, abs=0.01)
+
+
+def test_what_is_dropped_depends_on_the_sample_and_not_on_the_batch() -> None:
+    import torch
+
+    model = build(SMALL_TIED)
+    for block in model.blocks:
+        block.attention.dropout = 0.0  # type: ignore[union-attr]  # PyTorch's own, from the global generator
+    token_BL, target_BL = tokens(4, 16)
+    number_B = torch.tensor([7, 8, 9, 10], dtype=torch.int32)
+    whole = model(token_BL, target_BL, number_B)
+    halves = [model(token_BL[rows], target_BL[rows], number_B[rows]) for rows in (slice(0, 2), slice(2, 4))]
+    torch.testing.assert_close(whole, sum(halves))
+    assert model(token_BL, target_BL, number_B + 1).item() != pytest.approx(whole.item(), abs=1e-3)
+    model.eval()
+    torch.testing.assert_close(model(token_BL, target_BL, number_B), model(token_BL, target_BL))
 
 
 def test_the_learning_rate_rises_linearly_then_decays_to_a_tenth() -> None:

@@ -26,7 +26,9 @@ class ModelConfig:
 
     `style` "modern" is RMSNorm, rotary positions and SwiGLU without biases; "gpt2" is LayerNorm, learned positions and
     GELU with biases. `hidden` is the width of the feed-forward layer. `kv_heads` < `heads` shares keys and values among
-    groups of heads. `lr` is the peak learning rate that suits the shape.
+    groups of heads. `bias`: of linear layers and norms. `tied`: the head uses the embedding's matrix. `dropout`: the
+    probability, of attention, both residual branches and the embedding. `lr` is the peak learning rate that suits the
+    shape.
     """
 
     name: str
@@ -37,6 +39,9 @@ class ModelConfig:
     hidden: int
     vocab_size: int = BYTE_VOCAB
     style: Style = "modern"
+    bias: bool = False
+    tied: bool = False
+    dropout: float = 0.0
     rope_theta: float = 10_000.0
     lr: float = 6e-4
 
@@ -47,7 +52,7 @@ class ModelConfig:
 
     def architecture(self) -> dict[str, object]:
         """The fields that determine names and shapes of parameters, which must match a checkpoint."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr")}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr", "dropout")}
 
 
 def gpt_1m() -> ModelConfig:
@@ -66,8 +71,19 @@ def gpt_124m() -> ModelConfig:
 
 
 def gpt2_124m() -> ModelConfig:
-    """GPT-2 small: LayerNorm, learned positions, GELU, biases; but the head has a matrix of its own."""
-    return dataclasses.replace(gpt_124m(), name="gpt2:124m", hidden=3072, style="gpt2")
+    """GPT-2 small: LayerNorm, learned positions, GELU, biases, head and embedding tied."""
+    return dataclasses.replace(gpt_124m(), name="gpt2:124m", hidden=3072, style="gpt2", bias=True, tied=True)
+
+
+def nanogpt_124m() -> ModelConfig:
+    """GPT-2 small as nanoGPT trains it: without biases."""
+    return dataclasses.replace(gpt2_124m(), name="nanogpt:124m", bias=False)
+
+
+def nanogpt_10m() -> ModelConfig:
+    """nanoGPT's character model (10.65M parameters with 65 characters): without biases, dropout 0.2."""
+    shape = dataclasses.replace(gpt_10m(), name="nanogpt:10m", hidden=1536, style="gpt2", tied=True)
+    return dataclasses.replace(shape, dropout=0.2)
 
 
 def gpt_350m() -> ModelConfig:
@@ -87,8 +103,20 @@ def llama_8b() -> ModelConfig:
     )
 
 
+_FUNCTIONS: Final = (
+    gpt_1m,
+    gpt_10m,
+    gpt_124m,
+    gpt2_124m,
+    nanogpt_124m,
+    nanogpt_10m,
+    gpt_350m,
+    gpt_1b,
+    llama_8b,
+)
+
 RECIPES: Final[Mapping[str, Callable[[], ModelConfig]]] = MappingProxyType(
-    {recipe().name: recipe for recipe in (gpt_1m, gpt_10m, gpt_124m, gpt2_124m, gpt_350m, gpt_1b, llama_8b)}
+    {recipe().name: recipe for recipe in _FUNCTIONS}
 )
 
 

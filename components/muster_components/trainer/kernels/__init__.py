@@ -1,0 +1,1 @@
+"""Triton kernels, each faster than what Inductor generates; with references in PyTorch."""
