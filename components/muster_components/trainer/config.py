@@ -40,11 +40,15 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Parallelism and compilation. `reshard`: free gathered weights after forward (None: by size)."""
+    """Parallelism and compilation.
+
+    `reshard`: free gathered weights after forward (None: by size). `cuda_graph`: of whole steps, where that helps.
+    """
 
     spec: ParallelSpec = ParallelSpec()
     compile: bool | None = None
     compiled_autograd: bool = False
+    cuda_graph: bool = True
     precision: Precision | None = None
     recompute: Recompute = "none"
     reshard: bool | None = None
@@ -107,6 +111,7 @@ class TrainPlan:
     lr: float
     warmup: int
     compile: bool
+    cuda_graph: bool
     precision: Precision
     checkpoint_every: int
     log_every: int
@@ -195,6 +200,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
         compile=host.has_compiler if compile_ is None else compile_,
+        cuda_graph=config.parallel.cuda_graph,
         precision=precision or ("bf16" if on_gpu and host.has_bf16 else "fp32"),
         checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
         log_every=config.log_every or max(1, min(10, config.steps // 10)),

@@ -72,6 +72,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 spec=parse_parallel(flags.parallel),
                 compile=flags.compile,
                 compiled_autograd=flags.compiled_autograd,
+                cuda_graph=flags.cuda_graph,
                 precision=None if flags.precision == "auto" else flags.precision,
                 recompute=flags.activation_checkpointing,
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
@@ -138,6 +139,9 @@ def _flag_parser() -> FlagParser:
         help="fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards); =N is a number of ranks",
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
+    _add_switch(
+        group, "cuda_graph", default=True, help_text="one GPU, below 500M parameters: a CUDA graph of each step"
+    )
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
     group.add_argument(
         "--precision",

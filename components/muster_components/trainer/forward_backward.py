@@ -7,8 +7,7 @@ so the loss is multiplied by their number first.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,19 +22,14 @@ from muster_components.trainer.models.interface import Batch, TrainModel
 from muster_components.trainer.parallel.sharding import ParallelModel
 
 
-@dataclass(frozen=True, slots=True)
-class LossSum:
-    """`sum`: the losses of this rank's samples, float32 on the device; `data_time_s`: seconds to read them."""
-
-    sum: Tensor
-    data_time_s: float
-
-
 class ForwardBackward(Protocol):
     """How this rank turns its part of the global batch into gradients."""
 
-    def run(self, step: int) -> LossSum:
-        """Add the gradients of `step` (from 1) to the parameters of all parts; returns the loss of this rank."""
+    def run(self, batches: Sequence[Batch]) -> Tensor:
+        """Add the gradients of all micro-batches to the parameters of all parts.
+
+        Returns the summed losses of this rank's samples, float32 on the device.
+        """
         ...
 
 
@@ -57,8 +51,11 @@ class BatchReader:
         self._device = device
         self._data_rank = data_rank
 
-    def read(self, step: int, micro_step: int) -> Batch:
-        """Micro-batch `micro_step` (from 0) of `step` (from 1): each rank in turn takes `micro_batch` samples."""
+    def read(self, step: int) -> list[Batch]:
+        """The micro-batches of `step` (from 1): in each, every rank in turn takes `micro_batch` samples."""
+        return [self._read(step, micro_step) for micro_step in range(self._plan.gradient_accumulation_steps)]
+
+    def _read(self, step: int, micro_step: int) -> Batch:
         plan, seed = self._plan, self._plan.config.seed
         first = (micro_step * plan.mesh.data_ranks + self._data_rank) * plan.micro_batch
         positions = range(first, first + plan.micro_batch)
@@ -82,31 +79,22 @@ class BatchReader:
 class GradientAccumulation:
     """Forward and backward of one part, micro-batch after micro-batch."""
 
-    def __init__(
-        self, plan: TrainPlan, model: TrainModel, parallel: ParallelModel, reader: BatchReader, gradient_scale: float
-    ) -> None:
+    def __init__(self, model: TrainModel, parallel: ParallelModel, gradient_scale: float) -> None:
         """`gradient_scale`: the factor between the summed loss of a micro-batch and what is differentiated."""
         (self._part,) = parallel.parts
-        self._micro_steps = plan.gradient_accumulation_steps
         self._model = model
         self._parallel = parallel
-        self._reader = reader
         self._gradient_scale = gradient_scale
 
-    def run(self, step: int) -> LossSum:
+    def run(self, batches: Sequence[Batch]) -> Tensor:
         """See ForwardBackward."""
         loss_sum = torch.zeros((), device=self._parallel.device)
-        data_time_s = 0.0
-        for micro_step in range(self._micro_steps):
-            started_s = time.perf_counter()
-            with record_function("data"):
-                batch = self._reader.read(step, micro_step)
-            data_time_s += time.perf_counter() - started_s
-            with self._parallel.gradient_sync_context(last_micro_batch=micro_step == self._micro_steps - 1):
+        for number, batch in enumerate(batches, start=1):
+            with self._parallel.gradient_sync_context(last_micro_batch=number == len(batches)):
                 with record_function("forward"), self._parallel.forward_context():
                     loss = self._model.loss(self._part.module(**batch), batch)
                 with record_function("backward"):
                     (loss * self._gradient_scale).backward()  # type: ignore[no-untyped-call]
                     self._part.collect_gradients()
             loss_sum += loss.detach()
-        return LossSum(loss_sum, data_time_s)
+        return loss_sum

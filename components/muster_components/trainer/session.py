@@ -78,14 +78,14 @@ def _train(
     for part in parallel.parts:
         part.publish_weights()
     reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)
-    forward_backward = GradientAccumulation(plan, model, parallel, reader, plan.mesh.data_ranks / weight_per_step)
+    forward_backward = GradientAccumulation(model, parallel, plan.mesh.data_ranks / weight_per_step)
     flops_per_sample = model.flops_per_sample()
     state = TrainState(
         plan,
         context,
         device,
         reporter,
-        TrainStep(plan, parallel, optimizers, forward_backward, weight_per_step),
+        TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step),
         checkpointer,
         StepTracer(plan.config.trace, context, reporter),
         stop,

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from muster_components.trainer.config import TrainPlan
-from muster_components.trainer.forward_backward import ForwardBackward
+from muster_components.trainer.cuda_graph import MAX_PARAMETERS, GraphedStep
+from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
+from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.parallel.gradients import clip_gradients
 from muster_components.trainer.parallel.sharding import ParallelModel
 
@@ -71,6 +73,7 @@ class TrainStep:
         plan: TrainPlan,
         parallel: ParallelModel,
         optimizers: Sequence[torch.optim.Optimizer],
+        reader: BatchReader,
         forward_backward: ForwardBackward,
         weight_per_step: float,
     ) -> None:
@@ -78,20 +81,33 @@ class TrainStep:
         self._plan = plan
         self._parallel = parallel
         self._optimizers = optimizers
+        self._reader = reader
         self._forward_backward = forward_backward
         self._weight_per_step = weight_per_step
-        self._stop_values = torch.tensor([0.0, 1.0], device=parallel.device)
+        self._stop = torch.zeros((), device=parallel.device)
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
+        self._run = GraphedStep(self._compute) if uses_cuda_graph(plan, parallel) else self._compute
 
     def launch(self, step: int, *, stop: bool) -> StepHandle:
         """Launch `step` (from 1): forward and backward of this rank's part of the global batch, then the optimizer."""
         lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
-        loss = self._forward_backward.run(step)
+        for optimizer in self._optimizers:
+            set_learning_rate(optimizer, lr)
+        self._stop.fill_(float(stop))
+        seed_generators(self._plan.config.seed, step, self._parallel.mesh.data_rank)
+        started_s = time.perf_counter()
+        with record_function("data"):
+            batches = self._reader.read(step)
+        data_time_s = time.perf_counter() - started_s
+        return StepHandle(step, self._run(batches), lr, data_time_s, self._origin)
+
+    def _compute(self, batches: Sequence[Batch]) -> Tensor:
+        """Loss, stop flag and gradient norm after an optimizer step. Does not wait for the GPU."""
+        loss_sum = self._forward_backward.run(batches)
         with record_function("clip"):
             grad_norm = clip_gradients(self._parallel.parameters(), self._plan.config.optim.clip)
         with record_function("optimizer"):
             for optimizer in self._optimizers:
-                set_learning_rate(optimizer, lr)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             for part in self._parallel.parts:
@@ -99,12 +115,11 @@ class TrainStep:
         with record_function("report"):
             # Ranks that split a sample have the same loss: one of them reports it.
             reports = self._parallel.mesh.tp_rank == 0
-            loss_mean = loss.sum / self._weight_per_step if reports else torch.zeros_like(loss.sum)
-            report = torch.stack((loss_mean, self._stop_values[int(stop)]))
+            loss_mean = loss_sum / self._weight_per_step if reports else torch.zeros_like(loss_sum)
+            report = torch.stack((loss_mean, self._stop))
             if self._plan.mesh.world_size > 1:
                 dist.all_reduce(report)
-            report = torch.cat((report, grad_norm.reshape(1).float()))
-            return StepHandle(step, report, lr, loss.data_time_s, self._origin)
+            return torch.cat((report, grad_norm.reshape(1).float()))
 
     def now_s(self) -> float:
         """The time by the clock of `StepResult.ended_at_s`; waits for all launched work."""
@@ -121,6 +136,17 @@ def _timing_event() -> torch.cuda.Event:
     return event
 
 
+def uses_cuda_graph(plan: TrainPlan, parallel: ParallelModel) -> bool:
+    """Whether whole steps are CUDA graphs: on one GPU, compiled, and small enough to be bound by launches."""
+    one_gpu = parallel.device.type == "cuda" and plan.mesh.world_size == 1
+    return one_gpu and plan.compile and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
+
+
+def seed_generators(seed: int, step: int, data_rank: int) -> None:
+    """Seed PyTorch's generators by step and rank, so that dropout within a model does not depend on earlier steps."""
+    torch.manual_seed((seed * 1_000_003 + step) * 65_536 + data_rank)
+
+
 def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
     """Fused AdamW over the model's parameters, with weight decay for matrices but not for vectors (norms, biases).
 
@@ -132,7 +158,10 @@ def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": plan.config.optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    on_gpu = next(model.parameters()).is_cuda
+    # A tensor, and counts of steps on the device, since CUDA graphs cannot read numbers of the host.
+    lr = torch.tensor(plan.lr, device="cuda") if on_gpu else plan.lr
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True, capturable=on_gpu)
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
@@ -146,4 +175,7 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` in all groups from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -41,6 +41,10 @@ class TrainModel(Protocol):
         """The modules of `module`, or of a part of it, that are compiled, each by itself: blocks, and a large head."""
         ...
 
+    def compile_whole(self, module: nn.Module) -> None:
+        """Compile the whole `module` in place: for one device and few blocks, so that kernels are fused across them."""
+        ...
+
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
         """Allocate `module`, or a part of it, on `device`, and set the weights of this rank's shards and the buffers.
 

@@ -131,6 +131,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = Head(config)
         self.register_buffer("rope_LH", None, persistent=False)
+        self.fused_loss = False
         self.tie_weights()
 
     def tie_weights(self) -> None:
@@ -143,10 +144,16 @@ class Transformer(nn.Module):
 
         `number_B`: int32, chooses what dropout drops; required if the configuration has dropout.
         """
-        return self.head(self.hidden_states(token_BL, number_B), target_BL)  # type: ignore[no-any-return]
+        x_BLD = self.states(token_BL, number_B)
+        if not self.fused_loss:
+            return self.head(x_BLD, target_BL)  # type: ignore[no-any-return]
+        # Imported where it is used: Triton exists for Linux only.
+        from muster_components.trainer.kernels.cross_entropy import linear_cross_entropy
 
-    def hidden_states(self, token_BL: Tensor, number_B: Tensor | None) -> Tensor:
-        """The output of the last block."""
+        return linear_cross_entropy(x_BLD.flatten(0, 1), self.head.out.weight, target_BL.flatten())
+
+    def states(self, token_BL: Tensor, number_B: Tensor | None) -> Tensor:
+        """The input of the head; with `fused_loss` after the head's norm."""
         x_BLD: Tensor = self.embed(token_BL)
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(torch.arange(token_BL.shape[1], device=token_BL.device))
@@ -155,7 +162,7 @@ class Transformer(nn.Module):
             x_BLD = dropout(x_BLD, self.config.dropout, key_SB[-1])
         for i, block in enumerate(self.blocks):
             x_BLD = block(x_BLD, self.rope_LH, None if key_SB is None else key_SB[2 * i : 2 * i + 2])
-        return x_BLD
+        return self.head.norm(x_BLD) if self.fused_loss else x_BLD
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -270,6 +277,15 @@ class RecipeModel:
         """The layers, and the head with its loss."""
         assert isinstance(module, Transformer)
         return [*module.blocks, module.head]
+
+    def compile_whole(self, module: nn.Module) -> None:
+        """All layers in one graph; on a GPU the loss by its own kernel."""
+        assert isinstance(module, Transformer)
+        module.states = torch.compile(module.states, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        if torch.cuda.is_available():
+            module.fused_loss = True
+        else:
+            module.head.compile(fullgraph=True, dynamic=False)
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
         """See `init_weights`."""
