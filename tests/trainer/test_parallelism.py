@@ -57,7 +57,7 @@ def test_bf16_on_one_rank_has_the_losses_of_fsdp_and_saves_float32_weights(
     assert start(2, *flags, run_dir=tmp_path / "fsdp").end() == [EXIT_OK] * 2
     assert losses(tmp_path / "plain") == pytest.approx(losses(tmp_path / "fsdp"), abs=2e-3)
     # The float32 run is close, but not equal: the plain one did compute in bf16.
-    assert losses(tmp_path / "plain") == pytest.approx(losses(one_process), abs=2e-2)
+    assert losses(tmp_path / "plain") == pytest.approx(losses(one_process), abs=5e-2)
     assert losses(tmp_path / "plain") != pytest.approx(losses(one_process), abs=1e-6)
 
     saved = latest(tmp_path / "plain")
