@@ -57,14 +57,14 @@ async def verdict(world: World) -> Row:
     """On the full cluster: seconds until a gang of ten nodes has the reason why it cannot start."""
     await fill(world)
     jobs = [Jobs("late", 1, 10, 8)]
-    async with Watch(world.client, NAMESPACE) as seen, world.scheduler.listen("late-0") as heard:
+    async with Watch(world.client, NAMESPACE) as seen, world.scheduler.watch_reason("late-0") as reason:
         meter = Meter(world, "verdict", jobs)
         await meter.create()
-        await heard.said(_REASON_WITHIN_S)
-        said_s = heard.at - meter.began
+        await reason.first_seen(_REASON_WITHIN_S)
+        verdict_s = reason.seen_at - meter.began
         await asyncio.sleep(12.0)
         meter.ready()
-        notes = {"verdict_s": round(said_s, 3), "said": str(heard), "watched_s": 12, "pods_bound": len(seen.bound)}
+        notes = {"verdict_s": round(verdict_s, 3), "said": str(reason), "watched_s": 12, "pods_bound": len(seen.bound)}
         return await meter.row(seen, notes=notes)
 
 
@@ -72,12 +72,12 @@ async def wait(world: World) -> Row:
     """A gang of one node more than there are: what it costs while it waits."""
     world.scheduler.one_queue()
     jobs = [Jobs("more", 1, len(world.nodes) + 1, 8)]
-    async with Watch(world.client, NAMESPACE) as seen, world.scheduler.listen("more-0") as heard:
+    async with Watch(world.client, NAMESPACE) as seen, world.scheduler.watch_reason("more-0") as reason:
         meter = Meter(world, "wait", jobs)
         await meter.create()
         await asyncio.sleep(_WATCHED_S)
         meter.ready()
-        notes = {"said": str(heard), "watched_s": _WATCHED_S, "pods_bound": len(seen.bound)}
+        notes = {"said": str(reason), "watched_s": _WATCHED_S, "pods_bound": len(seen.bound)}
         return await meter.row(seen, notes=notes)
 
 
@@ -93,10 +93,10 @@ async def reclaim(world: World) -> Row:
     async with Watch(world.client, NAMESPACE) as seen:
         meter = Meter(world, "reclaim", jobs)
         await meter.create()
-        mine = set(jobs[0].names())
+        gangs = set(jobs[0].names())
 
         def count(of: dict[str, float]) -> int:
-            return sum(seen.gang_of[pod] in mine for pod in of)
+            return sum(seen.gang_of[pod] in gangs for pod in of)
 
         await meter.until(seen, "the claimant is bound", lambda: count(seen.bound) >= meter.pods, 300.0)
         meter.bound()
@@ -104,8 +104,8 @@ async def reclaim(world: World) -> Row:
         meter.ready()
         return await meter.row(
             seen,
-            create_to_bound_s=max(at for pod, at in seen.bound.items() if seen.gang_of[pod] in mine) - meter.began,
-            create_to_ready_s=max(at for pod, at in seen.ready.items() if seen.gang_of[pod] in mine) - meter.began,
+            create_to_bound_s=max(at for pod, at in seen.bound.items() if seen.gang_of[pod] in gangs) - meter.began,
+            create_to_ready_s=max(at for pod, at in seen.ready.items() if seen.gang_of[pod] in gangs) - meter.began,
             notes={"pods_stopped": len(seen.gone), "filled_s": filled.create_to_bound_s},
         )
 
@@ -136,7 +136,7 @@ def _fragment(world: World, chance: random.Random) -> tuple[int, int]:
     return taken, good
 
 
-MUSTERS_OWN = ("reclaim", "racks", "kueue")  # they speak of Muster's queues and topology
+MUSTERS_OWN = ("reclaim", "racks", "kueue")  # they use Muster's queues and topology
 CASES: dict[str, Case] = {
     "fill": fill,
     "gang512": gang512,

@@ -23,27 +23,27 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Heard:
-    """Why a job waits, as its user sees it. `at` is when that was first seen (`time.monotonic`)."""
+class WaitReason:
+    """Why a job waits, as its user sees it. `seen_at` is when that was first seen (`time.monotonic`)."""
 
-    reason: str = ""
-    sentence: str = ""
-    at: float = 0.0
-    _said: asyncio.Event = field(default_factory=asyncio.Event)
+    code: str = ""
+    message: str = ""
+    seen_at: float = 0.0
+    _is_seen: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def note(self, reason: str, sentence: str) -> None:
-        """Keep it: the newest words, the first time."""
-        self.reason, self.sentence = reason, sentence
-        if not self._said.is_set():
-            self.at = time.monotonic()
-            self._said.set()
+    def record(self, code: str, message: str) -> None:
+        """Record the newest reason; the time is that of the first."""
+        self.code, self.message = code, message
+        if not self._is_seen.is_set():
+            self.seen_at = time.monotonic()
+            self._is_seen.set()
 
-    async def said(self, limit_s: float) -> None:
-        """Return once something was said. Raises TimeoutError."""
-        await asyncio.wait_for(self._said.wait(), limit_s)
+    async def first_seen(self, limit_s: float) -> None:
+        """Return once there is a reason. Raises TimeoutError."""
+        await asyncio.wait_for(self._is_seen.wait(), limit_s)
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.sentence}" if self.reason else ""
+        return f"{self.code}: {self.message}" if self.code else ""
 
 
 class Scheduler(Protocol):
@@ -71,7 +71,7 @@ class Scheduler(Protocol):
         """Writes to the API that its own programs made, by kind; reads left out."""
 
     def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> bool | None:
-        """Whether its own count fits what the API server counted of everybody; None: it keeps no count of its own."""
+        """Whether its own count fits what the API server counted of all clients; None: it has no count of its own."""
 
     def one_queue(self) -> None:
         """Let one queue have all nodes, where it knows queues."""
@@ -79,7 +79,7 @@ class Scheduler(Protocol):
     def requests(self, jobs: Jobs) -> Iterator[Request]:
         """What is sent to create the jobs."""
 
-    def listen(self, job: str) -> AbstractAsyncContextManager[Heard]:
+    def watch_reason(self, job: str) -> AbstractAsyncContextManager[WaitReason]:
         """Hear, from now on, why a job waits."""
 
 

@@ -50,7 +50,7 @@ class Row:
     writes_to_bound_per_pod: float | None = None
     writes: Mapping[str, float] = field(default_factory=dict)
     writes_agree: bool | None = None  # the operator's count with the API server's; None: it keeps none
-    served: Mapping[str, float] = field(default_factory=dict)  # writes of everybody, as the API server counted them
+    served: Mapping[str, float] = field(default_factory=dict)  # writes of all clients, as the API server counted them
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     cpu_to_bound_s: float | None = None  # of all programs together: what others on the machine do counts less in it
     load_before: float = 0.0
@@ -86,11 +86,11 @@ class Meter:
         return time.monotonic() - self.began
 
     async def until(self, seen: Seen, what: str, holds: Callable[[], bool], limit_s: float) -> None:
-        """Wait until it holds. Raises TooSlow, and what the watch died of."""
+        """Wait until it holds. Raises TooSlow, and the error that ended the watch."""
         until, tell_at = time.monotonic() + limit_s, time.monotonic() + _TELL_S
         while not holds():
-            if seen.trouble is not None:
-                raise seen.trouble
+            if seen.error is not None:
+                raise seen.error
             if time.monotonic() > tell_at:
                 tell_at += _TELL_S
                 print(f"{self.case}: {self._far(seen)}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from benchmarks.scale.client import Client, Failed, Request
-from benchmarks.scale.contender import Contender, Heard, Site
+from benchmarks.scale.contender import Contender, Site, WaitReason
 from benchmarks.scale.programs import metrics
 from benchmarks.scale.work import NAMESPACE, Jobs, Json
 from tests.cluster.controlplane.nodes import GPU
@@ -76,24 +76,24 @@ class Muster:
             yield Request(_PATH, before + name.encode() + after)
 
     @asynccontextmanager
-    async def listen(self, job: str) -> AsyncIterator[Heard]:
-        """Ask for the job's status all the time until it says something, then once a second."""
-        heard = Heard()
-        task = asyncio.create_task(self._ask(job, heard))
+    async def watch_reason(self, job: str) -> AsyncIterator[WaitReason]:
+        """Poll the job's status without pause until it has a reason, then once a second."""
+        reason = WaitReason()
+        task = asyncio.create_task(self._poll(job, reason))
         try:
-            yield heard
+            yield reason
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _ask(self, job: str, heard: Heard) -> None:
+    async def _poll(self, job: str, reason: WaitReason) -> None:
         while True:
             with contextlib.suppress(Failed):  # it is not there yet
-                reason, sentence = reason_in(msgspec.json.decode(await self.client.get(f"{_PATH}/{job}")))
-                if reason:
-                    heard.note(reason, sentence)
-            await asyncio.sleep(_LATER_S if heard.reason else _SOON_S)
+                code, message = reason_in(msgspec.json.decode(await self.client.get(f"{_PATH}/{job}")))
+                if code:
+                    reason.record(code, message)
+            await asyncio.sleep(_LATER_S if reason.code else _SOON_S)
 
 
 @contextmanager

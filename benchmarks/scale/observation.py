@@ -68,7 +68,7 @@ class Seen:
     node_of: dict[str, str] = field(default_factory=dict)
     events: int = 0
     watches: int = 1  # how often the watch was begun
-    trouble: BaseException | None = None  # what the watch died of
+    error: BaseException | None = None  # that ended the watch
 
     def partial(self, size_of: Callable[[str], int]) -> list[str]:
         """Gangs that have some but not all pods bound now, and whose pods are not being deleted."""
@@ -131,7 +131,7 @@ class Watch:
         return self.seen
 
     async def __aexit__(self, *error: object) -> None:
-        """No more. Raises what the watch died of."""
+        """End the watch. Raises the error that ended it earlier."""
         assert self._task is not None
         if self._task.done():
             self._task.result()
@@ -146,5 +146,5 @@ class Watch:
                     version = self.seen.note(line)
                 self.seen.watches += 1
         except Exception as error:
-            self.seen.trouble = error
+            self.seen.error = error
             raise

@@ -100,12 +100,12 @@ def _median(values: Sequence[Row]) -> dict[str, Any]:
 
 
 def _share(rows: Sequence[Row], gang_schedulers: Collection[str]) -> str:
-    mine = [_seconds(row) for row in rows if row["scheduler"] == "muster"]
-    theirs = [_seconds(row) for row in rows if row["scheduler"] in gang_schedulers]
-    best = min((value for value in theirs if value is not None), default=None)
-    if not mine or mine[0] is None or not best:
+    muster_s = [_seconds(row) for row in rows if row["scheduler"] == "muster"]
+    others_s = [_seconds(row) for row in rows if row["scheduler"] in gang_schedulers]
+    best = min((value for value in others_s if value is not None), default=None)
+    if not muster_s or muster_s[0] is None or not best:
         return ""
-    return f"{mine[0] / best:.2f}"
+    return f"{muster_s[0] / best:.2f}"
 
 
 def _seconds(row: Row) -> float | None:

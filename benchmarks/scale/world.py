@@ -33,8 +33,8 @@ class World:
 
     def cpu_s(self) -> dict[str, float]:
         """CPU that each program and this process have used since their start."""
-        mine = os.times()
-        return {name: cpu_s(pid) for name, pid in self.pids.items()} | {"harness": mine.user + mine.system}
+        own_times = os.times()
+        return {name: cpu_s(pid) for name, pid in self.pids.items()} | {"harness": own_times.user + own_times.system}
 
     def peak_rss_mib(self) -> float:
         """The scheduler's own programs', since their start."""

@@ -168,39 +168,39 @@ class DryRuns:
             await asyncio.sleep(min(_REFRESH_PERIOD_S, self.refresh_s))
             request_all()
 
-    def _store(self, key: _TemplateKey, verdict: DryRunResult) -> None:
-        pod = "" if verdict.pod is None else verdict.pod.model_dump_json()
-        self._results.put(key, verdict, len(pod) + len(verdict.refusal or ""))
+    def _store(self, key: _TemplateKey, result: DryRunResult) -> None:
+        pod = "" if result.pod is None else result.pod.model_dump_json()
+        self._results.put(key, result, len(pod) + len(result.refusal or ""))
 
     def _is_stale(self, key: _TemplateKey) -> bool:
         at = self._completed_at.get(key)
         return at is None or self.clock() - at >= self.refresh_s
 
     async def _run(self, key: _TemplateKey, job: CachedJob, role: str, on_result: Callable[[str, str], None]) -> None:
-        verdict, failures = None, 0
+        result, failures = None, 0
         try:
-            while verdict is None:
+            while result is None:
                 try:
                     async with self._slots:
-                        verdict = await self._run_once(job, role)
+                        result = await self._run_once(job, role)
                 except ClusterError as error:
                     failures += not is_server_wide(error)
                     if isinstance(error, ApiError) and failures >= _MAX_FAILURES:
-                        verdict = DryRunResult(refusal=_without_generated_name(error.message))
+                        result = DryRunResult(refusal=_without_generated_name(error.message))
                         break
                     _LOG.warning("dry run", extra={"job": job.job.metadata.name, "why": str(error)})
                     await asyncio.sleep(self.retry_s)
                 except Exception as error:  # a bug that this template caused: it is retried while the job waits
                     _LOG.exception("dry run", extra={"job": job.job.metadata.name})
-                    verdict = DryRunResult(refusal=f"dry run of its pods failed: {type(error).__name__}: {error}")
+                    result = DryRunResult(refusal=f"dry run of its pods failed: {type(error).__name__}: {error}")
         finally:
             del self._in_progress[key]
-        before, awaited = self._results.get(key), self._is_stale(key)
+        before, was_stale = self._results.get(key), self._is_stale(key)
         if len(self._completed_at) >= MAX_ENTRIES:
             self._completed_at.clear()  # costs only repeated dry runs
         self._completed_at[key] = self.clock()
-        self._store(key, verdict)
-        if verdict != before or awaited:
+        self._store(key, result)
+        if result != before or was_stale:
             on_result(*key)
 
     async def _run_once(self, job: CachedJob, role: str) -> DryRunResult:

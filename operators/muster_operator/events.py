@@ -168,16 +168,16 @@ class EventRecorder:
         return self._take(self._warnings or self._normal)
 
     def _take(self, events: OrderedDict[int, PendingEvent]) -> tuple[int, PendingEvent]:
-        number, letter = events.popitem(last=False)
-        if self._by_key.get(letter.key) == number:
-            del self._by_key[letter.key]
-        return number, letter
+        number, event = events.popitem(last=False)
+        if self._by_key.get(event.key) == number:
+            del self._by_key[event.key]
+        return number, event
 
     def _requeue(self, number: int, event: PendingEvent) -> None:
         """Put an unsent Event back in front."""
-        letters = self._warnings if event.is_warning else self._normal
-        letters[number] = event
-        letters.move_to_end(number, last=False)
+        queue = self._warnings if event.is_warning else self._normal
+        queue[number] = event
+        queue.move_to_end(number, last=False)
         if event.key:
             self._by_key.setdefault(event.key, number)
 

@@ -69,11 +69,11 @@ class InvalidObjectReporter:
                 self._record_event_once(TRAINING_JOBS, one)
             else:
                 await self._report_job(key, one, status)
-        for faulty in tuple(queues.invalid.values()):
-            self._record_event_once(QUEUES, faulty)
-        for faulty in tuple(flavors.invalid.values()):
-            self._record_event_once(FLAVORS, faulty)
-            await self._report_invalid_flavor(faulty)
+        for invalid in tuple(queues.invalid.values()):
+            self._record_event_once(QUEUES, invalid)
+        for invalid in tuple(flavors.invalid.values()):
+            self._record_event_once(FLAVORS, invalid)
+            await self._report_invalid_flavor(invalid)
         for flavor in flavors.all():
             if any(condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions):
                 await self._report_valid_flavor(flavor)
@@ -143,9 +143,9 @@ class InvalidObjectReporter:
         return None if written is None else written.resource_version
 
     def _record_event_once(self, of: Resource, one: InvalidJob | InvalidObject) -> None:
-        mark = one.metadata.uid, one.metadata.generation
-        if mark not in self._reported:
-            self._reported.add(mark)
+        key = one.metadata.uid, one.metadata.generation
+        if key not in self._reported:
+            self._reported.add(key)
             self._record_event(of, one)
 
     def _record_event(self, of: Resource, one: InvalidJob | InvalidObject) -> None:

@@ -7,7 +7,7 @@ because the watch may lag. It is also read after a conflict that our own earlier
 Until then no other write of that job is made (`concerns`), and its capacity counts as taken: an admission as if it was
 written (`JobCache.assume_status`), a release as if it was not. Other jobs are decided on, except (`settle`) where a
 decision on the state before the write may contradict it: a nomination or an eviction concerns several jobs, and a
-decision may need to write the job itself. Many uncertain writes at once are no matter of one job either.
+decision may need to write the job itself. While many writes are uncertain nothing is decided.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class UncertainWrites:
             one.blocks = one.blocks or one.target.uid == uid
 
     async def settle(self) -> None:
-        """Give uncertain writes a moment, if they are new or block decisions. Raises ClusterError while nothing may be
+        """Wait briefly for uncertain writes, if they are new or block decisions. Raises ClusterError while nothing may be
         decided."""
         now, writes = self.clock(), self._writes.values()
         tasks = [one.task for one in writes if one.task is not None and (one.blocks or now < one.since + _SETTLE_S)]

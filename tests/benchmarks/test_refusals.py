@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from benchmarks.scale.contender import Heard
+from benchmarks.scale.contender import WaitReason
 from benchmarks.scale.peers.refusals import refusal
 
 
@@ -71,15 +71,15 @@ def test_a_group_of_which_nothing_was_said_yet_is_none() -> None:
 
 
 def test_the_first_time_and_the_newest_words_are_kept() -> None:
-    heard = Heard()
-    heard.note("InsufficientResources", "first")
-    first_at = heard.at
-    heard.note("InsufficientResources", "position 1")
+    reason = WaitReason()
+    reason.record("InsufficientResources", "first")
+    first_at = reason.seen_at
+    reason.record("InsufficientResources", "position 1")
 
-    assert (str(heard), heard.at) == ("InsufficientResources: position 1", first_at)
-    asyncio.run(heard.said(limit_s=1.0))
+    assert (str(reason), reason.seen_at) == ("InsufficientResources: position 1", first_at)
+    asyncio.run(reason.first_seen(limit_s=1.0))
 
 
 def test_waiting_for_a_reason_that_never_comes_times_out() -> None:
     with pytest.raises(TimeoutError):
-        asyncio.run(Heard().said(limit_s=0.01))
+        asyncio.run(WaitReason().first_seen(limit_s=0.01))

@@ -1,4 +1,4 @@
-"""The same jobs in the words of each scheduler: the objects that a user, or a controller before it, would create."""
+"""The same jobs as each scheduler has them: the objects that a user, or a controller before it, would create."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.scale.client import Client, Request
-from benchmarks.scale.contender import Contender, Heard, Rate, Site, no_flags
+from benchmarks.scale.contender import Contender, Rate, Site, WaitReason, no_flags
 from benchmarks.scale.peers import account, forms, refusals
 from benchmarks.scale.work import Jobs, Json
 from tests.cluster.controlplane.api import Refused
@@ -109,8 +109,8 @@ class Peer:
     def requests(self, jobs: Jobs) -> Iterator[Request]:
         return forms.requests(self.kind.form, jobs)
 
-    def listen(self, job: str) -> AbstractAsyncContextManager[Heard]:
-        return refusals.listen(self.client, self.kind.group_path, job)
+    def watch_reason(self, job: str) -> AbstractAsyncContextManager[WaitReason]:
+        return refusals.watch_reason(self.client, self.kind.group_path, job)
 
     def show_up(self) -> None:
         """Let it start one pod, so that it is known to work and has read what there is; that is removed again.

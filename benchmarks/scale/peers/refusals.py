@@ -1,6 +1,6 @@
 """How a user of a peer sees that a job cannot start: a condition of a pod, of the job's group, or an event.
 
-Each scheduler has other words for it, so the words are what is looked for; whichever is seen first counts.
+Each scheduler has other texts for it, so the texts are searched; the one that is seen first counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 from benchmarks.scale.client import Client
-from benchmarks.scale.contender import Heard
+from benchmarks.scale.contender import WaitReason
 from benchmarks.scale.peers.forms import PODS
 from benchmarks.scale.work import NAMESPACE, Json
 
@@ -38,14 +38,14 @@ def refusal(thing: Json, job: str) -> tuple[str, str] | None:
 
 
 @asynccontextmanager
-async def listen(client: Client, group_path: str | None, job: str) -> AsyncIterator[Heard]:
-    """Watch pods, events and groups, from now on, until one of them says that the job cannot start."""
-    heard = Heard()
+async def watch_reason(client: Client, group_path: str | None, job: str) -> AsyncIterator[WaitReason]:
+    """Watch pods, events and groups, from now on, until one of them has a reason why the job cannot start."""
+    reason = WaitReason()
     paths = [path for path in (PODS, EVENTS, group_path) if path]
     versions = [await _version(client, path) for path in paths]
-    tasks = [asyncio.create_task(_watch(client, *one, job, heard)) for one in zip(paths, versions, strict=True)]
+    tasks = [asyncio.create_task(_watch(client, *one, job, reason)) for one in zip(paths, versions, strict=True)]
     try:
-        yield heard
+        yield reason
     finally:
         for task in tasks:
             task.cancel()
@@ -54,15 +54,15 @@ async def listen(client: Client, group_path: str | None, job: str) -> AsyncItera
                 await task
 
 
-async def _watch(client: Client, path: str, version: str, job: str, heard: Heard) -> None:
+async def _watch(client: Client, path: str, version: str, job: str, reason: WaitReason) -> None:
     while True:  # the server may end a watch at any time
         async for line in client.watch(path, version):
             thing = msgspec.json.decode(line)["object"]
             version = thing["metadata"]["resourceVersion"]
-            if heard.reason:
+            if reason.code:
                 return
             if found := refusal(thing, job):
-                heard.note(*found)
+                reason.record(*found)
 
 
 async def _version(client: Client, path: str) -> str:

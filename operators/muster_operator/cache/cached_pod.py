@@ -155,9 +155,9 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
 def owner_job(meta: V1PodMeta) -> JobKey | None:
     """The job that may own this pod: named by its owner reference, in its namespace, where the pod's name is the one
     Muster gives to the role, index and attempt in its labels. None otherwise; labels alone prove nothing."""
-    seat = _pod_slot(meta)
+    slot = _pod_slot(meta)
     owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
-    if owner is None or seat is None or meta.name != pod_name(owner.name, owner.uid, *seat):
+    if owner is None or slot is None or meta.name != pod_name(owner.name, owner.uid, *slot):
         return None
     return JobKey(owner.uid, meta.namespace, owner.name)
 
@@ -173,10 +173,10 @@ def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
 
 def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
     """The engine's view of a job's pod; None where its labels do not identify it."""
-    meta, status, seat = pod.metadata, pod.status, _pod_slot(pod.metadata)
-    if seat is None:
+    meta, status, slot = pod.metadata, pod.status, _pod_slot(pod.metadata)
+    if slot is None:
         return None
-    role, index, attempt = seat
+    role, index, attempt = slot
     phase = _PHASES.get(status.phase, "Pending")
     ended = _first_failure(pod) if phase == "Failed" else _main_termination(pod)
     return PodView(

@@ -161,28 +161,28 @@ class ClusterCache:
 
     def _apply_pending_terminations(self, now: float) -> None:
         """Apply termination messages of pods that were listed before their jobs."""
-        words, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
+        pending, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
         self._pending_terminations += (
-            pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod)
+            pod for pod in pending if not self._apply_termination(pod, now) and self.pods.contains(pod)
         )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
         """Count collected traces; a durable checkpoint of the lead pod counts as progress. False: the job is not
         known."""
-        known, view, ending = (
+        known, view, message = (
             self.jobs.get(pod.job.uid) if pod.job is not None else None,
             pod.view,
             pod.termination_message,
         )
-        if known is None or view is None or ending is None:
+        if known is None or view is None or message is None:
             return False
         if self._job_key(known.uid) != pod.job:
             return True  # a pod that only claims to belong to the job
-        seat, speaker = (view.role, view.index), lead_role(known.job.spec)
+        slot, lead = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None:
-            self.trace_counts.record_final(known.uid, seat, ending.traces)
-        if ending.checkpoint is not None and seat == (speaker.name, 0) and has_durable_run_folder(speaker):
-            self.heartbeats.on_termination(known.uid, pod.name, ending.checkpoint, now)
+            self.trace_counts.record_final(known.uid, slot, message.traces)
+        if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
+            self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True
 
     def _stall_monitored(self) -> Iterator[tuple[str, str]]:

@@ -49,11 +49,11 @@ class JobReader:
         return CachedJob(job, templates, digest, status_text)
 
     def with_effective_pods(
-        self, job: spec.TrainingJob, verdicts: Mapping[str, DryRunResult | None]
+        self, job: spec.TrainingJob, results: Mapping[str, DryRunResult | None]
     ) -> spec.TrainingJob:
         """The job with its pods as the API server would create them."""
         pods = {
-            role: verdict.pod for role, verdict in verdicts.items() if verdict is not None and verdict.pod is not None
+            role: result.pod for role, result in results.items() if result is not None and result.pod is not None
         }
         if not pods:
             return job

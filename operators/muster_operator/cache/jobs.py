@@ -247,8 +247,8 @@ class JobCache:
         spec whose dry runs are missing, nor again by one from before an edit that cannot be read.
         """
         uid, job, before = known.uid, known.job, self._visible.get(known.uid)
-        verdicts = {role: self._requirements.result(known.namespace, one) for role, one in known.templates.items()}
-        unknown = not is_finished(job.status) and self._needs_dry_run(known, verdicts)
+        results = {role: self._requirements.result(known.namespace, one) for role, one in known.templates.items()}
+        unknown = not is_finished(job.status) and self._needs_dry_run(known, results)
         if not unknown:
             self._awaiting_dry_run.discard(uid)
         elif uid not in self._awaiting_dry_run:
@@ -258,7 +258,7 @@ class JobCache:
         if waits and before is None:
             return
         settled = before is not None and self._last_complete_spec.get(uid) is job.spec
-        refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
+        refusals = [result.refusal for result in results.values() if result is not None and result.refusal]
         reason = self._invalid_reason(known)
         if reason is not None:
             self._reject(uid, reason)
@@ -267,7 +267,7 @@ class JobCache:
         if before is not None and settled and (waits or holds_capacity(job.status)):
             self._visible[uid] = job.model_copy(update={"spec": before.spec})
         else:
-            self._visible[uid] = self._reader.with_effective_pods(job, verdicts)
+            self._visible[uid] = self._reader.with_effective_pods(job, results)
         if uid not in self._awaiting_dry_run:
             self._last_complete_spec[uid] = job.spec
         if job.status.submitted_at is None:
@@ -289,9 +289,9 @@ class JobCache:
             return None
         return f"it cannot be read: {one.error}"
 
-    def _needs_dry_run(self, known: CachedJob, verdicts: Mapping[str, DryRunResult | None]) -> bool:
+    def _needs_dry_run(self, known: CachedJob, results: Mapping[str, DryRunResult | None]) -> bool:
         """Whether a dry run is missing; for a visible job, the results that it became visible with count."""
-        if None in verdicts.values():
+        if None in results.values():
             return True
         new = known.uid not in self._visible and not holds_capacity(known.job.status)
         return new and not all(self._requirements.is_fresh(known.namespace, one) for one in known.templates.values())

@@ -30,11 +30,11 @@ class LRUCache(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value; None: never put, or evicted."""
-        kept = self._entries.pop(key, None)
-        if kept is None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
             return None
-        self._entries[key] = kept
-        return kept[0]
+        self._entries[key] = entry
+        return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Add a value, unless its `size` alone exceeds the limit."""

@@ -31,17 +31,17 @@ class MutationCache(Generic[T]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[T]:
-        return (kept.value for kept in self._entries.values())
+        return (entry.value for entry in self._entries.values())
 
     def get(self, key: str) -> T | None:
         """The value, or None."""
-        kept = self._entries.get(key)
-        return None if kept is None else kept.value
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
 
     def is_newer(self, key: str, version: int) -> bool:
         """Whether this version is newer than the cached one."""
-        kept = self._entries.get(key)
-        return kept is None or version > kept.version
+        entry = self._entries.get(key)
+        return entry is None or version > entry.version
 
     def is_deleted(self, key: str, version: int) -> bool:
         """Whether the object of this version was deleted since: watches have passed it and do not have it."""
@@ -49,20 +49,20 @@ class MutationCache(Generic[T]):
 
     def upsert(self, key: str, version: int, value: T) -> None:
         """A watch or list delivered the object."""
-        kept = self._entries.get(key)
-        if kept is None:
+        entry = self._entries.get(key)
+        if entry is None:
             self._entries[key] = _Entry(version, value)
             self._changed(key, None, value)
-        elif version > kept.version:
-            old, kept.version, kept.value = kept.value, version, value
+        elif version > entry.version:
+            old, entry.version, entry.value = entry.value, version, value
             self._changed(key, old, value)
 
     def delete(self, key: str, version: int) -> None:
         """A watch delivered the deletion, at this version."""
-        kept = self._entries.get(key)
-        if kept is not None and version >= kept.version:
+        entry = self._entries.get(key)
+        if entry is not None and version >= entry.version:
             del self._entries[key]
-            self._changed(key, kept.value, None)
+            self._changed(key, entry.value, None)
 
     def on_written(self, key: str, version: int, value: T) -> None:
         """Our write was acknowledged. An object that watches have passed and do not have was deleted since."""
@@ -71,8 +71,8 @@ class MutationCache(Generic[T]):
 
     def replace(self, key: str, value: T) -> None:
         """Replace a value at its present version, with more knowledge; anything newer still wins."""
-        kept = self._entries[key]
-        old, kept.value = kept.value, value
+        entry = self._entries[key]
+        old, entry.value = entry.value, value
         self._changed(key, old, value)
 
     def advance(self, version: int) -> None:
@@ -82,7 +82,7 @@ class MutationCache(Generic[T]):
     def retain(self, keys: Iterable[str], version: int) -> None:
         """A list at this version has exactly these keys: others are gone, unless written after it."""
         here = set(keys)
-        for key in [key for key, kept in self._entries.items() if key not in here and kept.version <= version]:
+        for key in [key for key, entry in self._entries.items() if key not in here and entry.version <= version]:
             old = self._entries.pop(key)
             self._changed(key, old.value, None)
         self.advance(version)

@@ -125,17 +125,17 @@ def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: Creat
     variables = _pod_environment(job, pod, RUN_DIR, single_pod=single_pod, on_host_network=on_host_network)
     containers = [*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ())]
     own_folder = any(_has_variable(container, RUN_DIR_VARIABLE) for container in containers)
-    brought = any(volume.get("name") == RUN_VOLUME for volume in pod_spec.get("volumes") or ())
+    has_volume = any(volume.get("name") == RUN_VOLUME for volume in pod_spec.get("volumes") or ())
     mount: dict[str, Any] | None = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
     if own_folder:
         del variables[RUN_DIR_VARIABLE]
         mount = None
-    elif brought:  # other jobs may use it too
+    elif has_volume:  # other jobs may use it too
         mount = {"name": RUN_VOLUME, "mountPath": RUN_DIR, "subPathExpr": JOB_FOLDER}
     for kind in ("containers", "initContainers"):
         if pod_spec.get(kind):
             pod_spec[kind] = [_with_environment(one, variables, mount) for one in pod_spec[kind]]
-    if not own_folder and not brought:
+    if not own_folder and not has_volume:
         pod_spec["volumes"] = [*(pod_spec.get("volumes") or ()), {"name": RUN_VOLUME, "emptyDir": {}}]
 
 
