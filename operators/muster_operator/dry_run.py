@@ -36,6 +36,7 @@ from muster.model import MAX_AMOUNT
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.specs import CachedTemplate, TemplateCache, trim_pod
+from muster_operator.informers import read_by_name
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 
 _LOG = logging.getLogger("muster.operator")
@@ -66,13 +67,6 @@ class _Job(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-class _Jobs(msgspec.Struct):
-    items: list[_Job] = []
-
-
-_jobs = msgspec.json.Decoder(_Jobs)
-
-
 @dataclass(frozen=True, slots=True)
 class PodTemplateReader:
     """Pod templates as users wrote them, for the creation of pods: from `templates`, else from the API server."""
@@ -100,13 +94,11 @@ class PodTemplateReader:
         return document
 
     async def _fetch(self, job: CachedJob, role: str) -> bytes:
-        """List the one job, because the operator has no right to `get`."""
-        query = {"fieldSelector": f"metadata.name={job.job.metadata.name}"}
-        answer = await self.api.get(TRAINING_JOBS.path(job.namespace), query)
+        path, name = TRAINING_JOBS.path(job.namespace), job.job.metadata.name
         try:
-            found = decode_truncated(_jobs.decode, answer).items
+            found = await read_by_name(self.api, path, name, _Job)
         except ValueError as error:
-            raise ClusterError(f"list of trainingjobs: not a list: {answer[:200]!r}") from error
+            raise ClusterError(f"job {job.key} cannot be read: {error}") from error
         roles = (one for item in found if item.metadata.uid == job.uid for one in item.spec.roles)
         return next((bytes(one.template) for one in roles if one.name == role), b"")
 

@@ -1,11 +1,15 @@
-"""All watches: started together, synced when every first list is complete, and restarted on request."""
+"""All watches: started together, synced when every first list is complete, and restarted on request. Reads of one
+object."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.reflector import Reflector
@@ -13,6 +17,22 @@ from muster_operator.cache.cluster_cache import ClusterCache
 
 _LOG = logging.getLogger("muster.operator")
 _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
+T = TypeVar("T")
+
+
+class _RawList(msgspec.Struct):
+    items: list[msgspec.Raw] = []
+
+
+_raw_list = msgspec.json.Decoder(_RawList)
+
+
+async def read_by_name(api: AsyncKubeClient, collection: str, name: str, kind: type[T]) -> list[T]:
+    """The object of this name in the collection at a path, empty if there is none. It is listed, because the operator
+    has no right to `get`. Raises as `AsyncKubeClient.get` does, and ValueError where the answer cannot be read."""
+    answer = await api.get(collection, {"fieldSelector": f"metadata.name={name}"})
+    decode = msgspec.json.Decoder(kind).decode
+    return [decode_truncated(decode, item) for item in decode_truncated(_raw_list.decode, answer).items]
 
 
 class InformerSet:

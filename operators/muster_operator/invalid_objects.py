@@ -17,7 +17,6 @@ import msgspec
 from pydantic import ValidationError
 
 from muster.api import spec
-from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import RecordEvent
 from muster.kube.objects import RawTrainingJob
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
@@ -28,19 +27,13 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.job_reader import InvalidJob
 from muster_operator.events import EventRecorder, PendingEvent, event_manifest
+from muster_operator.informers import read_by_name
 from muster_operator.job_status import changed_fields, status_patch
 from muster_operator.write_queue import WriteQueue
 
 VALID = "Valid"
 _LOG = logging.getLogger("muster.operator")
 _MAX_MESSAGE = 4096  # of a condition's message; an Event is truncated further
-
-
-class _Jobs(msgspec.Struct):
-    items: list[RawTrainingJob] = []
-
-
-_jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(slots=True)
@@ -81,10 +74,8 @@ class InvalidObjectReporter:
             self._reported.clear()
 
     async def _read_again(self, key: str, one: InvalidJob) -> None:
-        """List the one job, because the operator has no right to `get`."""
-        query = {"fieldSelector": f"metadata.name={one.metadata.name}"}
-        answer = await self.queue.api.get(TRAINING_JOBS.path(one.metadata.namespace), query)
-        for item in decode_truncated(_jobs.decode, answer).items:
+        path = TRAINING_JOBS.path(one.metadata.namespace)
+        for item in await read_by_name(self.queue.api, path, one.metadata.name, RawTrainingJob):
             if item.metadata.uid == one.metadata.uid and self.cache.jobs.invalid.get(key) is one:
                 self.cache.jobs.on_upsert(item)
 

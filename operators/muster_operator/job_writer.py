@@ -22,7 +22,7 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
-from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import SUSPENDED
 from muster_operator.cache.cached_job import CachedJob
@@ -66,9 +66,9 @@ class JobWriter:
             elif isinstance(write, RecordEvent):
                 self.events.record(write)
             elif isinstance(write, WriteQueueStatus):
-                await self._write_queue_status(write)
+                await self._write_status_of(self.cache.queues, QUEUES, write.queue, write.status)
             elif isinstance(write, WriteFlavorStatus):
-                await self._write_flavor_status(write)
+                await self._write_status_of(self.cache.flavors, FLAVORS, write.flavor, write.status)
         if pods:
             await self.pods.apply(item.job_uid, pods, result.deferred)
         for write in item.writes:
@@ -132,21 +132,26 @@ class JobWriter:
             for event in events:
                 self.events.record(event)
 
-    async def _write_queue_status(self, write: WriteQueueStatus) -> None:
-        queue = self.cache.queues.get(write.queue)
-        if queue is not None:
-            path = QUEUES.path(None, write.queue, "status")
-            version = await _version_unless_gone(self.api.patch(path, _status_patch_body(queue, write.status)))
-            if version is not None:
-                self.cache.queues.on_written(write.queue, version, {"status": write.status})
-
-    async def _write_flavor_status(self, write: WriteFlavorStatus) -> None:
-        flavor = self.cache.flavors.get(write.flavor)
-        if flavor is not None:
-            path = FLAVORS.path(None, write.flavor, "status")
-            version = await _version_unless_gone(self.api.patch(path, _status_patch_body(flavor, write.status)))
-            if version is not None:
-                self.cache.flavors.on_written(write.flavor, version, {"status": write.status})
+    async def _write_status_of(
+        self,
+        cache: CustomObjectCache[spec.Queue] | CustomObjectCache[spec.Flavor],
+        resource: Resource,
+        name: str,
+        status: spec.QueueStatus | spec.FlavorStatus,
+    ) -> None:
+        """Write the status of a queue or flavor for the version in our cache only: otherwise an edit in between would
+        count as older than our own write, and never be read."""
+        target = cache.get(name)
+        if target is None:
+            return
+        patch = {
+            "metadata": {"resourceVersion": target.metadata.resource_version},
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+        call = self.api.patch(resource.path(None, name, "status"), msgspec.json.encode(patch))
+        version = await _version_unless_gone(call)
+        if version is not None:
+            cache.on_written(name, version, {"status": status})
 
     async def _remove(self, uid: str, result: WriteResult) -> None:
         """Delete a job whose TTL expired. One that a user deletes is gone once its pods are."""
@@ -177,15 +182,6 @@ def _affected_jobs(
         (is_admitted(one), is_finished(one), is_condition_true(one, SUSPENDED), one.attempt) for one in (old, new)
     )
     return "no job" if before == after else "its job"
-
-
-def _status_patch_body(target: spec.Queue | spec.Flavor, status: spec.QueueStatus | spec.FlavorStatus) -> bytes:
-    """A status for the version in our cache only: otherwise an edit in between would look older than our own write, and
-    never be seen."""
-    version = {"resourceVersion": target.metadata.resource_version}
-    return msgspec.json.encode(
-        {"metadata": version, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
-    )
 
 
 async def _version_unless_gone(call: Awaitable[bytes]) -> int | None:

@@ -19,32 +19,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
-
-from muster.api.yaml_input.undecodable import decode_truncated
 from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.kube import objects
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.informers import read_by_name
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
 _REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then reading is enough
 _SETTLE_S = 1.0  # a decision waits this long for the outcome of a new uncertain write
 _MAX_WRITES = 8  # more at a time: nothing is decided
-
-
-class _Pods(msgspec.Struct):
-    items: list[objects.V1Pod] = []
-
-
-class _Jobs(msgspec.Struct):
-    items: list[objects.RawTrainingJob] = []
-
-
-_pods = msgspec.json.Decoder(_Pods)
-_jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +90,7 @@ class UncertainWrites:
             one.blocks = one.blocks or one.target.uid == uid
 
     async def settle(self) -> None:
-        """Wait briefly for uncertain writes, if they are new or block decisions. Raises ClusterError while nothing may be
+        """Wait briefly for uncertain writes that are new or block decisions. Raises ClusterError while nothing may be
         decided."""
         now, writes = self.clock(), self._writes.values()
         tasks = [one.task for one in writes if one.task is not None and (one.blocks or now < one.since + _SETTLE_S)]
@@ -168,16 +154,16 @@ class UncertainWrites:
             self.cache.jobs.end_assumption(one.target.uid)
 
     async def _read(self, path: str) -> None:
-        """List the one object, because the operator has no right to `get`."""
         collection, _, name = path.rpartition("/")
-        answer = await self.api.get(collection, {"fieldSelector": f"metadata.name={name}"})
         try:
             if collection.endswith("/pods"):
-                for pod in decode_truncated(_pods.decode, answer).items:
+                for pod in await read_by_name(self.api, collection, name, objects.V1Pod):
                     self.cache.pods.on_read(pod)
             else:
-                for job in decode_truncated(_jobs.decode, answer).items:
+                for job in await read_by_name(self.api, collection, name, objects.RawTrainingJob):
                     self.cache.jobs.on_read(job)
+        except ClusterError:
+            raise
         except ValueError:
             return  # the watch reports the error
         except Exception:  # a bug that this object caused: the watch skips it, and others are decided on

@@ -52,9 +52,7 @@ class JobReader:
         self, job: spec.TrainingJob, results: Mapping[str, DryRunResult | None]
     ) -> spec.TrainingJob:
         """The job with its pods as the API server would create them."""
-        pods = {
-            role: result.pod for role, result in results.items() if result is not None and result.pod is not None
-        }
+        pods = {role: result.pod for role, result in results.items() if result is not None and result.pod is not None}
         if not pods:
             return job
         return job.model_copy(update={"spec": self._specs.with_effective_pods(job.spec, pods)})
