@@ -356,7 +356,7 @@ def test_if_one_of_several_jobs_is_finished_none_is_changed(cluster: MemoryClien
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
     ended = muster("cancel", "a", "b")
     assert (ended.code, cluster.asked) == (3, [])
-    assert ended.err == "error: job 'b' has already ended in phase Succeeded; nothing was cancelled (Conflict)\n"
+    assert ended.err == "error: job 'b' has already ended in phase Succeeded; nothing was cancelled (JobFinished)\n"
 
 
 def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(

@@ -147,4 +147,4 @@ def test_a_job_that_has_ended_is_said_to_have_and_only_who_resumes_is_advised_to
     cluster.objects[LLAMA]["status"] = {"phase": "Succeeded", "conditions": [complete]}
     with pytest.raises(Conflict, match="has already ended in phase Succeeded") as error:
         write(cluster.client())
-    assert ("submit it again" in str(error.value)) == advised
+    assert ("submit it again" in str(error.value), error.value.reason) == (advised, "JobFinished")

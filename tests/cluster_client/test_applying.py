@@ -40,6 +40,7 @@ def test_a_queue_that_is_being_deleted_is_refused(server: Server, weight: int) -
     assert str(error.value) == (
         "queue 'research' is being deleted and waits for its unfinished jobs; apply it again once they are gone"
     )
+    assert error.value.reason == "Deleting"
     assert server.objects[RESEARCH]["spec"] == {"weight": weight}
 
 
@@ -47,8 +48,9 @@ def test_a_job_that_is_being_deleted_is_refused(cluster: Server) -> None:
     document = a_job().model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] |= {"namespace": "default", **LEAVING}
     cluster.put(f"{JOBS}/llama", document)
-    with pytest.raises(Conflict, match="job 'llama' is being deleted; apply it again in a moment"):
+    with pytest.raises(Conflict, match="job 'llama' is being deleted; apply it again in a moment") as error:
         cluster.client().apply([a_job(priority=5)])
+    assert error.value.reason == "Deleting"
 
 
 def test_a_status_that_is_written_meanwhile_is_no_reason_to_refuse(server: Server) -> None:

@@ -102,7 +102,7 @@ def test_a_finished_job_cannot_be_suspended_resumed_or_cancelled(
 ) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, kind)
-    with pytest.raises(Conflict, check=has("'over'", phase)) as error:
+    with pytest.raises(Conflict, check=has("'over'", phase, reason="JobFinished")) as error:
         objects.patch("default", "over", fields)
     assert ("submit it again" in str(error.value)) == advised
 

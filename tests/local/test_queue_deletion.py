@@ -58,7 +58,7 @@ def test_the_deletion_of_a_queue_is_cancelled_only_together_with_that_of_its_par
     parts.service.apply(tree)
     parts.service.submit([shell_job("a", "true", queue="research")], dry_run=False)
     parts.service.delete_all([("Queue", "research", "default"), ("Queue", "company", "default")])
-    with pytest.raises(Conflict, check=has("'company'")):
+    with pytest.raises(Conflict, check=has("'company'", reason="Deleting")):
         parts.service.apply(tree[1:])
     assert [row["result"] for row in parts.service.apply(tree)] == ["configured", "configured"]
     assert {queue.metadata.deletion_timestamp for queue in parts.store.queues.values()} == {None}

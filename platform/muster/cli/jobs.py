@@ -208,9 +208,8 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` naming every job that cannot be acted on."""
-    from muster.api.validation import final_phase, resumed_in_vain
+    from muster.api.validation import check_unfinished, resumed_in_vain
     from muster.errors import Conflict, NotFound, Refused
-    from muster.lifecycle import is_finished
 
     errors: list[Refused] = []
     deleting: set[str] = set()  # in a cluster, the operator checks this
@@ -219,13 +218,12 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
     for key in keys:
         try:
             job = client.job(*key)
-        except NotFound as error:
+            if not (past_tense == "cancelled" and job.spec.cancel):  # a repeated cancel is allowed
+                check_unfinished(job, stopping=True)
+        except (NotFound, Conflict) as error:
             errors.append(error)
         else:
-            is_repeated_cancel = past_tense == "cancelled" and job.spec.cancel  # allowed
-            if is_finished(job.status) and not is_repeated_cancel:
-                errors.append(Conflict(f"job {key[0]!r} has already ended in phase {final_phase(job)}"))
-            elif job.spec.suspend and job.spec.queue in deleting:
+            if job.spec.suspend and job.spec.queue in deleting:
                 errors.append(resumed_in_vain(job))
     if errors:
         raise type(errors[0])(f"{'; '.join(map(str, errors))}; nothing was {past_tense}", reason=errors[0].reason)

@@ -11,7 +11,6 @@ from muster.api.validation.edit import (
     being_deleted_conflict,
     check_edit,
     check_unfinished,
-    final_phase,
     resumed_in_vain,
     with_replicas,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "check_size",
     "check_submit",
     "check_unfinished",
-    "final_phase",
     "invalid_dependency",
     "namespace_allowed",
     "queue_readiness",

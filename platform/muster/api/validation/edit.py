@@ -45,11 +45,11 @@ def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
 
 
 def being_deleted_conflict(kind: str, name: str) -> Conflict:
-    """The error for an apply of an object that is being deleted, whose changes would be deleted with it."""
+    """The error, Deleting, for an apply of an object that is being deleted, whose changes would be deleted with it."""
     if kind == "TrainingJob":
-        return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
+        return Conflict(f"job {name!r} is being deleted; apply it again in a moment", reason="Deleting")
     message = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
-    return Conflict(f"{message}; apply it again once they are gone")
+    return Conflict(f"{message}; apply it again once they are gone", reason="Deleting")
 
 
 def resumed_in_vain(job: TrainingJob) -> Refused:
@@ -64,14 +64,15 @@ def resumed_in_vain(job: TrainingJob) -> Refused:
 
 
 def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:
-    """Raise `Conflict` if the job is finished. `stopping`: the request was to stop it, so the message does not suggest
-    a new job."""
+    """Raise `Conflict` JobFinished if the job is finished. `stopping`: the request was to stop it, so the message does
+    not suggest a new job."""
     if is_finished(job.status):
         advice = "" if stopping else "; submit it again under another name"
-        raise Conflict(f"job {job.metadata.name!r} has already ended in phase {final_phase(job)}{advice}")
+        message = f"job {job.metadata.name!r} has already ended in phase {_final_phase(job)}{advice}"
+        raise Conflict(message, reason="JobFinished")
 
 
-def final_phase(job: TrainingJob) -> str:
+def _final_phase(job: TrainingJob) -> str:
     """The final phase of a finished job: Succeeded, Failed or Cancelled."""
     return "Cancelled" if is_condition_true(job.status, CANCELLED) else str(job.status.phase)
 
