@@ -121,8 +121,8 @@ class Leader:
         cycle, durations = await self._decide(term)
         decided = time.monotonic()
         try:
-            patience_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
-            result = await self._queue.write_cycle(cycle.phases, cycle.deferred, patience_s, self._writer.write)
+            start_within_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
+            result = await self._queue.write_cycle(cycle.phases, cycle.deferred, start_within_s, self._writer.write)
             term.engine.recheck(result.unwritten - result.deferred)
             await self._write_deferred(term, result)
         except BaseException:

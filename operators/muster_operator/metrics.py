@@ -76,7 +76,7 @@ class OperatorMetrics:
         self.dropped_events = counter("muster_events_dropped_total", "Events dropped before they were recorded.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:
-        """For `kube.api`."""
+        """Count a request (`AsyncKubeClient`)."""
         self.api_calls.labels(verb, resource, code).inc()
 
     def exposition(self) -> bytes:

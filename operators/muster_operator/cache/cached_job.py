@@ -53,7 +53,7 @@ class CachedJob:
 class DryRunResult:
     """Result of a dry run: the pods as the API server would create them, or (`refusal`) why it rejects them."""
 
-    pod: spec.PodSpec | None = None  # None: as the template says
+    pod: spec.PodSpec | None = None  # None: as in the template
     refusal: str | None = None
 
 

@@ -33,7 +33,7 @@ class _Entry:
 
 
 class HeartbeatCache:
-    """Newest report by job uid. A report is valid for `patience_s`."""
+    """Newest report by job uid. A report is valid for `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

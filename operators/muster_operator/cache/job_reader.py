@@ -39,12 +39,12 @@ class JobReader:
             if same is not None and status == same.job.status:
                 status = same.job.status
         if same is not None and same.spec_digest == digest:
-            wanted, templates = same.job.spec, same.templates
+            job_spec, templates = same.job.spec, same.templates
         else:
             read = self._specs.read(spec_text, digest, accepted=was_accepted(status, metadata.generation))
-            wanted, templates = read.spec, read.templates
+            job_spec, templates = read.spec, read.templates
         job = spec.TrainingJob.model_construct(
-            api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
+            api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=job_spec, status=status
         )
         return CachedJob(job, templates, digest, status_text)
 

@@ -9,8 +9,7 @@ not given away twice. If it loses that capacity before its dry runs end it stays
 its last pods stop. The same holds for a job with capacity that is edited into a form that cannot be read: it stays
 visible as it was before the edit, and is not admitted again.
 
-A new job whose
-templates exceed the limit of its namespace is treated like one that cannot be read (`template_bytes`).
+A new job whose templates exceed the limit of its namespace is treated like one that cannot be read (`template_bytes`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _DRY_RUN_PENDING = "waiting for a server-side dry run of its pods"
 
 
 class JobCache:
-    """Event handler and cache of TrainingJobs. `show(uid, visible)` is called when visibility changes, `changed` on any
-    change."""
+    """Event handler and cache of TrainingJobs. `set_visible(uid, visible)` is called when visibility changes, `changed`
+    on any change."""
 
     def __init__(
         self,
@@ -208,20 +207,20 @@ class JobCache:
     def _on_change(self, key: str, old: CachedJob | None, new: CachedJob | None) -> None:
         self._bytes.count(old, new)
         same = old is not None and new is not None and new.uid == old.uid
-        alike = (
+        same_templates = (
             old is not None and new is not None and new.templates is old.templates
         )  # also of a job that was deleted and created again
         if old is not None and not same:
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
-        if old is not None and not (same and alike):
+        if old is not None and not (same and same_templates):
             for used in _template_keys(old):
                 self._uids_by_template[used].discard(old.uid)
                 if not self._uids_by_template[used]:
                     del self._uids_by_template[used]
         if new is not None:
             self._by_uid[new.uid] = new
-            for used in () if same and alike else _template_keys(new):
+            for used in () if same and same_templates else _template_keys(new):
                 self._uids_by_template.setdefault(used, set()).add(new.uid)
             self._update_visibility(new)
 

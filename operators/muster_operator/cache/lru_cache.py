@@ -16,7 +16,7 @@ MAX_BYTES = 32 * 2**20
 
 
 class LRUCache(Generic[K, V]):
-    """Values by key; evicts the least recently used beyond `most` entries or `most_bytes` in total."""
+    """Values by key; evicts the least recently used beyond `max_entries` or `max_bytes` in total."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._max_entries = max_entries

@@ -81,8 +81,8 @@ class MutationCache(Generic[T]):
 
     def retain(self, keys: Iterable[str], version: int) -> None:
         """A list at this version has exactly these keys: others are gone, unless written after it."""
-        here = set(keys)
-        for key in [key for key, entry in self._entries.items() if key not in here and entry.version <= version]:
+        listed = set(keys)
+        for key in [key for key, entry in self._entries.items() if key not in listed and entry.version <= version]:
             old = self._entries.pop(key)
             self._changed(key, old.value, None)
         self.advance(version)

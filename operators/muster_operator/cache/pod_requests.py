@@ -42,8 +42,8 @@ def effective_request(pod: V1PodSpec, status: V1PodStatus = _NO_STATUS) -> Resou
 
 def _with_effective_requests(pod: V1PodSpec, status: V1PodStatus) -> V1PodSpec:
     """The pod with its effective requests: see determineEffectiveRequests in k8s.io/component-helpers/resource."""
-    seen = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses) if one.resources}
-    if not seen and status.resources is None:
+    reported = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses) if one.resources}
+    if not reported and status.resources is None:
         return pod
     infeasible = any(one.type == "PodResizePending" and one.reason == "Infeasible" for one in status.conditions)
     changed: dict[str, object] = {}
@@ -54,9 +54,9 @@ def _with_effective_requests(pod: V1PodSpec, status: V1PodStatus) -> V1PodSpec:
         changed["resources"] = V1ResourceRequirements(requests, pod.resources.limits)
     return msgspec.structs.replace(
         pod,
-        containers=[_effective_container(one, seen.get(one.name), infeasible=infeasible) for one in pod.containers],
+        containers=[_effective_container(one, reported.get(one.name), infeasible=infeasible) for one in pod.containers],
         init_containers=[
-            _effective_container(one, seen.get(one.name), infeasible=infeasible)
+            _effective_container(one, reported.get(one.name), infeasible=infeasible)
             if one.restart_policy == "Always"
             else one
             for one in pod.init_containers

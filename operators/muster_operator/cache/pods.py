@@ -180,8 +180,8 @@ class PodCache:
         """Pods by job uid; the tuple of a job stays the same until its pods change."""
         for uid in self._stale:
             job = self._visible.get(uid)
-            here = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
-            fresh = (*here, *self._tombstones.views_of(job))
+            current = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
+            fresh = (*current, *self._tombstones.views_of(job))
             if not fresh:
                 self._views.pop(uid, None)
             elif self._views.get(uid) != fresh:

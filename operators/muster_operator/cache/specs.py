@@ -212,14 +212,14 @@ class SpecCache:
             templates[str(document.get("name"))] = template
             roles.append({**document, "template": template.model})
         rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
-        wanted = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
-        if wanted.stall_timeout_seconds is not None and not self._collectors.image:
+        job_spec = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
+        if job_spec.stall_timeout_seconds is not None and not self._collectors.image:
             # Without heartbeats every job would count as stalled.
-            wanted = wanted.model_copy(update={"stall_timeout_seconds": None})
+            job_spec = job_spec.model_copy(update={"stall_timeout_seconds": None})
         for name, template in templates.items():
-            if has_collector(wanted, name, 0, self._collectors):  # its pods differ from those without
+            if has_collector(job_spec, name, 0, self._collectors):  # its pods differ from those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")
-        return ParsedSpec(wanted, templates, fault)
+        return ParsedSpec(job_spec, templates, fault)
 
 
 def check_size(roles: msgspec.Raw | bytes) -> None:

@@ -51,11 +51,11 @@ class TemplateBytes:
         freed = _sizes(before) if before is not None else {}
         less = sum(size for text, size in freed.items() if users.get(text) == 1 and text not in sizes)
         more = self._missing(namespace, sizes)
-        wanted = self._bytes[namespace] + more - less
-        if more > less and wanted > self._most:
+        total = self._bytes[namespace] + more - less
+        if more > less and total > self._most:
             message = (
                 f"spec.roles: with this job the pod templates of unfinished jobs in namespace {namespace} would be "
-                f"{wanted:,} bytes of JSON, and must be at most {self._most:,}; end or delete jobs of that namespace"
+                f"{total:,} bytes of JSON, and must be at most {self._most:,}; end or delete jobs of that namespace"
             )
             raise TooManyBytes(message, sizes)
 
