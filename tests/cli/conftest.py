@@ -27,6 +27,17 @@ class Outcome:
         assert isinstance(rows, list)
         return rows
 
+    @property
+    def error(self) -> dict[str, str]:
+        """The reason, field and message of its error, with --json."""
+        error: dict[str, str] = json.loads(self.err.splitlines()[-1])["error"]
+        return error
+
+    @property
+    def words(self) -> list[str]:
+        """The words of its output and its notes, without punctuation at their ends."""
+        return [word.strip(",;:.()'") for word in (self.out + self.err).split()]
+
 
 Muster = Callable[..., Outcome]
 

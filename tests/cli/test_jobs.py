@@ -10,6 +10,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
 from muster.api.spec import TrainingJobStatus
+from muster.cli.views.job_text import PHASE_STYLES
 from muster.client import JobList, UnreadableJobItem
 from muster.errors import Refused
 
@@ -17,7 +18,7 @@ from muster.errors import Refused
 
 
 def test_without_jobs_the_next_command_is_suggested(cluster: MemoryClient, muster: Muster) -> None:
-    assert muster("jobs").out == "No jobs. Submit one: muster submit FILE.yaml\n"
+    assert "muster submit FILE.yaml" in muster("jobs").out
     assert muster("jobs", "--json").rows == []
 
 
@@ -117,8 +118,9 @@ def test_without_permission_for_all_namespaces_the_given_one_is_counted(
     monkeypatch.setattr(cluster, "job_list", listing)
     cluster.kept_jobs = {"a": job("a")}
     ended = muster("jobs", "-n", "default", "--phase", "failed")
-    assert (ended.code, "1 job in namespace default" in ended.out) == (0, True)
-    assert "No jobs in namespace team. Submit one" in muster("jobs", "-n", "team").out
+    assert (ended.code, {"1", "default"} <= {*ended.words}) == (0, True)
+    none = muster("jobs", "-n", "team")
+    assert {"team", "submit"} <= {*none.words}
 
 
 def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
@@ -130,7 +132,9 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
     ended = muster("jobs")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()] == ["JOB", "runs"]
-    assert ended.err == "warning: job team/half cannot be read: spec.roles: is required\n"
+    assert len(ended.err.splitlines()) == 1
+    assert "team/half" in ended.err
+    assert "spec.roles: is required" in ended.err
     rows = muster("jobs", "--json").rows
     assert (rows[0]["metadata"]["name"], rows[1]) == (
         "runs",
@@ -170,24 +174,21 @@ def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("written", "named"),
     [
-        ("runing", "unknown phase 'runing'; did you mean 'Running'?"),
-        ("Running,pendig", "unknown phase 'pendig'; did you mean 'Pending'?"),
-        (
-            "x",
-            "unknown phase 'x'; valid phases: Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed",
-        ),
-        (",", "must name at least one phase; got ','; valid phases: Pending,"),
+        ("runing", {"runing", "Running"}),
+        ("Running,pendig", {"pendig", "Pending"}),
+        ("x", set(PHASE_STYLES)),
+        (",", set(PHASE_STYLES)),
     ],
 )
 def test_a_phase_that_there_is_not_is_refused_with_the_nearest_one(
-    cluster: MemoryClient, muster: Muster, written: str, expected: str
+    cluster: MemoryClient, muster: Muster, written: str, named: set[str]
 ) -> None:
     ended = muster("jobs", "--phase", written)
-    assert (ended.code, expected in ended.err) == (2, True), ended.err
-    error = json.loads(muster("jobs", "--phase", written, "--json").err)["error"]
-    assert (error["reason"], error["field"], expected in error["message"]) == ("Usage", "--phase", True)
+    assert (ended.code, named <= {word.strip("?'") for word in ended.words}) == (2, True), ended.err
+    error = muster("jobs", "--phase", written, "--json").error
+    assert (error["reason"], error["field"]) == ("Usage", "--phase")
 
 
 def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClient, muster: Muster) -> None:
@@ -213,7 +214,7 @@ def test_the_table_shows_progress_from_the_status(cluster: MemoryClient, muster:
 
 def test_the_table_marks_a_job_that_was_not_yet_processed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
-    assert "NotReconciled: not yet processed" in " ".join(muster("jobs").out.split())
+    assert "NotReconciled" in muster("jobs").words
 
 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
@@ -274,10 +275,9 @@ def test_the_priority_that_is_shown_is_the_value_of_the_priority_class(cluster: 
 
 def test_describe_shows_why_a_job_waits(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Pending", "QuotaExceeded", "needs 16 GPUs", queuePosition=3))
-    out = muster("describe", "llama").out
-    assert "default/llama  ○ Pending" in out
-    assert "QuotaExceeded: needs 16 GPUs" in out
-    assert "number 3 in queue research" in out
+    ended = muster("describe", "llama")
+    assert {"default/llama", "Pending", "QuotaExceeded", "3", "research"} <= {*ended.words}
+    assert "needs 16 GPUs" in ended.out
 
 
 def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryClient, muster: Muster) -> None:
@@ -297,14 +297,8 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
         {"rank": 0, "attempt": 0, "step": 59, "steps": 60},
     ]
     cluster.kept_events = [{"at": NOW, "type": "Warning", "reason": "Restarted", "message": "exit 139", "count": 3}]
-    out = muster("describe", "llama").out
-    assert "step 41/60  loss 2.5  12.3k tokens/s  ETA 1m10s" in out
-    assert "trainer 1  n2" in out
-    assert "exit code 139 (SIGSEGV)" in out
-    assert "boom" in out
-    assert "1; 1 of 3 restarts used" in out
-    assert "step 40," in out
-    assert "exit 139 (×3)" in out
+    ended = muster("describe", "llama")
+    assert {"41/60", "2.5", "12.3k", "1m10s", "n2", "139", "SIGSEGV", "boom", "40", "×3"} <= {*ended.words}
 
 
 def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClient, muster: Muster) -> None:
@@ -322,41 +316,40 @@ def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster
 
 
 def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("describe", "missing")
-    assert (ended.code, ended.err) == (3, "error: there is no job 'missing' in namespace 'default' (NotFound)\n")
+    ended = muster("describe", "missing", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "NotFound")
+    assert "'missing'" in ended.error["message"]
 
 
 # ---- cancel, suspend, resume
 
 
-@pytest.mark.parametrize(
-    ("verb", "expected"), [("cancel", "is being cancelled"), ("suspend", "suspended"), ("resume", "resumed")]
-)
-def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, expected: str) -> None:
+@pytest.mark.parametrize(("verb", "done"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
+def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, done: str) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b")}
     ended = muster(verb, "a", "default/b")
     assert cluster.asked == [(verb, "a", "default"), (verb, "b", "default")]
-    assert ended.out.splitlines() == [f"trainingjob default/a {expected}", f"trainingjob default/b {expected}"]
+    assert [(line.split()[1], line.split()[-1]) for line in ended.out.splitlines()] == [
+        ("default/a", done),
+        ("default/b", done),
+    ]
 
 
-@pytest.mark.parametrize(("verb", "done"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
+@pytest.mark.parametrize("verb", ["cancel", "suspend", "resume"])
 def test_if_one_of_several_jobs_does_not_exist_none_is_changed(
-    cluster: MemoryClient, muster: Muster, verb: str, done: str
+    cluster: MemoryClient, muster: Muster, verb: str
 ) -> None:
     cluster.kept_jobs = {"a": job("a")}
-    ended = muster(verb, "a", "missing", "none")
-    assert (ended.code, cluster.asked, ended.out) == (3, [], "")
-    assert ended.err == (
-        "error: there is no job 'missing' in namespace 'default'; there is no job 'none' in namespace 'default';"
-        f" nothing was {done} (NotFound)\n"
-    )
+    ended = muster(verb, "a", "missing", "none", "--json")
+    assert (ended.code, cluster.asked, ended.out, ended.error["reason"]) == (3, [], "", "NotFound")
+    assert all(name in ended.error["message"] for name in ("'missing'", "'none'"))
 
 
 def test_if_one_of_several_jobs_is_finished_none_is_changed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
-    ended = muster("cancel", "a", "b")
-    assert (ended.code, cluster.asked) == (3, [])
-    assert ended.err == "error: job 'b' has already ended in phase Succeeded; nothing was cancelled (JobFinished)\n"
+    ended = muster("cancel", "a", "b", "--json")
+    assert (ended.code, cluster.asked, ended.error["reason"]) == (3, [], "JobFinished")
+    assert {"b", "Succeeded"} <= {*ended.words}
 
 
 def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(
@@ -364,23 +357,17 @@ def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(
 ) -> None:
     cluster.queue_rows = [{"name": "research", "reason": "Deleting"}]
     cluster.kept_jobs = {"a": job("a", queue="other", suspend=True), "b": job("b", queue="research", suspend=True)}
-    ended = muster("resume", "a", "b")
-    assert (ended.code, cluster.asked) == (3, [])
-    assert "nothing was resumed (QueueDeleted)" in ended.err
+    ended = muster("resume", "a", "b", "--json")
+    assert (ended.code, cluster.asked, ended.error["reason"]) == (3, [], "QueueDeleted")
 
 
-def test_a_repeated_cancel_prints_already_cancelled(cluster: MemoryClient, muster: Muster) -> None:
+def test_a_repeated_cancel_says_so(cluster: MemoryClient, muster: Muster) -> None:
     stops, over = status("Terminating", "Cancelled"), status("Cancelled", "Cancelled")
     cluster.kept_jobs = {"a": job("a", over, cancel=True), "b": job("b"), "c": job("c", stops, cancel=True)}
     ended = muster("cancel", "a", "b", "c")
-    assert (ended.code, ended.out.splitlines()) == (
-        0,
-        [
-            "trainingjob default/a already cancelled",
-            "trainingjob default/b is being cancelled",
-            "trainingjob default/c is already being cancelled",
-        ],
-    )
+    a, b, c = (line.split() for line in ended.out.splitlines())
+    assert ended.code == 0
+    assert [("already" in line, "being" in line) for line in (a, b, c)] == [(True, False), (False, True), (True, True)]
 
 
 def test_a_job_whose_processes_are_stopping_is_being_cancelled(cluster: MemoryClient, muster: Muster) -> None:

@@ -34,8 +34,8 @@ TREE = [
 def test_apply_prints_a_result_per_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
     file.write_text(f"{QUEUE_YAML}spec: {{namespaceSelector: {{}}, resources: [{{flavor: local}}]}}\n")
-    assert muster("apply", str(file)).out == "queue research created\n"
-    assert muster("apply", str(file)).out == "queue research configured\n"
+    assert muster("apply", str(file)).words == ["queue", "research", "created"]
+    assert muster("apply", str(file)).words == ["queue", "research", "configured"]
     assert muster("apply", str(file), "--json").rows == [
         {"kind": "Queue", "namespace": None, "name": "research", "result": "configured"}
     ]
@@ -48,10 +48,11 @@ def test_apply_warns_of_a_quota_that_can_never_be_used(tmp_path: Path, cluster: 
         f"resources: [{{flavor: local, guaranteed: {{{GPU}: 4}}, limit: {{{GPU}: 8}}}}]}}\n"
     )
     ended = muster("apply", str(file))
-    assert (ended.code, ended.out) == (0, "queue research created\n")
-    assert ended.err.startswith("warning: queue 'research': spec.resources[0].limit: nvidia.com/gpu of local: 8 is")
-    (message,) = muster("apply", str(file), "--json").rows
-    assert message["notices"] == [ended.err.removeprefix("warning: queue 'research': ").rstrip()]
+    assert (ended.code, "created" in ended.out) == (0, True)
+    (row,) = muster("apply", str(file), "--json").rows
+    (notice,) = row["notices"]
+    assert notice.startswith("spec.resources[0].limit: nvidia.com/gpu of local: 8 ")
+    assert notice in ended.err
 
 
 def test_apply_refuses_a_cycle_and_changes_nothing(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -60,40 +61,38 @@ def test_apply_refuses_a_cycle_and_changes_nothing(tmp_path: Path, cluster: Memo
         f"{QUEUE_YAML}spec: {{parent: b}}\n---\n{QUEUE_YAML.replace('research', 'b')}spec: {{parent: research}}\n"
     )
     ended = muster("apply", str(file))
-    assert ended.code == 3
-    assert "b → research → b" in ended.err
+    assert (ended.code, "b → research → b" in ended.err) == (3, True)
     assert cluster.kept_queues == {}
 
 
 def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues = {"a": queue("a"), "research": queue("research")}
     cluster.kept_jobs = {"j": job("j")}
-    assert muster("delete", "queue", "a").out == "queue a deleted\n"
-    assert muster("delete", "job", "j").out == "trainingjob default/j deleted\n"
+    assert muster("delete", "queue", "a").words == ["queue", "a", "deleted"]
+    assert muster("delete", "job", "j").words == ["trainingjob", "default/j", "deleted"]
     file = tmp_path / "queues.yaml"
     file.write_text(QUEUE_YAML)
-    assert muster("delete", "-f", str(file)).out == "queue research deleted\n"
+    assert muster("delete", "-f", str(file)).words == ["queue", "research", "deleted"]
     assert muster("delete", "queue", "a").code == 3
 
 
 def test_delete_of_several_deletes_none_when_one_is_not_there(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b")}
-    ended = muster("delete", "job", "a", "nosuch", "b")
-    assert (ended.code, ended.out, "nosuch; nothing was deleted" in ended.err) == (3, "", True)
+    ended = muster("delete", "job", "a", "nosuch", "b", "--json")
+    assert (ended.code, ended.out, ended.error["reason"]) == (3, "", "NotFound")
     assert set(cluster.kept_jobs) == {"a", "b"}
 
 
 def test_what_is_named_twice_is_deleted_once(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a")}
-    assert muster("delete", "job", "a", "default/a").out == "trainingjob default/a deleted\n"
+    assert [row["name"] for row in muster("delete", "job", "a", "default/a", "--json").rows] == ["a"]
 
 
 def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a"), "k": job("k", queue="a")}
-    message = muster("delete", "queue", "a", "--yes").out
-    assert message.startswith(
-        "queue a deleting\n  it is removed when these jobs have ended: default/j, default/k; to end one: muster cancel"
-    )
+    words = muster("delete", "queue", "a", "--yes").words
+    assert words[:3] == ["queue", "a", "deleting"]
+    assert {"default/j", "default/k", "cancel"} <= {*words}
 
 
 def test_a_queue_with_unfinished_jobs_requires_yes_if_stdin_is_not_a_terminal(
@@ -117,9 +116,10 @@ def test_of_several_queues_each_is_named_with_its_own_unfinished_jobs_and_those_
     cluster.kept_jobs = {"j": job("j", queue="bb"), "k": job("k", queue="dd"), "l": job("l", queue="dd")}
     ended = muster("delete", "queue", "aa", "bb", "cc", "dd")
     assert (ended.code, set(cluster.kept_queues)) == (3, {"aa", "bb", "cc", "dd"})
-    assert "queue bb has 1 unfinished job: default/j." in ended.err
-    assert "queue dd has 2 unfinished jobs: default/k, default/l." in ended.err
-    assert not {"aa", "cc"} & set(ended.err.replace(",", " ").split())
+    of_bb, of_dd = (part.split() for part in ended.err.split("queue ")[1:])
+    assert (of_bb[0], "1" in of_bb, "default/j." in of_bb) == ("bb", True, True)
+    assert (of_dd[0], "2" in of_dd, "default/l." in of_dd) == ("dd", True, True)
+    assert not {"aa", "cc"} & {*ended.words}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_at_a_terminal_the_deletion_of_a_queue_with_unfinished_jobs_is_confirmed
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a")}
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     ended = muster("delete", "queue", "a")
-    assert "queue a has 1 unfinished job: default/j." in ended.err
+    assert {"1", "default/j"} <= {*ended.words}
     assert (ended.code, "queue a delet" in ended.out) == ((0, True) if deleted else (3, False))
 
 
@@ -155,15 +155,12 @@ def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryC
     assert [line.split()[1] for line in message.splitlines()][-1] == "company"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [(["pod", "x"], "kind: must be queue, flavor or job; got 'pod'"), ([], "must name a kind and objects")],
-)
+@pytest.mark.parametrize(("words", "field"), [(["pod", "x"], "kind"), ([], "")])
 def test_delete_without_a_known_kind_is_invalid(
-    cluster: MemoryClient, muster: Muster, words: list[str], expected: str
+    cluster: MemoryClient, muster: Muster, words: list[str], field: str
 ) -> None:
-    ended = muster("delete", *words)
-    assert (ended.code, expected in ended.err) == (2, True)
+    ended = muster("delete", *words, "--json")
+    assert (ended.code, ended.error["reason"], ended.error["field"]) == (2, "Usage", field)
 
 
 def test_queues_are_a_tree_with_bars_to_one_scale(cluster: MemoryClient, muster: Muster) -> None:
@@ -244,7 +241,7 @@ def test_queues_as_json_are_the_rows(cluster: MemoryClient, muster: Muster) -> N
 
 
 def test_without_queues_the_next_command_is_suggested(cluster: MemoryClient, muster: Muster) -> None:
-    assert muster("queues").out == "No queues. Create some: muster apply QUEUES.yaml\n"
+    assert "muster apply QUEUES.yaml" in muster("queues").out
 
 
 def node_row(name: str, **changes: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -49,23 +48,19 @@ def test_every_error_has_its_exit_code(
 
 def test_a_bug_prints_a_traceback_only_on_request(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.cli.options._connect_local", lambda start: 1 / 0)
-    message = muster("jobs").err
-    assert message == (
-        "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
-        "MUSTER_DEBUG=1 shows where it happened (Bug)\n"
-    )
+    ended = muster("jobs")
+    assert {"Bug", "ZeroDivisionError", "MUSTER_DEBUG=1"} <= {*ended.words}
+    assert "Traceback" not in ended.err
     monkeypatch.setenv("MUSTER_DEBUG", "1")
     assert "Traceback" in muster("jobs").err
 
 
 def test_errors_are_json_when_json_is_asked_for_usage_errors_too(muster: Muster, cluster: MemoryClient) -> None:
-    ended = muster("describe", "missing", "--json")
-    assert json.loads(ended.err) == {
-        "error": {"reason": "NotFound", "message": "there is no job 'missing' in namespace 'default'", "field": ""}
-    }
+    error = muster("describe", "missing", "--json").error
+    assert (set(error), error["reason"], error["field"]) == ({"reason", "message", "field"}, "NotFound", "")
+    assert "'missing'" in error["message"]
     ended = muster("jobs", "--nonsense", "--json")
-    error = json.loads(ended.err)["error"]
-    assert (ended.code, error["reason"], error["field"]) == (2, "Usage", "--nonsense")
+    assert (ended.code, ended.error["reason"], ended.error["field"]) == (2, "Usage", "--nonsense")
 
 
 def test_an_unknown_verb_is_an_error_with_the_nearest_verb(muster: Muster) -> None:

@@ -147,19 +147,14 @@ def test_a_report_that_cannot_be_built_does_not_hide_how_the_job_ended(
 
 def test_a_job_that_has_not_started_has_no_report(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
-    ended = muster("report", "llama")
-    assert (ended.code, "has not started yet" in ended.err) == (3, True)
+    ended = muster("report", "llama", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "NotStarted")
 
 
-@pytest.mark.parametrize(
-    ("word", "code", "expected"),
-    [("missing", 3, "'missing' is neither a folder nor a job"), ("./nowhere", 3, "folder ./nowhere does not exist")],
-)
-def test_what_is_neither_folder_nor_job_is_not_found(
-    cluster: MemoryClient, muster: Muster, word: str, code: int, expected: str
-) -> None:
-    ended = muster("report", word)
-    assert (ended.code, expected in ended.err) == (code, True)
+@pytest.mark.parametrize("word", ["missing", "./nowhere"])
+def test_what_is_neither_folder_nor_job_is_not_found(cluster: MemoryClient, muster: Muster, word: str) -> None:
+    ended = muster("report", word, "--json")
+    assert (ended.code, ended.error["reason"], word in ended.error["message"]) == (3, "NotFound", True)
 
 
 def test_a_folder_with_nothing_to_report_on_is_invalid(tmp_path: Path, muster: Muster) -> None:

@@ -22,7 +22,7 @@ def replicas(cluster: MemoryClient, name: str = "llama") -> dict[str, int]:
 def test_a_number_alone_is_of_the_only_role(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     ended = muster("scale", "llama", "4")
-    assert (ended.code, ended.out) == (0, "trainingjob default/llama: role trainer has 4 replicas\n")
+    assert (ended.code, {"default/llama", "trainer", "4"} <= {*ended.words}) == (0, True)
     assert replicas(cluster) == {"trainer": 4}
 
 
@@ -35,15 +35,12 @@ def test_of_several_roles_each_is_named(cluster: MemoryClient, muster: Muster) -
     assert "trainer=3, reader=3" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [("4", "4 replicas, and starts with 1 or more"), ("2", "2 replicas, and starts"), ("1", "1 replica\n")],
-)
-def test_scale_prints_the_minimum_of_an_elastic_role(
-    cluster: MemoryClient, muster: Muster, wanted: str, expected: str
+@pytest.mark.parametrize(("wanted", "numbers"), [("4", ["4", "1"]), ("2", ["2", "1"]), ("1", ["1"])])
+def test_scale_prints_the_number_of_pods_and_the_minimum_of_an_elastic_role(
+    cluster: MemoryClient, muster: Muster, wanted: str, numbers: list[str]
 ) -> None:
     cluster.kept_jobs["llama"] = job(roles=[{**TWO_ROLES[0], "minReplicas": 1}])
-    assert f"role trainer has {expected}" in muster("scale", "llama", wanted).out
+    assert [word for word in muster("scale", "llama", wanted).words if word.isdecimal()] == numbers
 
 
 @pytest.mark.parametrize(("rested", "earliest"), [(True, False), (False, True)])
@@ -54,16 +51,16 @@ def test_scale_prints_when_an_elastic_role_can_grow(
     running = status("Running", elasticReplicas=1, admittedAt=admitted)
     cluster.kept_jobs["llama"] = job("llama", running, roles=[{**TWO_ROLES[0], "replicas": 1, "minReplicas": 1}])
     out = muster("scale", "llama", "3").out
-    assert "1 running now: it grows into free resources" in out
+    assert "1 running" in out
     assert ("at the earliest" in out) is earliest
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "trainer=", "trainer=1.5", "=", "9" * 5000])
 def test_what_is_no_number_of_pods_is_refused(text: str, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
-    ended = muster("scale", "llama", "--", text)
+    ended = muster("scale", "llama", "--json", "--", text)
     assert (ended.code, replicas(cluster)) == (2, {"trainer": 2})
-    assert "must be a positive number of pods such as 4 or trainer=4; got" in ended.err
+    assert (ended.error["reason"], ended.error["field"]) == ("Usage", "replicas")
 
 
 def test_scale_names_the_roles_that_there_are_and_the_least_that_is_right(
@@ -71,22 +68,19 @@ def test_scale_names_the_roles_that_there_are_and_the_least_that_is_right(
 ) -> None:
     elastic = {**TWO_ROLES[0], "minReplicas": 2}
     cluster.kept_jobs["llama"] = job(roles=[elastic])
-    unknown = muster("scale", "llama", "worker=4")
-    assert unknown.code == 3
-    assert "job 'llama' has no role 'worker'; it has trainer" in unknown.err
-    small = muster("scale", "llama", "1")
+    unknown = muster("scale", "llama", "worker=4", "--json")
+    assert (unknown.code, unknown.error["reason"]) == (3, "RoleNotFound")
+    assert all(role in unknown.error["message"] for role in ("worker", "trainer"))
+    small = muster("scale", "llama", "1", "--json")
     assert small.code == 2
-    assert "must be at least its minReplicas (2); got 1" in small.err
+    assert "minReplicas (2); got 1" in small.error["message"]
 
 
 def test_drain_names_the_jobs_and_waits_until_they_have_left(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Running", placement=placement("n0", "n1")))
     cluster.on_nodes = ["llama"]
     ended = muster("drain", "n1", "--wait")
-    assert ended.out.splitlines() == [
-        "node n1 is being drained; jobs to move: default/llama",
-        "no job is left on node n1",
-    ]
+    assert ["default/llama" in line for line in ended.out.splitlines()] == [True, False]
     assert cluster.asked == [("drain", "n1")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,8 @@ def file(tmp_path: Path, cluster: MemoryClient) -> Path:
 def test_submit_prints_the_queue_and_the_command_to_follow(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     ended = muster("submit", str(file))
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.splitlines() == [
-        "trainingjob default/llama submitted to queue research",
-        "to follow it: muster watch llama",
-    ]
+    assert {"default/llama", "submitted", "research"} <= {*ended.words}
+    assert ended.out.splitlines()[-1].endswith("muster watch llama")
     assert list(cluster.kept_jobs) == ["llama"]
 
 
@@ -102,7 +99,8 @@ def test_submit_takes_a_file_from_stdin(
 
 def test_a_dry_run_submits_nothing(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     ended = muster("submit", str(file), "--dry-run")
-    assert (ended.code, ended.out) == (0, "trainingjob default/llama would be submitted to queue research\n")
+    assert (ended.code, {"default/llama", "would", "research"} <= {*ended.words}) == (0, True)
+    assert "watch" not in ended.words
     assert cluster.kept_jobs == {}
 
 
@@ -112,12 +110,10 @@ def test_when_one_job_of_several_is_refused_none_is_submitted(
     file.write_text(
         JOB_YAML + "---\n" + JOB_YAML.replace("llama", "other").replace("queue: research", "queue: reserch")
     )
-    ended = muster("submit", str(file))
-    assert ended.code == 3
-    assert ended.err == (
-        f"error: {file}:15: job other: spec.queue: queue 'reserch' does not exist;"
-        " did you mean 'research'? (QueueNotFound)\n"
-    )
+    ended = muster("submit", str(file), "--json")
+    assert (ended.code, ended.error["reason"], ended.error["field"]) == (3, "QueueNotFound", "spec.queue")
+    assert ended.error["message"].startswith(f"{file}:15: job other: ")
+    assert all(name in ended.error["message"] for name in ("'reserch'", "'research'"))
     assert cluster.kept_jobs == {}
 
 
@@ -126,11 +122,9 @@ def test_a_name_that_is_there_twice_is_invalid_and_none_is_submitted(
 ) -> None:
     other = file.with_name("other.yaml")
     other.write_text(file.read_text())
-    ended = muster("submit", str(file), str(other))
-    assert ended.code == 2
-    assert (
-        f"error: metadata.name: must be unique; two jobs are named default/llama ({file}:3 and {other}:3)" in ended.err
-    )
+    ended = muster("submit", str(file), str(other), "--json")
+    assert (ended.code, ended.error["field"]) == (2, "metadata.name")
+    assert all(place in ended.error["message"] for place in ("default/llama", f"{file}:3", f"{other}:3"))
     assert cluster.kept_jobs == {}
 
 
@@ -138,35 +132,30 @@ def test_a_refusal_as_json_goes_to_stderr(file: Path, muster: Muster) -> None:
     file.write_text(JOB_YAML.replace("queue: research", "queue: nope"))
     ended = muster("submit", str(file), "--json")
     assert (ended.code, ended.out) == (3, "")
-    error = json.loads(ended.err)["error"]
-    assert (error["reason"], error["field"]) == ("QueueNotFound", "spec.queue")
+    assert (ended.error["reason"], ended.error["field"]) == ("QueueNotFound", "spec.queue")
 
 
 def test_malformed_yaml_is_invalid_input_with_line_and_column(file: Path, muster: Muster) -> None:
     file.write_text("a: [1\nb: 2\n")
     ended = muster("submit", str(file))
-    assert ended.code == 2
-    assert f"{file}:2:2: malformed YAML" in ended.err
+    assert (ended.code, f"{file}:2:2: " in ended.err) == (2, True)
 
 
 def test_an_unknown_field_is_invalid_input_with_the_field_in_the_json(file: Path, muster: Muster) -> None:
     file.write_text(JOB_YAML.replace("roles:", "rolls:"))
     ended = muster("submit", str(file), "--json")
-    assert ended.code == 2
-    assert '"field": "spec.rolls"' in ended.err
-    assert "did you mean 'roles'?" in ended.err
+    assert (ended.code, ended.error["field"], "'roles'" in ended.error["message"]) == (2, "spec.rolls", True)
 
 
 def test_a_missing_file_is_invalid_input(cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("submit", "nowhere.yaml")
-    assert (ended.code, ended.err) == (2, "error: nowhere.yaml: No such file or directory (FileError)\n")
+    ended = muster("submit", "nowhere.yaml", "--json")
+    assert (ended.code, ended.error["reason"], "nowhere.yaml" in ended.error["message"]) == (2, "FileError", True)
 
 
 def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) -> None:
     file.write_text(QUEUE_YAML)
-    ended = muster("submit", str(file))
-    assert ended.code == 2
-    assert "kind: must be TrainingJob; got Queue 'research'" in ended.err
+    ended = muster("submit", str(file), "--json")
+    assert (ended.code, ended.error["field"], "'research'" in ended.error["message"]) == (2, "kind", True)
 
 
 def test_options_override_the_file(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -178,25 +167,19 @@ def test_options_override_the_file(file: Path, cluster: MemoryClient, muster: Mu
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "expected"),
+    ("option", "value", "field"),
     [
-        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' must be a duration such as 2h"),
-        ("--max-runtime", "0", "--max-runtime: '0' must be at least 1s"),
-        (
-            "--trace-steps",
-            "25:20",
-            "--trace-steps: '25:20' must have END above FIRST, because step END is not included",
-        ),
-        ("--queue", "A B", "spec.queue: must consist of lower-case letters"),
-        ("--priority", "abc", "Invalid value for '--priority': must be an integer such as 10 or -5; got 'abc'"),
+        ("--max-runtime", "2 hours", "--max-runtime"),
+        ("--max-runtime", "0", "--max-runtime"),
+        ("--trace-steps", "25:20", "--trace-steps"),
+        ("--queue", "A B", "spec.queue"),
+        ("--priority", "abc", "--priority"),
     ],
 )
-def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, expected: str) -> None:
+def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, field: str) -> None:
     ended = muster("submit", str(file), option, value)
-    assert ended.code == 2
-    assert expected in ended.err
-    error = json.loads(muster("submit", str(file), option, value, "--json").err)["error"]
-    assert error["field"] in (option, expected.partition(":")[0])
+    assert (ended.code, field in ended.err, repr(value) in ended.err) == (2, True, True)
+    assert muster("submit", str(file), option, value, "--json").error["field"] == field
 
 
 def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -205,10 +188,9 @@ def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, must
     cluster.kept_jobs.clear()
     cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
     ended = muster("submit", str(file), "--wait")
-    assert (ended.code, ended.out.splitlines()[2:]) == (
-        1,
-        ["default/llama Failed", "  Error: pod 0 ended with 1", "  see: muster describe llama"],
-    )
+    assert (ended.code, ended.out.splitlines()[2]) == (1, "default/llama Failed")
+    assert "Error: pod 0 ended with 1" in ended.out
+    assert ended.out.rstrip().endswith("muster describe llama")
 
 
 def test_wait_for_a_cancelled_job_ends_when_its_processes_have_ended(
@@ -292,10 +274,9 @@ def test_wait_prints_the_reason_of_a_failure_and_the_next_command(
 ) -> None:
     cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
     ended = muster("submit", str(file), "--wait", "-n", "team-a")
-    assert ended.out.splitlines()[2:] == [
-        "team-a/llama Failed",
-        "  TooManyRestarts: no restart is left",
-        "  exit code 3",
-        "  last line of the log: ValueError: [red]bad[/red] loss",
-        "  see: muster describe team-a/llama",
-    ]
+    head, reason, code, log, command = ended.out.splitlines()[2:]
+    assert head == "team-a/llama Failed"
+    assert "TooManyRestarts: no restart is left" in reason
+    assert code.split()[-1] == "3"
+    assert log.endswith("ValueError: [red]bad[/red] loss")
+    assert command.endswith("muster describe team-a/llama")

@@ -39,16 +39,10 @@ def test_watch_prints_a_line_for_each_change_and_ends_with_success(cluster: Memo
     cluster.kept_beats = [beat(60, phase="done", tokens_per_s=12_345.0, mfu=0.41)]
     ended = muster("watch", "llama")
     assert ended.code == 0
-    assert ended.out.splitlines() == [
-        "default/llama in queue research, 2 pods of trainer",
-        "○ pending, number 2 in queue research; QuotaExceeded: needs 2, 1 left",
-        "○ pending, number 1 in queue research; QuotaExceeded: needs 2, 1 left",
-        "◔ admitted on n1",
-        "● running on n1",
-        "step 60/60  loss 4  12.3k tokens/s  MFU 41.0%",
-        "checkpoint at step 20",
-        "✓ Succeeded after 2m05s",
-    ]
+    lines = ended.out.splitlines()
+    assert [line[0] for line in lines[1:]] == ["○", "○", "◔", "●", "s", "c", "✓"]  # symbols; step, checkpoint
+    for line, part in zip(lines[1:], ("number 2", "number 1", "n1", "n1", "60/60", "20", "2m05s"), strict=True):
+        assert part in line
 
 
 def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: MemoryClient, muster: Muster) -> None:
@@ -61,13 +55,13 @@ def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: Memor
     ]
     ended = muster("watch", "llama")
     assert ended.code == 1
-    assert "restarts (1 of 3): pod llama-trainer-0-abcde ended with 3" in ended.out
-    assert ended.out.splitlines()[-4:] == [
-        "✗ Failed, 3 restarts  TooManyRestarts: 3 restarts were used up",
-        "last lines of llama-trainer-0-abcde (exit code 3):",
-        "Traceback",
-        "ValueError: [no] markup",
-    ]
+    restarted = next(line for line in ended.out.splitlines() if line.startswith("restarts (1 of 3)"))
+    assert "llama-trainer-0-abcde" in restarted
+    end, pod, *log = ended.out.splitlines()[-4:]
+    assert end.startswith("✗ Failed")
+    assert end.endswith("TooManyRestarts: 3 restarts were used up")
+    assert "llama-trainer-0-abcde" in pod
+    assert log == ["Traceback", "ValueError: [no] markup"]
 
 
 def test_watch_of_a_cancelled_job_ends_when_its_processes_have_ended(cluster: MemoryClient, muster: Muster) -> None:
@@ -80,10 +74,9 @@ def test_watch_of_a_cancelled_job_ends_when_its_processes_have_ended(cluster: Me
     ]
     ended = muster("watch", "llama")
     assert ended.code == 1
-    assert ended.out.splitlines()[2:] == [
-        "◌ terminating",
-        "⊘ Cancelled after 30s  Cancelled: cancelled by the user",
-    ]
+    terminating, cancelled = ended.out.splitlines()[2:]
+    assert terminating == "◌ terminating"
+    assert cancelled.startswith("⊘ Cancelled after 30s")
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
@@ -106,8 +99,9 @@ def test_watch_as_json_prints_the_job_as_it_ended(cluster: MemoryClient, muster:
 def test_watching_a_job_that_is_deleted_meanwhile_ends_as_not_found(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     cluster.films["llama"] = [status("Running")]
-    ended = muster("watch", "llama")
-    assert (ended.code, "was deleted before it ended" in ended.err) == (3, True)
+    ended = muster("watch", "llama", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "NotFound")
+    assert "default/llama" in ended.error["message"]
 
 
 @pytest.mark.parametrize("verb", ["watch", "submit"])
@@ -128,8 +122,7 @@ def test_a_job_removed_at_its_end_has_an_unknown_result(
         (tmp_path / "job.yaml").write_text(json.dumps(one.model_dump(by_alias=True, exclude_none=True)))
         cluster.kept_queues["research"] = Queue(metadata=ObjectMeta(name="research"))
         ended = muster("submit", str(tmp_path / "job.yaml"), "--wait")
-    assert (ended.code, "its result is unknown" in ended.err) == (3, True), ended.err
-    assert "ttlSecondsAfterFinished: 0" in ended.err
+    assert (ended.code, "ttlSecondsAfterFinished: 0" in ended.err) == (3, True), ended.err
 
 
 def drawn(sight: WatchFrame, curve: LossCurve | None = None, width: int = 100) -> str:
@@ -141,8 +134,7 @@ def drawn(sight: WatchFrame, curve: LossCurve | None = None, width: int = 100) -
 def test_the_frame_of_a_pending_job_shows_its_queue_position() -> None:
     waiting = status("Pending", queuePosition=2, estimatedStart=NOW + 130)
     text = drawn(WatchFrame(job(status=waiting), None, NOW + 10))
-    assert "waiting for 10s, number 2 in queue research, starts about " in text
-    assert "(in 2m00s)" in text
+    assert all(part in text for part in (" 10s", "number 2", "research", "in 2m00s"))
 
 
 def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
@@ -158,21 +150,15 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     assert "█▅▁ loss 4 from 8" in text
 
 
-@pytest.mark.parametrize(
-    ("phase", "expected"),
-    [
-        ("setup", "setting up for 35s"),
-        ("compile", "compiling for 35s; the first time this can take a minute or more"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "expected"), [("setup", "setting up for 35s"), ("compile", "compiling for 35s")])
 def test_before_the_first_step_the_frame_shows_the_phase_and_its_duration(phase: str, expected: str) -> None:
-    sight = WatchFrame(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
-    assert drawn(sight).strip()[2:] == expected
+    frame = WatchFrame(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
+    assert drawn(frame).strip()[2:].startswith(expected)
 
 
 def test_a_running_job_without_heartbeat_shows_that_no_step_was_reported() -> None:
     text = drawn(WatchFrame(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
-    assert text.strip()[2:] == "running for 7s; no step reported yet"
+    assert text.strip()[2:].startswith("running for 7s; ")
 
 
 def test_into_a_pipe_compilation_is_printed_at_once_and_every_30_s() -> None:
@@ -289,10 +275,8 @@ def test_of_a_pending_job_the_newest_attempt_is_shown_with_a_note_on_other_repli
     logged.logged = {("trainer", 0): 1, ("trainer", 1): 0}
     ended = muster("logs", "llama")
     assert ended.out == "step 1\n[bold]\n"
-    assert (
-        ended.err
-        == "showing the newest attempt only; last logs of trainer-1: attempt 0: muster logs llama --attempt 0\n"
-    )
+    assert "trainer-1" in ended.err
+    assert ended.err.rstrip().endswith("muster logs llama --attempt 0")
     assert logged.asked == [("logs", "trainer", 0, 1, None, None, False)]
     named = muster("logs", "llama", "-i", "0", "-i", "1")
     assert named.out.splitlines() == [
@@ -318,45 +302,40 @@ def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Must
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    ("state", "named"),
     [
         (
             status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=2),
-            "default/llama has no pods yet: number 2 in queue research; QuotaExceeded: needs 2, 1 left\n",
+            {"2", "research", "QuotaExceeded", "needs"},
         ),
-        (
-            status("Suspended"),
-            "default/llama has no pods: it is suspended; to resume it: muster resume default/llama\n",
-        ),
-        (status("Admitted"), "default/llama: its pods are starting\n"),
+        (status("Suspended"), {"suspended", "resume"}),
+        (status("Admitted"), {"starting"}),
     ],
 )
 @pytest.mark.parametrize("option", [[], ["-f"], ["--json"]])
 def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
-    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, expected: str, option: list[str]
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, named: set[str], option: list[str]
 ) -> None:
     cluster.kept_jobs["llama"] = job(status=state)
     ended = muster("logs", "llama", *option)
-    assert (ended.code, ended.err) == (0, expected)
+    assert (ended.code, len(ended.err.splitlines())) == (0, 1)
+    assert {"default/llama", *named} <= {*ended.words}
     assert ended.out == ("[]\n" if option == ["--json"] else "")
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    ("state", "word"),
     [
-        (status("Running", startedAt=NOW), "default/llama is running and has written no output yet\n"),
-        (status("Succeeded", startedAt=NOW), "default/llama wrote no output\n"),
-        (
-            status("Cancelled", "Cancelled", "cancelled by its user"),
-            "default/llama never started: cancelled; Cancelled: cancelled by its user\n",
-        ),
+        (status("Running", startedAt=NOW), "running"),
+        (status("Succeeded", startedAt=NOW), "wrote"),
+        (status("Cancelled", "Cancelled", "by its user"), "never"),
     ],
 )
 def test_logs_without_a_line_say_why_unless_lines_were_left_out(
-    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, expected: str
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, word: str
 ) -> None:
     cluster.kept_jobs["llama"] = job(status=state)
-    assert muster("logs", "llama").err == expected
+    assert {"default/llama", word} <= {*muster("logs", "llama").words}
     assert muster("logs", "llama", "--since", "10m").err == ""
 
 
@@ -369,21 +348,21 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "named"),
     [
-        (["--role", "missing"], "--role: must be one of the job's roles (trainer); got 'missing'"),
-        (["--index", "7"], "--index: must be 0 to 1 for this job; got 7"),
-        (["--since", "yesterday"], "--since: 'yesterday' must be an age such as 10m or 2h, or a time"),
-        (["--regex", "("], "--regex: must be a regular expression such as 'step [0-9]+'; got '('"),
+        (["--role", "missing"], ["(trainer)", "'missing'"]),
+        (["--index", "7"], ["0 to 1", "7"]),
+        (["--since", "yesterday"], ["'yesterday'"]),
+        (["--regex", "("], ["'('"]),
     ],
 )
 def test_wrong_options_of_logs_are_invalid(
-    logged: MemoryClient, muster: Muster, words: list[str], expected: str
+    logged: MemoryClient, muster: Muster, words: list[str], named: list[str]
 ) -> None:
-    ended = muster("logs", "llama", *words)
-    assert (ended.code, expected in " ".join(ended.err.split())) == (2, True), ended.err
-    error = json.loads(muster("logs", "llama", *words, "--json").err)["error"]
-    assert (error["reason"] in ("Usage", "Invalid"), error["field"]) == (True, words[0])
+    ended = muster("logs", "llama", *words, "--json")
+    assert (ended.code, ended.error["field"]) == (2, words[0])
+    assert ended.error["reason"] in ("Usage", "Invalid")
+    assert all(part in ended.error["message"] for part in named)
 
 
 def test_the_time_of_a_job_that_was_restarted_is_that_of_all_attempts(cluster: MemoryClient, muster: Muster) -> None:

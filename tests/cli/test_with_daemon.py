@@ -52,7 +52,7 @@ def written(folder: Path, name: str, script: str) -> str:
 def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: Muster) -> None:
     ended = muster("local", "status", "--json")
     assert (ended.code, '"reason": "NotRunning"' in ended.err) == (4, True)
-    assert muster("local", "down").out == "no daemon is running\n"
+    assert muster("local", "down").code == 0
     assert "2 nodes (2x4)" in muster("local", "up", "--nodes", "2x4").out
     assert re.fullmatch(r"[0-9-]{10}T[0-9:]{8}Z", muster("local", "status", "--json").rows[0]["startedAt"])
 
@@ -78,7 +78,7 @@ def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: M
 
     eventually(lambda: replayed().startswith("2 nodes, 0 running"))  # the next plan is the first without the last job
     assert muster("delete", "job", "good").code == 0
-    assert muster("local", "down").out == "stopped\n"
+    assert muster("local", "down", "--json").rows == [{"result": "stopped"}]
 
 
 def test_a_shape_that_is_none_starts_no_daemon(home: Path, muster: Muster) -> None:
@@ -92,15 +92,15 @@ def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muste
     muster("submit", written(tmp_path, "long", "exec sleep 600"))
     await_phase(muster, "long", "Running")
     assert muster("local", "down").code == 3  # it would stop what runs
-    assert muster("suspend", "long").out == "trainingjob default/long suspended\n"
+    assert muster("suspend", "long").words == ["trainingjob", "default/long", "suspended"]
     await_phase(muster, "long", "Suspended")
     muster("resume", "long")
     await_phase(muster, "long", "Running")
     muster("cancel", "long")
     ended = muster("watch", "long")
     assert (ended.code, "Cancelled" in ended.out) == (1, True)
-    ended = muster("resume", "long")
-    assert (ended.code, "job 'long' has already ended in phase Cancelled" in ended.err) == (3, True)
+    ended = muster("resume", "long", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "JobFinished")
 
 
 def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits(
@@ -129,7 +129,7 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     assert "long" in watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=100)
-    assert (watching.returncode, err) == (130, "the job is still running; to stop it: muster cancel default/long\n")
+    assert (watching.returncode, err.endswith("muster cancel default/long\n")) == (130, True)
     assert muster("describe", "long", "--json").rows[0]["status"]["phase"] == "Running"
 
 
@@ -149,10 +149,7 @@ def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, tm
     await_phase(muster, "long", "Running")
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=100)
-    assert (waiting.returncode, err.splitlines()[-1]) == (
-        130,
-        "the job is still running; to stop it: muster cancel default/long",
-    )
+    assert (waiting.returncode, err.endswith("muster cancel default/long\n")) == (130, True)
 
 
 def await_phase(muster: Muster, name: str, phase: str) -> None:

@@ -256,9 +256,11 @@ def simulate(
 
     policies = _parse_policies(_POLICIES.split(", ") if compare else policy_names or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
-        usage_error(f"--bound-factor: must be at least 1, or every job would be stopped early; got {bound_factor}")
+        message = f"--bound-factor: must be at least 1, or every job would be stopped early; got {bound_factor}"
+        usage_error(message, "--bound-factor")
     if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
-        usage_error(f"--stop-seconds: must be a finite number of seconds from 0; got {stop_seconds:g}")
+        message = f"--stop-seconds: must be a finite number of seconds from 0; got {stop_seconds:g}"
+        usage_error(message, "--stop-seconds")
     for out in (json_out, placements):
         if out is not None and not out.parent.is_dir():  # before the simulation, which may take minutes
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
