@@ -48,8 +48,8 @@ def test_files_other_than_text_are_skipped_with_the_reason(tmp_path: Path) -> No
     assert text_of(corpus) == "café\0".encode()
     assert corpus.skipped == (
         SkippedText(str(folder / "binary"), "binary (byte 0 at offset 3)"),
-        SkippedText(str(folder / "broken"), "not UTF-8 (ends in the middle of a character)"),
-        SkippedText(str(folder / "latin"), "not UTF-8 (near offset 3)"),
+        SkippedText(str(folder / "broken"), "not UTF-8 (ends in the middle of the character at offset 3)"),
+        SkippedText(str(folder / "latin"), "not UTF-8 (at offset 3)"),
     )
     assert corpus.files == 1
 
@@ -58,6 +58,16 @@ def test_a_character_across_two_chunks_is_read_as_one(tmp_path: Path, monkeypatc
     monkeypatch.setattr("muster_components.trainer.data.corpus._CHUNK_BYTES", 2)
     folder = write(tmp_path / "text", {"a": "a€b€".encode()})
     assert text_of(build_corpus(str(folder), tmp_path / "cache")) == "a€b€\0".encode()
+
+
+def test_the_offset_of_an_invalid_character_across_two_chunks_is_that_of_its_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster_components.trainer.data.corpus._CHUNK_BYTES", 2)
+    folder = write(tmp_path / "text", {"a": b"abc\xe2\x82!", "b": b"text"})
+    assert build_corpus(str(folder), tmp_path / "cache").skipped == (
+        SkippedText(str(folder / "a"), "not UTF-8 (at offset 3)"),
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from muster_components.trainer.errors import EXIT_OK
 
-from .conftest import TINY, Starter, latest, losses, metrics, write_text
+from .conftest import TINY, Starter, events, latest, losses, metrics, write_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,6 +37,9 @@ def run(text: Path) -> tuple[str, ...]:
         (3, ("--parallel", "fsdp=3")),
         (4, ("--parallel", "hsdp=2x2", "--micro_batch", "1")),
         (4, ("--parallel", "ddp=4")),
+        (2, ("--parallel", "tp=2", "--micro_batch", "4")),
+        (4, ("--parallel", "tp=2,fsdp=2")),
+        (4, ("--parallel", "tp=2,ddp=2", "--micro_batch", "2")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else f"{value} ranks",
 )
@@ -45,8 +49,42 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
     ranks = start(world_size, *run(one_process.parent / "text"), *flags)
     assert ranks.end() == [EXIT_OK] * world_size, ranks.log_text()
     for ours, theirs in zip(metrics(ranks.run_dir), metrics(one_process), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        # Rounding differs with the order of sums; AdamW's first updates amplify it where second moments are small.
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6 if ours["step"] == 1 else 1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5 if ours["step"] == 1 else 1e-3)
+
+
+MESHES = {"one": (1, ()), "fsdp": (2, ()), "tp": (2, ("--parallel", "tp=2"))}
+
+
+@pytest.mark.parametrize(
+    "chain", [("fsdp", "tp", "one"), ("one", "fsdp", "tp"), ("tp", "one", "fsdp")], ids=" to ".join
+)
+def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
+    start: Starter, one_process: Path, chain: tuple[str, ...]
+) -> None:
+    """Equal losses show equal weights, optimizer state and samples."""
+    flags = ("--steps", "9", "--checkpoint_every", "3", "--keep", "3", "--warmup", "1")
+    expected: dict[int, float] = {}
+    for attempt, name in enumerate(chain):
+        world_size, mesh = MESHES[name]
+        ranks = start(world_size, *run(one_process.parent / "text"), *flags, *mesh, attempt=attempt)
+        assert ranks.end() == [EXIT_OK] * world_size, ranks.log_text()
+        expected = expected or losses(ranks.run_dir)
+        assert losses(ranks.run_dir) == pytest.approx(expected, abs=1e-4), name
+        # The first step after the resume: no update with other rounding yet.
+        assert losses(ranks.run_dir)[3 * attempt + 1] == pytest.approx(expected[3 * attempt + 1], abs=1e-5), name
+        assert [event["step"] for event in events(ranks.run_dir, "resumed")] == [3, 6][:attempt]
+        if attempt < 2:
+            rewind(ranks.run_dir, to_step=3 * (attempt + 1))
+
+
+def rewind(run_dir: Path, *, to_step: int) -> None:
+    """Remove the newer checkpoints."""
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        if int(folder.name.removeprefix("step-")[:8]) > to_step:
+            shutil.rmtree(folder)
+    (run_dir / "checkpoints" / "latest").unlink()
 
 
 def test_bf16_on_one_rank_has_the_losses_of_fsdp_and_saves_float32_weights(

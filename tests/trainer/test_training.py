@@ -67,12 +67,27 @@ def test_compilation_and_activation_checkpointing_do_not_change_the_losses(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:
     run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
-    ways = {"compiled": ("--compile", "--activation_checkpointing", "selective"), "plain": ("--no_compile",)}
+    ways = {
+        "compiled": ("--compile", "--activation_checkpointing", "selective"),
+        "compiled tp": ("--compile", "--activation_checkpointing", "full", "--parallel", "tp=2"),
+        "plain": ("--no_compile",),
+    }
     for name, flags in ways.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
         assert ranks.end(400) == [EXIT_OK] * 2, ranks.log_text()
-        assert name in ranks.log_text().replace("not compiled", "plain")
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), abs=1e-3)
+        assert name.split()[0] in ranks.log_text().replace("not compiled", "plain")
+    for name in ways:
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), abs=1e-3), name
+
+
+def test_deterministic_runs_have_equal_losses_to_the_last_bit(start: Starter, text: Path, tmp_path: Path) -> None:
+    run = (*TINY, "--data", str(text), "--steps", "5", "--micro_batch", "2", "--deterministic")
+    for name in ("first", "second"):
+        assert start(2, *run, run_dir=tmp_path / name).end() == [EXIT_OK] * 2
+    first, second = metrics(tmp_path / "first"), metrics(tmp_path / "second")
+    assert [(line["loss"], line["grad_norm"]) for line in first] == [
+        (line["loss"], line["grad_norm"]) for line in second
+    ]
 
 
 def test_under_torchrun_sigterm_saves_a_checkpoint_and_every_rank_exits_with_143(text: Path, tmp_path: Path) -> None:

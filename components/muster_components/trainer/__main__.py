@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 def _train(config: TrainConfig) -> int:
     try:
         context = run_context(os.environ, config.output)
-        prepare_environment(os.environ)
+        prepare_environment(os.environ, deterministic=config.deterministic)
         # Imported late: torch takes seconds to import, and invalid flags should be reported at once.
         from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -47,13 +47,16 @@ def _train(config: TrainConfig) -> int:
         os._exit(EXIT_FAILED)
 
 
-def prepare_environment(environ: MutableMapping[str, str]) -> None:
+def prepare_environment(environ: MutableMapping[str, str], *, deterministic: bool = False) -> None:
     """Set defaults of environment variables that torch reads on import."""
     # Keep compiled kernels between runs; torch's default folder is in /tmp.
     if "TORCHINDUCTOR_CACHE_DIR" not in environ:
         environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_root(environ) / "inductor")
     # Less fragmentation of GPU memory.
     environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    if deterministic:
+        environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch's deterministic mode
+        environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # no choice of kernels by their measured speed
     silence_kineto(environ)
 
 

@@ -52,6 +52,7 @@ class ParallelConfig:
     precision: Precision | None = None
     recompute: Recompute = "none"
     reshard: bool | None = None
+    async_tp: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class TrainConfig:
     seed: int = 0
     output: str | None = None
     log_every: int | None = None
+    deterministic: bool = False
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -159,6 +161,9 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     spec = config.parallel.spec
+    config.model.require_divisible(spec.tp)
+    if config.parallel.async_tp and (spec.tp == 1 or config.parallel.compile is False):
+        raise InputError("--async_tp requires --parallel tp=N and compilation")
     if config.parallel.compiled_autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
         raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
     if config.parallel.compiled_autograd and config.parallel.compile is False:
@@ -172,8 +177,10 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     seq_len = config.data.seq_len or (1024 if on_gpu else 128)
     global_batch = config.data.global_batch or (64 if on_gpu else 16)
     mesh = config.parallel.spec.shape(host.world_size)
-    if mesh.pp > 1 or mesh.tp > 1:
-        raise InputError(f"--parallel supports fsdp, hsdp and ddp; got {mesh}")
+    if mesh.pp > 1:
+        raise InputError(f"--parallel supports fsdp, hsdp, ddp and tp; got {mesh}")
+    if seq_len % mesh.tp:
+        raise InputError(f"--seq_len must be a multiple of {mesh.tp} for --parallel {mesh}; got {seq_len}")
     if global_batch < mesh.data_ranks:
         ranks = "ranks" if mesh.data_ranks == mesh.world_size else "data-parallel ranks"
         raise InputError(
@@ -186,6 +193,8 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError(
             "--compile requires a C++ compiler; none of $CXX, c++, g++, clang++ was found; use --no_compile"
         )
+    if config.parallel.async_tp and not (on_gpu and host.has_compiler):
+        raise InputError("--async_tp requires GPUs and a C++ compiler")
     precision = config.parallel.precision
     if precision == "bf16" and not host.has_bf16:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")

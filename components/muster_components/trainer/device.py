@@ -49,17 +49,23 @@ def host_capabilities(device: torch.device, context: RunContext, environ: Mappin
 
 
 @contextlib.contextmanager
-def select_kernels(device: torch.device, precision: str) -> Iterator[None]:
+def select_kernels(device: torch.device, precision: str, *, deterministic: bool) -> Iterator[None]:
     """Choose kernels in this context: on Hopper and newer cuDNN's attention, which is 20% faster than flash attention.
 
-    With bf16, the remaining float32 matrix products use TF32; with `--precision fp32` they stay float32.
+    With bf16, the remaining float32 matrix products use TF32; with `--precision fp32` they stay float32. With
+    `deterministic`, an operator without a deterministic kernel raises RuntimeError, and the backward passes of cuDNN's
+    and of memory-efficient attention are not used, because they add up in varying order.
     """
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
     if device.type != "cuda":
         yield
         return
     torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    if torch.cuda.get_device_capability(device)[0] >= 9:
+    if deterministic:
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    elif torch.cuda.get_device_capability(device)[0] >= 9:
         backends.insert(0, SDPBackend.CUDNN_ATTENTION)
     with sdpa_kernel(backends, set_priority=True):
         yield

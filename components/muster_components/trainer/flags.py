@@ -67,6 +67,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
             seed=flags.seed,
             output=flags.output,
             log_every=flags.log_every,
+            deterministic=flags.deterministic,
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
             parallel=ParallelConfig(
                 spec=parse_parallel(flags.parallel),
@@ -75,6 +76,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 cuda_graph=flags.cuda_graph,
                 precision=None if flags.precision == "auto" else flags.precision,
                 recompute=flags.activation_checkpointing,
+                async_tp=flags.async_tp,
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
             ),
             checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
@@ -117,6 +119,7 @@ def _flag_parser() -> FlagParser:
         metavar="STEPS",
         help="steps between progress lines (default: a tenth of the steps, at most 10)",
     )
+    _add_switch(parser, "deterministic", default=False, help_text="repeat a run bit by bit (slower on GPUs)")
     group = parser.add_argument_group("model and data")
     group.add_argument("--vocab_size", type=_integer, help="at least 256 (default: the recipe's)")
     group.add_argument("--seq_len", type=_integer, help="tokens per sequence (default: 128 on CPU, 1024 on GPU)")
@@ -136,13 +139,15 @@ def _flag_parser() -> FlagParser:
         "--parallel",
         default="fsdp",
         metavar="MESH",
-        help="fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards); =N is a number of ranks",
+        help="list of fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards), tp=N (split each "
+        "layer); =N is a number of ranks",
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
     _add_switch(
         group, "cuda_graph", default=True, help_text="one GPU, below 500M parameters: a CUDA graph of each step"
     )
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
+    _add_switch(group, "async_tp", default=False, help_text="with tp on GPUs: overlap its communication and matmuls")
     group.add_argument(
         "--precision",
         choices=("auto", "bf16", "fp32"),
@@ -179,7 +184,7 @@ def _flag_parser() -> FlagParser:
     return parser
 
 
-def _add_switch(group: argparse._ArgumentGroup, name: str, *, default: bool | None, help_text: str) -> None:
+def _add_switch(group: argparse._ActionsContainer, name: str, *, default: bool | None, help_text: str) -> None:
     """A pair of flags, --name and --no_name."""
     group.add_argument(f"--{name}", dest=name, action="store_true", default=default, help=help_text)
     group.add_argument(f"--no_{name}", dest=name, action="store_false", default=default, help="the opposite")

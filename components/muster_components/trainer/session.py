@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.parallel import loss_parallel
 
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
@@ -47,7 +48,7 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     reporter.write_heartbeat(_setup_heartbeat(context, plan))
     init_distributed(device, context.world_size, launched="RANK" in environ)
     try:
-        with select_kernels(device, plan.precision):
+        with select_kernels(device, plan.precision, deterministic=config.deterministic), loss_parallel():
             result = _train(plan, context, device, reporter, stop)
     except TrainerError:
         # All ranks raise a TrainerError. After any other error, destroying the group would wait for the other ranks.

@@ -236,15 +236,14 @@ def _text_error(file: Path) -> str:
         while chunk := _read(source):
             if (zero := chunk.find(SEPARATOR)) >= 0:
                 return f"binary (byte 0 at offset {position + zero})"
+            incomplete = len(decoder.getstate()[0])  # bytes of a character that began in the chunk before
             try:
                 decoder.decode(chunk)
             except UnicodeDecodeError as error:
-                return f"not UTF-8 (near offset {position + error.start})"
+                return f"not UTF-8 (at offset {position - incomplete + error.start})"
             position += len(chunk)
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return "not UTF-8 (ends in the middle of a character)"
+    if incomplete := len(decoder.getstate()[0]):
+        return f"not UTF-8 (ends in the middle of the character at offset {position - incomplete})"
     return "" if position else EMPTY
 
 

@@ -50,9 +50,23 @@ class ModelConfig:
         """Width of one attention head."""
         return self.dim // self.heads
 
+    def require_divisible(self, tp: int) -> None:
+        """Raises InputError if tensor parallelism over `tp` ranks cannot split the model."""
+        parts = {
+            "key-value heads": self.kv_heads,
+            "feed-forward columns": self.hidden,
+            "tokens in the vocabulary": self.vocab_size,
+        }
+        for name, size in parts.items():
+            if size % tp:
+                raise InputError(f"--parallel tp={tp} requires a multiple of {tp} {name}; {self.name} has {size}")
+        if tp > 1 and self.dropout:
+            raise InputError(f"--parallel tp={tp} requires a model without dropout; {self.name} has {self.dropout}")
+
     def architecture(self) -> dict[str, object]:
-        """The fields that determine names and shapes of parameters, which must match a checkpoint."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr", "dropout")}
+        """What determines names, shapes and order of rows of parameters, which must match a checkpoint."""
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr", "dropout")}
+        return {**fields, "qkv_rows": "by key-value head"}
 
 
 def gpt_1m() -> ModelConfig:

@@ -29,21 +29,24 @@ IGNORE_INDEX = -1
 
 
 class Attention(nn.Module):
-    """Causal self-attention; groups of query heads share a key-value head where `kv_heads` < `heads`."""
+    """Causal self-attention; groups of query heads share a key-value head where `kv_heads` < `heads`.
+
+    The rows of `qkv` are ordered by key-value head: the query heads of its group, the key, the value. So any equal
+    split of the rows among at most `kv_heads` ranks gives each complete groups, and one matrix product suffices.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.group, self.head_dim = config.heads // config.kv_heads, config.head_dim
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.dim, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.bias)
         self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=config.bias)
 
     def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
         """Each position attends to itself and to earlier positions."""
-        B, L, _ = x_BLD.shape
-        split = (self.heads, self.kv_heads, self.kv_heads)
+        groups = self.qkv(x_BLD).unflatten(-1, (-1, self.group + 2, self.head_dim))
         q_BNLH, k_BKLH, v_BKLH = (
-            part.transpose(1, 2) for part in self.qkv(x_BLD).view(B, L, sum(split), self.head_dim).split(split, dim=2)
+            part.flatten(2, 3).transpose(1, 2) for part in groups.split((self.group, 1, 1), dim=3)
         )
         if rope_LH is not None:
             q_BNLH, k_BKLH = apply_rotary_emb(q_BNLH, rope_LH), apply_rotary_emb(k_BKLH, rope_LH)
@@ -53,9 +56,9 @@ class Attention(nn.Module):
             v_BKLH,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
+            enable_gqa=self.group > 1,
         )
-        return self.out(y_BNLH.transpose(1, 2).reshape(B, L, -1))  # type: ignore[no-any-return]
+        return self.out(y_BNLH.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):

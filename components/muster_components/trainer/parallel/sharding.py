@@ -17,8 +17,7 @@ for bf16.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +33,7 @@ from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.gradients import redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
 from muster_components.trainer.parallel.mesh import RankMesh
+from muster_components.trainer.parallel.tensor import apply_tensor_parallelism
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 """On a GPU, smaller gathered weights are kept between forward and backward."""
@@ -119,6 +119,8 @@ def parallelize_part(
 ) -> ModelPart:
     """One part of the model, on the meta device: the whole module or a pipeline stage."""
     parallel = plan.config.parallel
+    if mesh.shape.tp > 1:
+        apply_tensor_parallelism(module, mesh.dimension("tp"), overlap=parallel.async_tp)
     blocks = model.blocks(module)
     apply_activation_checkpointing(blocks, parallel.recompute)
     if plan.compile and mesh.shape.world_size == 1 and len(blocks) <= MAX_FUSED_BLOCKS:
@@ -145,9 +147,18 @@ def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recom
     """
     if recompute == "none":
         return
-    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if recompute == "selective" else {}
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+        block.forward = _recomputed(block.forward, recompute)
+
+
+def _recomputed(forward: Callable[..., Any], recompute: Recompute) -> Callable[..., Any]:
+    """A function of this module, because torch.compile starts with no frame of torch.utils.checkpoint."""
+    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if recompute == "selective" else {}
+
+    def forward_recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
+
+    return forward_recomputed
 
 
 def apply_fsdp(
@@ -201,9 +212,10 @@ _SAVED_OPERATORS = frozenset(
         "_scaled_dot_product_flash_attention_for_cpu",
     )
     if hasattr(torch.ops.aten, name)
-)
+) | {torch.ops._c10d_functional.reduce_scatter_tensor.default}
 
 
 def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Save the results of matrix products and attention, which cost most to recompute; recompute the rest."""
+    """Save the results of matrix products, attention and reduce-scatters (tensor parallelism), which cost most to
+    recompute; recompute the rest."""
     return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
