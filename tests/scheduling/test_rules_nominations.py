@@ -256,3 +256,45 @@ def test_a_gang_whose_nomination_ended_preempts_although_an_equal_gang_before_it
     result = plan(world(rack("r1", 2), QUEUE, [first, second], [low], nominations=holds))
     assert evicted(result) == {"low": "second"}
     assert set(nodes_of(nominated(result)["second"].placement)) == {"r1-0", "r1-1"}
+
+
+# -- a nomination that its gang cannot use is charged until it expires, and the gang waits in the queue meanwhile
+
+LOST = gang("holder", pods=2, required="rack", grace_s=0.0)
+"""Its nomination has one of its nodes; the other one is gone."""
+
+
+def test_quota_is_not_charged_for_a_lost_nomination_and_for_the_reservation_of_its_gang_too() -> None:
+    # From 2060 on `holder` has the reservation: 16 of 24 GPUs; before that the nomination (8) and `long` (8).
+    nodes = rack("r1", 2) + rack("r2", 1, size=4)
+    long = run(gang("long", runtime=2000.0), ["r1-1"], since=0.0)
+    waiting = [LOST, gang("small", size=4, at=20)]
+    snapshot = world(nodes, [queue("q", guaranteed=24)], waiting, [long], nominations=(hold("r1-0", until=5000.0),))
+    result = plan(snapshot)
+    assert waits_by_uid(result)["holder"].estimated_start == 2060.0
+    assert nodes_of(started(result)["small"]) == {"r2-0": 1}
+
+
+def test_quota_is_not_charged_twice_if_the_gang_of_a_lost_nomination_waits_for_terminating_pods_only() -> None:
+    nodes = rack("r1", 2) + rack("r2", 1, size=4)
+    leaving = run(gang("leaving", queue="gone"), ["r1-1"], state="terminating")
+    waiting, lost = [LOST, gang("small", size=4, at=20)], hold("gone-0", "gone-1")
+    snapshot = world(nodes, [queue("q", guaranteed=20)], waiting, [leaving], nominations=(lost,))
+    assert nodes_of(started(plan(snapshot))["small"]) == {"r2-0": 1}
+
+
+def test_a_guarantee_is_not_used_up_by_a_lost_nomination_and_by_its_waiting_gang_too() -> None:
+    # 28 GPUs are guaranteed to a: 8 run, `holder` waits for 16, and 4 are left for `small`.
+    nodes = rack("r1", 2) + rack("r2", 1, size=4)
+    running = [run(gang("own", "a", priority=9), ["r1-1"]), run(gang("borrower", "b", size=4), ["r2-0"])]
+    for guaranteed, taken in ((28, {"borrower": "small"}), (27, {})):
+        waiting = [replace(LOST, queue="a"), gang("small", "a", size=4, at=20)]
+        snapshot = world(nodes, two_teams(guaranteed, 0), waiting, running, nominations=(hold("r1-0"),))
+        assert evicted(plan(snapshot)) == taken
+
+
+def test_a_lost_nomination_beside_a_reservation_can_still_be_taken() -> None:
+    long = run(gang("long", runtime=2000.0, priority=9), ["r1-1"], since=0.0)
+    waiting = [LOST, gang("urgent", priority=5, at=20, runtime=60.0)]
+    result = plan(world(rack("r1", 2), QUEUE, waiting, [long], nominations=(hold("r1-0"),)))
+    assert evicted(result) == {"holder": "urgent"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from muster.model import Decision, Gang, Snapshot, Wait
+from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.decisions import Decisions
 from muster.scheduling.feasibility import UnschedulableReason
@@ -14,11 +17,11 @@ from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.grow import ContendedFlavors, find_growths
 from muster.scheduling.leaf_queues import GuaranteeEligibility, LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
+from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.order import MUSTER, FairShares, Policy, QueueOrder, queue_order
 from muster.scheduling.planner_cache import PlannerCache, update
 from muster.scheduling.preemption import PreemptionResult, Preemptor
-from muster.scheduling.preemption_candidates import PreemptionCandidates
-from muster.scheduling.versioned_cache import VersionedCache
+from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
 from muster.scheduling.waits import estimate_starts, wait_decisions
 
 
@@ -48,6 +51,14 @@ def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Polic
     return PlanResult(decisions, replace(cache, waits={wait.gang_uid: wait for wait in waits}))
 
 
+_EqualKey: TypeAlias = tuple[QueueRequest, int, float | None, float]
+
+
+def _equal_key(gang: Gang, request: QueueRequest) -> _EqualKey:
+    """What makes two gangs equal to the planner, their place in the queue aside."""
+    return request, gang.priority, gang.max_runtime_s, gang.grace_s
+
+
 @dataclass(slots=True)
 class _Cycle:
     """The state of one plan."""
@@ -61,7 +72,9 @@ class _Cycle:
     guarantees: GuaranteeEligibility
     quick_reject: QuickReject
     assigner: FlavorAssigner
-    _without_victims: VersionedCache[tuple[QueueRequest, int], None] = field(default_factory=VersionedCache)
+    # Of gangs that wait, by what makes gangs equal: no equal gang behind one of them may pass it.
+    _equal_ahead: dict[_EqualKey, UnschedulableReason] = field(default_factory=dict)
+    _without_victims: set[tuple[QueueRequest, int]] = field(default_factory=set)
 
     @classmethod
     def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
@@ -129,10 +142,7 @@ class _Cycle:
                 decisions.reserve_nomination(active)
                 decisions.unschedulable[gang.uid] = UnschedulableReason("WaitingForPreemption", message=message)
             else:
-                self._schedule_one(gang, request)
-                if gang.uid in decisions.unschedulable and not decisions.is_nominated(gang.uid):
-                    # The nomination is in the status until it expires, so its capacity must stay charged.
-                    decisions.reserve_nomination(active)
+                self._schedule_one(gang, request, lost=active)
 
     # -- 5
 
@@ -151,31 +161,50 @@ class _Cycle:
                     "BlockedByQueueHead",
                     message=f"waits behind {gang.name}, which is ahead in the queue order and cannot start",
                 )
-        for start in decisions.withdrawn:  # the loop may add more
-            if start.gang.uid not in decisions.admissions:
-                del decisions.unschedulable[start.gang.uid]
-                self._schedule_one(start.gang, start.request)
+        done = 0
+        while done < len(decisions.withdrawn):  # the loop may add more
+            starts = sorted(decisions.withdrawn[done:], key=lambda start: self.cache.pending[start.gang.uid].order)
+            done = len(decisions.withdrawn)
+            for start in starts:
+                if start.gang.uid not in decisions.admissions:
+                    del decisions.unschedulable[start.gang.uid]
+                    self._schedule_one(start.gang, start.request)
 
     def _skip_rejected(self, pending: list[PendingGang], limit: LeafOrder | None) -> bool:
         """Reject and remove gangs at the end of a list, up to `limit`, that cannot be admitted, preempt nothing and get
         no reservation. Return whether the list ends at a gang that has to be scheduled."""
         if self.policy.backfill != "easy":
             return True
-        quick_reject, backfill, unschedulable = self.quick_reject, self.backfill, self.decisions.unschedulable
+        quick_reject, backfill = self.quick_reject, self.backfill
         while pending and (limit is None or pending[-1].order <= limit):
             gang, request, _ = pending[-1]
             why = quick_reject.reason(gang, request)
             if why is None or backfill.may_reserve(request, why.reason):
                 return True
-            unschedulable[gang.uid] = why
-            self.guarantees.add_waiting(request)
+            self._reject(gang, request, why)
             pending.pop()
         return False
 
-    def _schedule_one(self, gang: Gang, request: QueueRequest, order: QueueOrder | None = None) -> bool:
-        """Admit a gang, or preempt for it, or reserve for it. Return whether it is admitted, or may be in a later
-        turn."""
+    def _reject(
+        self, gang: Gang, request: QueueRequest, reason: UnschedulableReason, charged: CellAmounts = ()
+    ) -> None:
+        """The gang waits, ahead of the gangs behind it in its leaf. `charged`: by a nomination that it cannot use."""
+        self.decisions.unschedulable[gang.uid] = reason
+        self.guarantees.add_waiting(request, charged)
+        self._equal_ahead.setdefault(_equal_key(gang, request), reason)
+
+    def _schedule_one(
+        self, gang: Gang, request: QueueRequest, order: QueueOrder | None = None, lost: ActiveNomination | None = None
+    ) -> bool:
+        """Admit a gang, or preempt for it, or reserve for it. Return whether it is admitted, or may be in a later turn.
+
+        `order` is None for a gang that has no equal gang ahead of it: it has `lost` a nomination, which it cannot use,
+        or its admission was withdrawn.
+        """
         reason = self.quick_reject.reason(gang, request)
+        if reason is None and order is not None:
+            # Capacity that was freed since an equal gang was rejected is for that gang, in the next plan.
+            reason = self._equal_ahead.get(_equal_key(gang, request))
         if reason is None:
             found = self.assigner.assign(gang, request)
             if isinstance(found, FlavorAssignment):
@@ -186,33 +215,44 @@ class _Cycle:
                 if order is not None:
                     order.on_admitted(request.queue, found.amounts)
                 return True
-            result = self._preempt(gang, request) if self.policy.preempts else None
+            result = self._preempt(gang, request, order) if self.policy.preempts else None
             if result is not None:
                 if order is not None and order.postpone(gang, request, result.option):
                     return True
                 self.quick_reject.on_capacity_changed()
-                victims = self.decisions.withdraw(gang, result)
+                victims = self._withdraw(gang, result)
                 if not victims:
-                    return self._schedule_one(gang, request, order)
+                    return self._schedule_one(gang, request, order, lost)
                 self.decisions.nominate(gang, request, result, victims)
                 return False
             reason = found
-        self.decisions.unschedulable[gang.uid] = reason
-        self.guarantees.add_waiting(request)
+        self._reject(gang, request, reason, lost.release.amounts if lost is not None else ())
         if self.policy.backfill == "easy" and self.backfill.may_reserve(request, reason.reason):
             self.backfill.reserve_or_claim(gang.uid, request, reason.reason)
+        if lost is not None:  # it is in the status until it expires, so its capacity is for its gang only
+            self.decisions.reserve_nomination(lost.until(self.backfill.start_times.get(gang.uid)))
         return False
 
-    def _preempt(self, gang: Gang, request: QueueRequest) -> PreemptionResult | None:
-        """Victims to evict, if the gang may preempt and starts once they have terminated."""
-        key, without_victims = (request, gang.priority), self._without_victims.at(self.ledger.times_freed)
-        if key in without_victims or not self.preemptor.may_preempt(gang, request):
+    def _withdraw(self, gang: Gang, result: PreemptionResult) -> Sequence[tuple[Victim, PreemptionReason]]:
+        """Withdraw the admissions of victims that were to start in this plan; return the other victims."""
+        known = len(self.decisions.withdrawn)
+        victims = self.decisions.withdraw(gang, result)
+        for start in self.decisions.withdrawn[known:]:
+            why = self.decisions.unschedulable[start.gang.uid]
+            self._equal_ahead.setdefault(_equal_key(start.gang, start.request), why)
+        return victims
+
+    def _preempt(self, gang: Gang, request: QueueRequest, order: QueueOrder | None) -> PreemptionResult | None:
+        """Victims to evict, if the gang may preempt and starts once they have terminated. A gang of the queue order
+        does not preempt if one with its request and priority found no victims."""
+        key = request, gang.priority
+        if (order is not None and key in self._without_victims) or not self.preemptor.may_preempt(gang, request):
             return None
         result = None
         if not self.assigner.fits_after_releases(gang, request):  # otherwise there are no further victims
             result = self.preemptor.find(gang, request)
         if result is None:
-            without_victims[key] = None
+            self._without_victims.add(key)
         return result
 
     # -- 6

@@ -61,10 +61,6 @@ class Decisions:
         self.candidates.nominations[active.gang.uid] = active
         self._allocate(active.release)
 
-    def is_nominated(self, uid: str) -> bool:
-        """Whether this plan has made a new nomination for the gang."""
-        return any(nomination.gang_uid == uid for nomination in self._nominations)
-
     def end_nomination(self, active: ActiveNomination) -> None:
         """End a nomination and free what it charged."""
         del self.candidates.nominations[active.gang.uid]

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from muster.model import Gang
+from muster.quota import CellAmounts
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.versioned_cache import VersionedCache
@@ -116,7 +117,8 @@ class GuaranteeEligibility:
     # by leaf, position on its path and cell: what waiting gangs ahead claim
     _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)
     _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of changes of `_amounts_ahead`
-    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf: not yet in `_amounts_ahead`
+    # by leaf: not yet in `_amounts_ahead`, with what is charged for them already
+    _not_counted: dict[int, list[tuple[QueueRequest, CellAmounts]]] = field(default_factory=dict)
     _covered: VersionedCache[tuple[QueueRequest, int], CoveredGuarantees] = field(default_factory=VersionedCache)
 
     def covered(self, request: QueueRequest) -> CoveredGuarantees:
@@ -129,23 +131,23 @@ class GuaranteeEligibility:
             found = covered[key] = self._find(request)
         return found
 
-    def add_waiting(self, request: QueueRequest) -> None:
-        """The next gang of its leaf has to wait: it is ahead of the others."""
-        self._not_counted.setdefault(request.queue, []).append(request)
+    def add_waiting(self, request: QueueRequest, charged: CellAmounts = ()) -> None:
+        """The next gang of its leaf has to wait: it is ahead of the others. `charged` is in the usage already."""
+        self._not_counted.setdefault(request.queue, []).append((request, charged))
 
     def _count_waiting(self, leaf: int) -> None:
         path = self.ledger.usage_later.tree.path[leaf]
         ahead = self._amounts_ahead.setdefault(leaf, [{} for _ in path])
         more = False
-        for request in self._not_counted.pop(leaf):
+        for request, charged in self._not_counted.pop(leaf):
             if not any(request.coverable_guarantees):
                 continue  # it must borrow in any case: it uses no guarantee
-            more = True
+            more, known = True, dict(charged)
             for position, claimed in enumerate(ahead):
                 for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
                     if coverable >> position & 1:
                         for cell, amount in amounts:
-                            claimed[cell] = claimed.get(cell, 0) + amount
+                            claimed[cell] = claimed.get(cell, 0) + max(0, amount - known.get(cell, 0))
                         break
         if more:
             self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1

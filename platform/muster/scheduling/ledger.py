@@ -62,15 +62,13 @@ class QuotaForecast:
 
     def index_of_release(self, release: ExpectedRelease) -> int:
         """Index of the first time point at which a gang is gone. A gang that starts now comes before others that are
-        gone by the same time."""
+        gone by the same time; one that is gone at minus infinity is charged at none."""
         index = self._releases.index_of(release)
         if index is not None:
             return int(np.searchsorted(self.released_counts, self._releases.positions[index] + 1))
-        return (
-            len(self.times)
-            if math.isinf(release.release_at)
-            else max(1, int(np.searchsorted(self.times, release.release_at, "left")))
-        )
+        if release.release_at == math.inf:
+            return len(self.times)
+        return int(np.searchsorted(self.times, release.release_at, "left"))
 
     def index_after(self, count: int) -> int:
         """The first time point after this many releases."""

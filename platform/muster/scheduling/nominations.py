@@ -6,8 +6,9 @@ may have been lost; a nomination for a part of the gang is completed with furthe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -99,6 +100,15 @@ class ActiveNomination:
                 joined = GangAssignment(assignment.roles, assignment.node_usage.joined(node_usage))
                 return FlavorAssignment(index, 0, joined, amounts)
         return None
+
+    def until(self, start: float | None) -> ActiveNomination:
+        """This nomination, which its gang cannot use, charged only until the reservation of its gang begins at `start`
+        (None: it has none), since that is for the whole gang."""
+        if start is None:
+            return self
+        # It ends before all other releases of that time, so that it is not taken from the reserved capacity.
+        release = replace(self.release, release_at=min(start, self.nomination.expires_at), since=-math.inf)
+        return replace(self, release=release)
 
     def waiting_message(self, running: Mapping[str, GangUsage]) -> str:
         """What the gang waits for, as a sentence."""

@@ -45,7 +45,7 @@ class Victim:
     gang_usage: GangUsage | None
     remaining: Placement
     lost_work_s: float
-    key: tuple[bool, int, float, float, str]
+    key: tuple[bool, int, float, float, int, str]
 
 
 Preemptible: TypeAlias = GangUsage | ActiveNomination | Victim
@@ -134,6 +134,7 @@ class PreemptionCandidates:
     admitting: dict[str, Victim] = field(default_factory=dict)  # admissions of this plan, by uid
     _members: dict[int, list[Preemptible]] = field(default_factory=dict)
     _admitted: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, withdrawn admissions included
+    _admission_count: int = 0
     _nominated: dict[int, list[ActiveNomination]] | None = None
     _grace_s: float | None = None
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
@@ -146,19 +147,21 @@ class PreemptionCandidates:
         evicted."""
         own = [rights.queue] if self.has_candidates(rights.queue) else []
         for victim in merge(*(self._victims_in_queue(q) for q in (*own, *queues)), key=_key):
-            if victim.gang.uid not in self.preempting and self._is_current(victim) and rights.reason_for(victim):
-                yield victim
+            current = self._current(victim)
+            if current is not None and current.gang.uid not in self.preempting and rights.reason_for(current):
+                yield current
 
-    def _is_current(self, victim: Victim) -> bool:
-        """Whether a candidate still runs, is nominated or is to start."""
+    def _current(self, victim: Victim) -> Victim | None:
+        """A candidate as of now; None if it is no longer nominated, or no longer to start."""
         if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:
-            return True
+            return victim
         active = self.nominations.get(victim.gang.uid)
-        return active is not None and active.release is victim.freed
+        return None if active is None else _nomination_victim(active)
 
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
-        """A gang is admitted in this plan: preempting it loses no work."""
-        key = (True, gang.priority, 0.0, -self.cache.snapshot.now, gang.uid)
+        """A gang is admitted in this plan: preempting it loses no work. Of these the last is the newest."""
+        self._admission_count += 1
+        key = (True, gang.priority, 0.0, -self.cache.snapshot.now, -self._admission_count, gang.uid)
         queue, victim = release.queue, Victim(gang, release, None, (), 0.0, key)
         self.admitting[gang.uid] = victim
         self._admitted.setdefault(queue, []).append(victim)
@@ -318,20 +321,20 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
     return member.release
 
 
-def _key(victim: Victim) -> tuple[bool, int, float, float, str]:
+def _key(victim: Victim) -> tuple[bool, int, float, float, int, str]:
     return victim.key
 
 
 def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement, now: float) -> Victim:
     """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
     gang, lost = gang_usage.running.gang, lost_work_s(gang_usage, now)
-    key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, gang.uid)
+    key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, 0, gang.uid)
     return Victim(gang, freed, gang_usage, remaining, lost, key)
 
 
 def _nomination_victim(active: ActiveNomination) -> Victim:
     """A gang that only has a nomination: no work is lost."""
-    key = (True, active.gang.priority, 0.0, -active.nomination.expires_at, active.gang.uid)
+    key = (True, active.gang.priority, 0.0, -active.nomination.expires_at, 0, active.gang.uid)
     return Victim(active.gang, active.release, None, (), 0.0, key)
 
 

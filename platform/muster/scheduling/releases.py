@@ -277,7 +277,7 @@ class ExpectedReleases:
     def key_at(self, count: int) -> tuple[float, float, int]:
         """The key of the last of the first `count` releases; for 0 one before all others."""
         if count == 0:
-            return -math.inf, -math.inf, 0
+            return -math.inf, math.inf, 0
         last = np.flatnonzero(self.positions == count - 1)[0]
         return float(self.release_at[last]), float(self.since[last]), int(self.tiebreak[last])
 
