@@ -15,7 +15,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, WriteStatus
 from muster.engine import CycleResult, Engine
-from muster.engine.placement_check import invalid_placements
+from muster.engine.engine import invalid_placements
 from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
 from muster.model import (
     FlavorInfo,

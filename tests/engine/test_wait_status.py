@@ -8,7 +8,7 @@ import pytest
 from tests.engine.worlds import job
 
 from muster.api.spec import TrainingJobStatus
-from muster.engine.wait_status import WaitStatusThrottle
+from muster.engine.status_writes import WaitStatusThrottle
 from muster.model import Wait
 from muster.state import JobEntry
 

@@ -14,7 +14,7 @@ from tests.scheduling.test_properties_trials import tight
 from tests.scheduling.test_rules_planned_admissions import two_flavors
 from tests.scheduling.worlds import evicted, gang, nominated, queue, rack, run, started, waits_by_uid, world
 
-from muster.model import Gang, Snapshot
+from muster.model import Gang, RunningGang, Snapshot
 from muster.scheduling import plan
 from muster.scheduling.decisions import Decisions
 
@@ -27,7 +27,8 @@ def test_a_gang_does_not_preempt_with_capacity_freed_after_an_equal_gang_before_
         "r2-0": ((7, 2, 451.0),),
         "r2-1": ((1, 0, 193.0), (1, 0, 537.0), (1, 2, 182.0), (4, 0, 380.0), (1, 0, 162.0)),
     }
-    nodes, running = rack("r1", 1) + rack("r2", 2), []
+    nodes = rack("r1", 1) + rack("r2", 2)
+    running: list[RunningGang] = []
     for node, gangs in on_nodes.items():
         for size, priority, since in gangs:
             one = gang(f"r{len(running)}", "a", size=size, priority=priority)

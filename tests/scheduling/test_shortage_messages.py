@@ -9,7 +9,7 @@ from tests.scheduling.builders import message_of, wait_of
 from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
 
 from muster.model import Gang, NodeInfo, NodeTaint, Resources, RunningGang, Topology
-from muster.scheduling.shortage import format_amount
+from muster.scheduling.feasibility import format_amount
 
 QUEUE = [queue("q", guaranteed=1000)]
 ONE = rack("r1", 1)

@@ -22,7 +22,7 @@ from muster.kube.requests import MERGE_PATCH
 from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
 from muster.lifecycle import is_finished
-from muster.state.nodes import to_node
+from muster.state.projection import to_node
 
 MAX_PREFLIGHT_NODES = 500
 """A submit reads at most one page of nodes; on larger clusters only the operator checks whether a job can ever fit."""

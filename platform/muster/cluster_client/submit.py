@@ -25,7 +25,7 @@ from muster.kube.objects import V1Namespace, V1PriorityClass
 from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION, is_uid_mismatch, uid_precondition
 from muster.kube.resources import NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.state.nodes import to_flavor, to_node
+from muster.state.projection import to_flavor, to_node
 from muster.workload.trainingjob import to_gang
 
 _MAX_LOOKUPS = 10

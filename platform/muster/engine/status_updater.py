@@ -8,7 +8,7 @@ from typing import Final, Literal
 from muster import lifecycle
 from muster.api.spec import EvictionStatus, TrainingJob, TrainingJobStatus
 from muster.cluster import CreatePod, NodeView, ObservedState, PodView, RecordEvent
-from muster.engine.status_update import StatusUpdate, WritePriority
+from muster.engine.status_writes import StatusUpdate, WritePriority
 from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, max_grace_period_s, transitions
 from muster.lifecycle.placement import describe, placement_of
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason

@@ -37,7 +37,7 @@ from muster.local.environment import (
     working_directory,
 )
 from muster.local.nodes import GPU
-from muster.state.nodes import to_flavor, to_node
+from muster.state.projection import to_flavor, to_node
 from muster.text import did_you_mean
 from muster.workload.trainingjob import to_gang
 

@@ -34,7 +34,7 @@ from muster.local.environment import (
 from muster.local.home import check_free_space
 from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names
 from muster.local.store import EventRecord, SqliteStore
-from muster.state.nodes import to_node
+from muster.state.projection import to_node
 from muster.text import did_you_mean
 
 _MAX_LISTED_JOBS = 5  # jobs named in the error for an unknown job

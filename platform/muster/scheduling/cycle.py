@@ -12,14 +12,12 @@ from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.decisions import Decisions
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment
-from muster.scheduling.flavor_assigner import FlavorAssigner, QuickReject
+from muster.scheduling.flavor_assigner import ContendedFlavors, FlavorAssigner, QuickReject, find_growths
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.grow import ContendedFlavors, find_growths
-from muster.scheduling.leaf_queues import GuaranteeEligibility, LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import ActiveNomination
-from muster.scheduling.order import MUSTER, FairShares, Policy, QueueOrder, queue_order
-from muster.scheduling.planner_cache import PlannerCache, update
+from muster.scheduling.order import MUSTER, FairShares, GuaranteeEligibility, Policy, QueueOrder, queue_order
+from muster.scheduling.planner_cache import LeafOrder, PendingGang, PlannerCache, update
 from muster.scheduling.preemption import PreemptionResult, Preemptor
 from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
 from muster.scheduling.waits import estimate_starts, wait_decisions

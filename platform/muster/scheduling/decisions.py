@@ -12,8 +12,8 @@ from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.capacity import NodeUsage
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment, GangAssignment
+from muster.scheduling.flavor_assigner import Growth
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.grow import Growth
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import ActiveNomination, join_names
 from muster.scheduling.planner_cache import PlannerCache

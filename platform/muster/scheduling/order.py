@@ -9,12 +9,18 @@ would start, and they would reclaim from it at once.
 A gang counts by the best of its flavors until it is known in which one it would be placed; if it has a lower rank
 there, its turn comes later. Shares and guarantees change with each admission, so the tree is a tree of heaps: only the
 path of the last gang is sorted again.
+
+A gang is within the guarantee of a queue on its path if the queue's usage plus the gang's request stay below it. But it
+is not eligible for a guarantee that a gang ahead of it in the same leaf waits for and would fit once other gangs of the
+leaf have ended: otherwise small gangs, each within what is left of the guarantee, would pass a large one forever, or
+reclaim capacity while it waits. A gang ahead that must borrow in any case does not block smaller gangs behind it.
+Terminating gangs do not count: others may use their guarantee.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import Literal, Protocol, TypeAlias
@@ -22,14 +28,9 @@ from typing import Literal, Protocol, TypeAlias
 from muster.model import DecayedUsage, Gang
 from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.leaf_queues import (
-    BY_LEAF_ORDER,
-    CoveredGuarantees,
-    GuaranteeEligibility,
-    LeafOrder,
-    LeafQueue,
-    PendingGang,
-)
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.planner_cache import BY_LEAF_ORDER, LeafOrder, LeafQueue, PendingGang
+from muster.scheduling.versioned_cache import VersionedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,3 +289,70 @@ class FairShares:
             if total > 0:
                 share = self._seconds[q][cell] / (self.tree.queues[q].weight * total)
                 self.by_queue[q] = max(self.by_queue[q], share)
+
+
+CoveredGuarantees: TypeAlias = tuple[int, ...]
+"""One number per option: bit `i` is set if the gang is within the guarantee of the `i`-th queue of its path."""
+
+
+@dataclass(slots=True)
+class GuaranteeEligibility:
+    """The guarantees that gangs are within, with the usage at this point of the plan."""
+
+    ledger: Ledger
+    # by leaf, position on its path and cell: what waiting gangs ahead claim
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of changes of `_amounts_ahead`
+    # by leaf: not yet in `_amounts_ahead`, with what is charged for them already
+    _not_counted: dict[int, list[tuple[QueueRequest, CellAmounts]]] = field(default_factory=dict)
+    _covered: VersionedCache[tuple[QueueRequest, int], CoveredGuarantees] = field(default_factory=VersionedCache)
+
+    def covered(self, request: QueueRequest) -> CoveredGuarantees:
+        """The guarantees that the next gang of a leaf is within."""
+        if self._not_counted.get(request.queue):
+            self._count_waiting(request.queue)
+        covered, key = self._covered.at(self.ledger.version), (request, self._leaf_versions.get(request.queue, 0))
+        found = covered.get(key)
+        if found is None:
+            found = covered[key] = self._find(request)
+        return found
+
+    def add_waiting(self, request: QueueRequest, charged: CellAmounts = ()) -> None:
+        """The next gang of its leaf has to wait: it is ahead of the others. `charged` is in the usage already."""
+        self._not_counted.setdefault(request.queue, []).append((request, charged))
+
+    def _count_waiting(self, leaf: int) -> None:
+        path = self.ledger.usage_later.tree.path[leaf]
+        ahead = self._amounts_ahead.setdefault(leaf, [{} for _ in path])
+        more = False
+        for request, charged in self._not_counted.pop(leaf):
+            if not any(request.coverable_guarantees):
+                continue  # it must borrow in any case: it uses no guarantee
+            more, known = True, dict(charged)
+            for position, claimed in enumerate(ahead):
+                for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
+                    if coverable >> position & 1:
+                        for cell, amount in amounts:
+                            claimed[cell] = claimed.get(cell, 0) + max(0, amount - known.get(cell, 0))
+                        break
+        if more:
+            self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
+
+    def _find(self, request: QueueRequest) -> CoveredGuarantees:
+        usage = self.ledger.usage_later
+        tree, below, width = usage.tree, usage.subtree_usage, usage.cell_count
+        ahead = self._amounts_ahead.get(request.queue)
+        found = []
+        for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
+            covered = 0
+            for position, queue in enumerate(tree.path[request.queue] if coverable else ()):
+                guaranteed, claimed = tree.guaranteed[queue], None if ahead is None else ahead[position]
+                for cell, amount in amounts:
+                    if claimed:
+                        amount += claimed.get(cell, 0)
+                    if below[queue * width + cell] + amount > guaranteed[cell]:
+                        break
+                else:
+                    covered |= 1 << position
+            found.append(covered)
+        return tuple(found)

@@ -27,9 +27,9 @@ from muster.scheduling.candidate_groups import (
 from muster.scheduling.capacity import FreeCapacity, max_gain
 from muster.scheduling.fit import GangAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.leaf_queues import GuaranteeEligibility
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nodes import BoolArray, IntArray
+from muster.scheduling.order import GuaranteeEligibility
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import (
     CandidateSet,

@@ -20,12 +20,18 @@ from muster.model import Wait
 from muster.quota import QuotaUsage
 from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.capacity import FreeCapacity
-from muster.scheduling.feasibility import RequestMessages, UnschedulableReason, find_shortage, shortage_message
+from muster.scheduling.feasibility import (
+    NoFitCache,
+    RequestMessages,
+    UnschedulableReason,
+    find_shortage,
+    format_number,
+    shortage_message,
+)
 from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequest
 from muster.scheduling.ledger import Ledger, QuotaForecast
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.releases import ExpectedReleases
-from muster.scheduling.shortage import NoFitCache, format_number
 
 
 @dataclass(frozen=True, slots=True)

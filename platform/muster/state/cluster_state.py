@@ -19,8 +19,7 @@ from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
-from muster.state.nodes import NodeProjection
-from muster.state.queues import QueueProjection
+from muster.state.projection import NodeProjection, QueueProjection
 
 RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
 """Roles by the identity of `Workload.roles_key`, with the key."""

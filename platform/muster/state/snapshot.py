@@ -17,9 +17,8 @@ from muster.cluster import ObservedState, PodView
 from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import DecayedUsage, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
-from muster.state.identity import reuse_equal, reuse_tuple
 from muster.state.jobs import JobContext, JobProjection, project_job
-from muster.state.queues import AllowedNamespaces
+from muster.state.projection import AllowedNamespaces, reuse_equal, reuse_tuple
 from muster.workload import Workload
 from muster.workload.trainingjob import TrainingJobWorkload
 

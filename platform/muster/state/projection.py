@@ -1,4 +1,6 @@
-"""The planner's view of nodes and flavors: the flavor of a node, and its position in the flavor's topology.
+"""The planner's view of nodes, flavors and queues. What did not change stays the same object.
+
+The planner finds differences by identity, so a result equal to the last one is returned as the same object.
 
 A node that matches two flavors belongs to neither: counting it twice would oversubscribe it, and choosing one would be
 arbitrary. A condition of the flavors reports it.
@@ -6,14 +8,34 @@ arbitrary. A condition of the flavors reports it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from muster import model
 from muster.api import spec
-from muster.cluster import NodeView
-from muster.state.identity import reuse_equal, reuse_tuple, same_objects
+from muster.api.validation import QueueReadiness, namespace_allowed, queue_readiness
+from muster.api.validation.queues import quotas_of
+from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView
 from muster.workload.requests import tolerations
+
+T = TypeVar("T")
+
+
+def reuse_equal(old: T | None, new: T) -> T:
+    """The old object if it equals the new one."""
+    return old if old is not None and old == new else new
+
+
+def reuse_tuple(new: Iterable[T], old: tuple[T, ...]) -> tuple[T, ...]:
+    """A tuple of the new items; the old tuple if it has the same objects."""
+    items = tuple(new)
+    return old if same_objects(items, old) else items
+
+
+def same_objects(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
+    """Whether both have the same objects in the same order."""
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 @dataclass(slots=True)
@@ -112,3 +134,55 @@ def _overlap_message(others: str, nodes: list[str]) -> str:
 
 def _matches(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in wanted.items())
+
+
+@dataclass(slots=True)
+class QueueProjection:
+    """The queues of the last snapshot. `readiness` is by queue."""
+
+    queues: tuple[model.QueueInfo, ...] = ()
+    readiness: Mapping[str, QueueReadiness] = field(default_factory=dict)
+    _key: tuple[object, ...] = ()
+    _decode_errors: DecodeErrors = NO_DECODE_ERRORS
+
+    def update(self, queues: tuple[spec.Queue, ...], decode_errors: DecodeErrors) -> bool:
+        """Convert the queues if any changed; returns whether one did."""
+        key = tuple(
+            item for queue in queues for item in (queue.spec, queue.metadata.name, queue.metadata.deletion_timestamp)
+        )
+        if same_objects(key, self._key) and decode_errors == self._decode_errors:
+            return False
+        self._key, self._decode_errors = key, decode_errors
+        self.readiness = queue_readiness(queues, decode_errors.queues)
+        before = {queue.name: queue for queue in self.queues}
+        fresh = [to_queue(queue, self.readiness[queue.metadata.name]) for queue in queues]
+        self.queues = reuse_tuple([reuse_equal(before.get(queue.name), queue) for queue in fresh], self.queues)
+        return True
+
+
+def to_queue(queue: spec.Queue, readiness: QueueReadiness) -> model.QueueInfo:
+    """One queue; an inactive one stays in the tree, since its running jobs are still charged."""
+    return model.QueueInfo(
+        name=queue.metadata.name,
+        parent=queue.spec.parent,
+        weight=queue.spec.weight,
+        max_priority=queue.spec.max_priority,
+        quotas=quotas_of(queue),
+        active=readiness.active,
+        inactive_reason="" if readiness.active else readiness.message,
+    )
+
+
+class AllowedNamespaces(dict[tuple[str, str], bool]):
+    """Whether a queue admits jobs of a namespace, by (queue, namespace), computed at the first use."""
+
+    def __init__(self, queues: tuple[spec.Queue, ...], namespaces: Mapping[str, Mapping[str, str]]) -> None:
+        super().__init__()
+        self._queues = queues
+        self._namespaces = namespaces
+
+    def __missing__(self, key: tuple[str, str]) -> bool:
+        queue, name = key
+        labels = {"kubernetes.io/metadata.name": name, **self._namespaces.get(name, {})}
+        self[key] = namespace_allowed(queue, self._queues, labels)
+        return self[key]
