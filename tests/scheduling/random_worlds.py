@@ -11,9 +11,9 @@ from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
-from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gpus, left, queue, rack
+from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gang, gpus, left, on, queue, rack, run, world
 
-from muster.model import DecayedUsage, Gang, NodeInfo, QueueInfo, Role, RunningGang, Snapshot, Topology
+from muster.model import DecayedUsage, Gang, NodeInfo, QueueInfo, Quota, Role, RunningGang, Snapshot, Topology
 from muster.scheduling import plan
 
 
@@ -126,6 +126,63 @@ def _coming_back(draw: Random, running: RunningGang, now: float) -> RunningGang:
     left = (replace(part, nodes=tuple(n for n in part.nodes if draw.random() < 0.7)) for part in running.placement)
     keeps = tuple(part for part in left if part.nodes)
     return replace(running, state="evicting", retained_placement=keeps, retained_until=now + 3000.0 if keeps else None)
+
+
+EITHER = ("h200", "a100")
+
+
+def both(name: str, h200: int, a100: int, parent: str | None = "co") -> QueueInfo:
+    """A queue with so many GPUs of each flavor guaranteed."""
+    return QueueInfo(name, parent, quotas=(Quota("h200", GPU, h200, None, None), Quota("a100", GPU, a100, None, None)))
+
+
+def two_flavors(seed: int) -> Snapshot:
+    """Three teams with guarantees in two flavors, some of whose gangs run anywhere, and more of them that wait."""
+    draw = Random(seed)
+    nodes = [*rack("h", draw.randint(1, 3)), *rack("a", draw.randint(1, 3), flavor="a100")]
+    teams = [both(name, draw.choice((0, 8, 16)), draw.choice((0, 8, 16))) for name in ("q0", "q1", "q2")]
+    running: list[RunningGang] = []
+    for node in nodes:
+        left = 8
+        while left and draw.random() < 0.7:
+            size = draw.choice([size for size in (4, 8) if size <= left])
+            left -= size
+            one = gang(f"r{len(running)}", f"q{draw.randrange(3)}", size=size, priority=draw.choice((0, 0, 1)))
+            place = on([node.name], flavor=node.flavor or "")
+            running.append(RunningGang(one, place, float(draw.randint(0, 900)), started_at=0.0))
+    waiting = []
+    for i in range(draw.randint(2, 7)):
+        pods, size = draw.choice(((1, 4), (1, 8), (2, 4), (2, 8), (3, 4)))
+        flavors = draw.choice((("h200",), ("a100",), EITHER, EITHER, EITHER[::-1]))
+        leaf, priority = f"q{draw.randrange(3)}", draw.choice((0, 0, 1, 5))
+        waiting.append(gang(f"w{i}", leaf, pods, size=size, priority=priority, at=float(i), flavors=flavors))
+    used = tuple(DecayedUsage(f"q{i}", flavor, GPU, draw.randint(0, 4) * 3600.0) for i in range(3) for flavor in EITHER)
+    return world(nodes, [both("co", 0, 0, None), *teams], waiting, running, usage=used)
+
+
+def tight(seed: int) -> Snapshot:
+    """Full nodes of queue a, which is a little above its guarantee, and gangs of b that want more back than a has
+    borrowed, or all of it in one rack; so many trials begin that come to nothing (a third of these worlds)."""
+    draw = Random(seed)
+    nodes = rack("r1", draw.randint(1, 3)) + rack("r2", draw.randint(1, 3))
+    running: list[RunningGang] = []
+    for node in nodes:
+        left = 8 - draw.choice((0, 0, 1, 4))
+        while left > 0:
+            size = min(left, draw.choice((1, 2, 4, 8)))
+            uid = f"r{len(running)}"
+            since = float(draw.randint(0, 900))
+            running.append(run(gang(uid, "a", size=size, priority=draw.choice((0, 2))), [node.name], since=since))
+            left -= size
+    used = sum(r.gang.roles[0].request.get("nvidia.com/gpu") for r in running)
+    queues = [queue("co"), queue("a", "co", max(0, used - draw.choice((1, 2, 4, 8)))), queue("b", "co", 24)]
+    waiting = []
+    for i in range(draw.randint(2, 6)):
+        pods, size = draw.choice(((1, 4), (1, 8), (2, 4), (2, 8), (3, 8), (1, 1), (1, 2)))
+        required, leaf = draw.choice((None, "rack")), draw.choice(("b", "b", "a"))
+        priority = draw.choice((0, 1))
+        waiting.append(gang(f"w{i}", leaf, pods=pods, size=size, priority=priority, at=float(i), required=required))
+    return world(nodes, queues, waiting, running)
 
 
 histories = st.builds(history, st.integers(0, 1 << 32), st.integers(1, 3), st.integers(2, 9))

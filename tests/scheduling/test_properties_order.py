@@ -9,9 +9,7 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import two_teams
-from tests.scheduling.random_worlds import worlds
-from tests.scheduling.test_properties_trials import tight
-from tests.scheduling.test_rules_planned_admissions import two_flavors
+from tests.scheduling.random_worlds import tight, two_flavors, worlds
 from tests.scheduling.worlds import evicted, gang, nominated, queue, rack, run, started, waits_by_uid, world
 
 from muster.model import Gang, RunningGang, Snapshot

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scheduling.random_worlds import worlds
+from tests.scheduling.random_worlds import tight, worlds
 from tests.scheduling.worlds import evicted, gang, queue, rack, run, waits_by_uid, world
 
-from muster.model import RunningGang, Snapshot
+from muster.model import Snapshot
 from muster.scheduling import MUSTER, PlanResult, plan
 from muster.scheduling.decisions import Decisions
 
@@ -24,31 +23,6 @@ def without_success(snapshot: Snapshot) -> PlanResult | None:
     with patch.object(Decisions, "withdraw", autospec=True, side_effect=Decisions.withdraw) as withdraw:
         result = plan(snapshot)
     return None if withdraw.called else result
-
-
-def tight(seed: int) -> Snapshot:
-    """Full nodes of queue a, which is a little above its guarantee, and gangs of b that want more back than a has
-    borrowed, or all of it in one rack; so many trials begin that come to nothing (a third of these worlds)."""
-    draw = Random(seed)
-    nodes = rack("r1", draw.randint(1, 3)) + rack("r2", draw.randint(1, 3))
-    running: list[RunningGang] = []
-    for node in nodes:
-        left = 8 - draw.choice((0, 0, 1, 4))
-        while left > 0:
-            size = min(left, draw.choice((1, 2, 4, 8)))
-            uid = f"r{len(running)}"
-            since = float(draw.randint(0, 900))
-            running.append(run(gang(uid, "a", size=size, priority=draw.choice((0, 2))), [node.name], since=since))
-            left -= size
-    used = sum(r.gang.roles[0].request.get("nvidia.com/gpu") for r in running)
-    queues = [queue("co"), queue("a", "co", max(0, used - draw.choice((1, 2, 4, 8)))), queue("b", "co", 24)]
-    waiting = []
-    for i in range(draw.randint(2, 6)):
-        pods, size = draw.choice(((1, 4), (1, 8), (2, 4), (2, 8), (3, 8), (1, 1), (1, 2)))
-        required, leaf = draw.choice((None, "rack")), draw.choice(("b", "b", "a"))
-        priority = draw.choice((0, 1))
-        waiting.append(gang(f"w{i}", leaf, pods=pods, size=size, priority=priority, at=float(i), required=required))
-    return world(nodes, queues, waiting, running)
 
 
 @given(st.integers(0, 1 << 32).map(tight))

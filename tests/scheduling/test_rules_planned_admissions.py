@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, combinations
-from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import wait_of
-from tests.scheduling.random_worlds import worlds
+from tests.scheduling.random_worlds import EITHER, both, two_flavors, worlds
 from tests.scheduling.worlds import GPU, evicted, gang, nominated, on, queue, rack, run, started, world
 
 from muster.model import (
@@ -21,8 +20,6 @@ from muster.model import (
     Gang,
     Nominate,
     Placement,
-    QueueInfo,
-    Quota,
     Resize,
     RunningGang,
     Snapshot,
@@ -30,12 +27,6 @@ from muster.model import (
 from muster.scheduling import MUSTER, plan
 
 NODES = [*rack("h", 3), *rack("a", 2, flavor="a100")]
-EITHER = ("h200", "a100")
-
-
-def both(name: str, h200: int, a100: int, parent: str | None = "co") -> QueueInfo:
-    """A queue with so many GPUs of each flavor guaranteed."""
-    return QueueInfo(name, parent, quotas=(Quota("h200", GPU, h200, None, None), Quota("a100", GPU, a100, None, None)))
 
 
 def on_a100(one: Gang, *nodes: str) -> RunningGang:
@@ -137,30 +128,6 @@ def after(snapshot: Snapshot, gone: set[str], places: Mapping[str, Placement]) -
 def choices(starts: list[str]) -> Iterator[set[str]]:
     """Every way to take back some of the starts, at most three."""
     return map(set, chain.from_iterable(combinations(starts, n) for n in (1, 2, 3)))
-
-
-def two_flavors(seed: int) -> Snapshot:
-    """Three teams with guarantees in two flavors, some of whose gangs run anywhere, and more of them that wait."""
-    draw = Random(seed)
-    nodes = [*rack("h", draw.randint(1, 3)), *rack("a", draw.randint(1, 3), flavor="a100")]
-    teams = [both(name, draw.choice((0, 8, 16)), draw.choice((0, 8, 16))) for name in ("q0", "q1", "q2")]
-    running: list[RunningGang] = []
-    for node in nodes:
-        left = 8
-        while left and draw.random() < 0.7:
-            size = draw.choice([size for size in (4, 8) if size <= left])
-            left -= size
-            one = gang(f"r{len(running)}", f"q{draw.randrange(3)}", size=size, priority=draw.choice((0, 0, 1)))
-            place = on([node.name], flavor=node.flavor or "")
-            running.append(RunningGang(one, place, float(draw.randint(0, 900)), started_at=0.0))
-    waiting = []
-    for i in range(draw.randint(2, 7)):
-        pods, size = draw.choice(((1, 4), (1, 8), (2, 4), (2, 8), (3, 4)))
-        flavors = draw.choice((("h200",), ("a100",), EITHER, EITHER, EITHER[::-1]))
-        leaf, priority = f"q{draw.randrange(3)}", draw.choice((0, 0, 1, 5))
-        waiting.append(gang(f"w{i}", leaf, pods, size=size, priority=priority, at=float(i), flavors=flavors))
-    used = tuple(DecayedUsage(f"q{i}", flavor, GPU, draw.randint(0, 4) * 3600.0) for i in range(3) for flavor in EITHER)
-    return world(nodes, [both("co", 0, 0, None), *teams], waiting, running, usage=used)
 
 
 def set_of(placement: Placement) -> set[str]:
