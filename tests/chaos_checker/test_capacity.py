@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.chaos_checker.history import History
 
 QUOTA = "admitted within quota"
@@ -48,51 +49,33 @@ def test_a_queue_that_is_missing_admits_nothing() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_nominated_capacity_is_charged_to_the_nominated_job() -> None:
-    history = teams()
-    history.job("first", queue="red", gpus=4)
-    history.nominate("first", "n0", "n1")
-    history.running("second", "n0", queue="blue", gpus=1)
-    assert history.rules == [QUOTA]
-
-
-def test_a_nomination_that_has_expired_is_not_charged() -> None:
+@pytest.mark.parametrize(("wait_s", "rules"), [(0, [QUOTA]), (6, [])])
+def test_nominated_capacity_is_charged_to_the_nominated_job_until_it_expires(wait_s: float, rules: list[str]) -> None:
     history = teams()
     history.job("first", queue="red", gpus=4)
     history.nominate("first", "n0", "n1", seconds=5)
-    history.wait(6)
+    history.wait(wait_s)
     history.running("second", "n0", queue="blue", gpus=1)
-    assert history.rules == []
+    assert history.rules == rules
 
 
-def test_nominated_capacity_that_a_victim_still_uses_is_charged_once() -> None:
+@pytest.mark.parametrize(("nodes", "rules"), [(("n0",), []), (("n0", "n1"), [QUOTA])])
+@pytest.mark.parametrize("victim", [True, False])
+def test_of_nominated_capacity_only_what_an_evicted_job_does_not_use_is_charged(
+    nodes: tuple[str, ...], rules: list[str], *, victim: bool
+) -> None:
+    """The evicted job is a victim of the nomination, or restarts for another reason."""
     history = teams()
-    history.running("low", "n0", queue="blue", gpus=4)
+    history.running("evicted", "n0", queue="blue", gpus=4)
     history.job("high", queue="red", gpus=4)
-    history.nominate("high", "n0", victims=("low",))
-    history.status("low", "Admitted", "Evicted", placement=["n0"], eviction={"for": "uid-high"})
+    if victim:
+        history.nominate("high", *nodes, victims=("evicted",))
+        history.status("evicted", "Admitted", "Evicted", placement=["n0"], eviction={"for": "uid-high"})
+    else:
+        history.status("evicted", "Admitted", "Evicted", placement=["n0"])
+        history.nominate("high", *nodes, preempts=True)
     history.running("other", "n1", queue="blue", gpus=4)
-    assert history.rules == []
-
-
-def test_nominated_capacity_that_a_restarting_job_still_uses_is_charged_once() -> None:
-    history = teams()
-    history.running("restarts", "n0", queue="blue", gpus=4)
-    history.job("high", queue="red", gpus=4)
-    history.status("restarts", "Admitted", "Evicted", placement=["n0"])
-    history.nominate("high", "n0", preempts=True)
-    history.running("other", "n1", queue="blue", gpus=4)
-    assert history.rules == []
-
-
-def test_nominated_capacity_beyond_what_a_restarting_job_still_uses_is_charged() -> None:
-    history = teams()
-    history.running("restarts", "n0", queue="blue", gpus=4)
-    history.job("high", queue="red", gpus=4)
-    history.status("restarts", "Admitted", "Evicted", placement=["n0"])
-    history.nominate("high", "n0", "n1", preempts=True)
-    history.running("other", "n1", queue="blue", gpus=4)
-    assert history.rules == [QUOTA]
+    assert history.rules == rules
 
 
 def test_capacity_of_an_evicted_job_is_charged_while_its_pods_exist() -> None:
@@ -104,16 +87,6 @@ def test_capacity_of_an_evicted_job_is_charged_while_its_pods_exist() -> None:
     assert history.rules == [QUOTA]
 
 
-def test_nominated_capacity_beyond_what_victims_still_use_is_charged() -> None:
-    history = teams()
-    history.running("low", "n0", queue="blue", gpus=4)
-    history.job("high", queue="red", gpus=4)
-    history.nominate("high", "n0", "n1", victims=("low",))
-    history.status("low", "Admitted", "Evicted", placement=["n0"], eviction={"for": "uid-high"})
-    history.running("other", "n1", queue="blue", gpus=4)
-    assert history.rules == [QUOTA]
-
-
 def test_its_own_nomination_is_not_charged_to_the_gang_that_starts() -> None:
     history = teams()
     history.job("a", queue="red", gpus=4)
@@ -122,45 +95,28 @@ def test_its_own_nomination_is_not_charged_to_the_gang_that_starts() -> None:
     assert history.rules == []
 
 
-def test_pods_that_still_stop_are_charged() -> None:
+@pytest.mark.parametrize(("stopped", "rules"), [(False, [QUOTA]), (True, [])])
+def test_pods_are_charged_until_they_have_stopped(rules: list[str], *, stopped: bool) -> None:
     history = teams()
     history.queue("red", parent="root", guaranteed=4, limit=4)
     history.wait(15)
     (key,) = history.running("a", "n0", queue="red", gpus=4)
     history.status("a", "Failed", placement=["n0"])
     history.stop(key)
+    if stopped:
+        history.remove("Pod", key)
     history.running("b", "n1", queue="red", gpus=4)
-    assert history.rules == [QUOTA]
+    assert history.rules == rules
 
 
-def test_pods_that_have_stopped_are_not() -> None:
-    history = teams()
-    history.queue("red", parent="root", guaranteed=4, limit=4)
-    history.wait(15)
-    (key,) = history.running("a", "n0", queue="red", gpus=4)
-    history.status("a", "Failed", placement=["n0"])
-    history.stop(key)
-    history.remove("Pod", key)
-    history.running("b", "n1", queue="red", gpus=4)
-    assert history.rules == []
-
-
-def test_a_quota_that_was_lowered_a_moment_ago_may_have_been_unknown() -> None:
+@pytest.mark.parametrize(("seconds", "rules"), [(5, []), (15, [QUOTA])])
+def test_a_quota_that_was_lowered_counts_once_it_must_be_known(seconds: float, rules: list[str]) -> None:
     history = History()
     history.job("a", gpus=4)
     history.queue("root", guaranteed=1)
-    history.wait(5)
+    history.wait(seconds)
     history.admit("a", "n0")
-    assert history.rules == []
-
-
-def test_a_quota_that_was_lowered_long_ago_was_known() -> None:
-    history = History()
-    history.job("a", gpus=4)
-    history.queue("root", guaranteed=1)
-    history.wait(15)
-    history.admit("a", "n0")
-    assert history.rules == [QUOTA]
+    assert history.rules == rules
 
 
 def test_a_quota_that_is_lowered_evicts_no_gang() -> None:

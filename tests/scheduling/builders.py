@@ -65,7 +65,11 @@ class Life:
             events = [at for at in self._stops.values() if at > self.snapshot.now]
             events += [max(at, self.snapshot.now + 1) for at in self._ends()]  # one may be over when it comes back
             events += [gang.submitted_at for gang in self.arrivals]
-            events += [hold.expires_at for hold in self.snapshot.nominations if hold.expires_at > self.snapshot.now]
+            events += [
+                nomination.expires_at
+                for nomination in self.snapshot.nominations
+                if nomination.expires_at > self.snapshot.now
+            ]
             if not events or not (self.snapshot.pending or self.snapshot.running or self.arrivals):
                 return
             self._advance(min(events))
@@ -115,9 +119,11 @@ class Life:
                 running.append(r)
         waiting += [gang for gang in self.arrivals if gang.submitted_at <= now]
         self.arrivals = [gang for gang in self.arrivals if gang.submitted_at > now]
-        holds = tuple(
-            hold for hold in self.snapshot.nominations if hold.expires_at > now and hold.gang_uid not in self.ended
+        nominations = tuple(
+            nomination
+            for nomination in self.snapshot.nominations
+            if nomination.expires_at > now and nomination.gang_uid not in self.ended
         )
         self.snapshot = replace(
-            self.snapshot, now=now, running=tuple(running), pending=tuple(waiting), nominations=holds
+            self.snapshot, now=now, running=tuple(running), pending=tuple(waiting), nominations=nominations
         )

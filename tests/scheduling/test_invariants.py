@@ -17,7 +17,7 @@ from muster.scheduling import placement_error, plan
 
 
 def gangs_of(snapshot: Snapshot) -> dict[str, Gang]:
-    """Everyone, by uid."""
+    """All gangs, by uid."""
     return {g.uid: g for g in snapshot.pending} | {r.gang.uid: r.gang for r in snapshot.running}
 
 
@@ -61,9 +61,9 @@ def test_nominated_capacity_is_free_once_victims_have_terminated(snapshot: Snaps
             for node, resource, amount in taken(running.gang, running.placement):
                 total[node, resource] += amount
     gangs = gangs_of(after)
-    for hold in after.nominations:
-        if hold.expires_at > after.now:
-            for node, resource, amount in taken(gangs[hold.gang_uid], hold.placement):
+    for nomination in after.nominations:
+        if nomination.expires_at > after.now:
+            for node, resource, amount in taken(gangs[nomination.gang_uid], nomination.placement):
                 total[node, resource] += amount
     capacity = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
     assert {key: amount for key, amount in total.items() if amount > capacity.get(key, 0)} == {}
@@ -80,7 +80,7 @@ def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
 
 
 @given(worlds)
-def test_a_required_domain_nominations_the_whole_gang(snapshot: Snapshot) -> None:
+def test_a_required_domain_contains_the_whole_gang(snapshot: Snapshot) -> None:
     gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
     for decision in plan(snapshot).decisions:
         if isinstance(decision, Admit | Nominate | Resize):

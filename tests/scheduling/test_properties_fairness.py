@@ -16,29 +16,29 @@ from muster.scheduling import BACKFILL, plan
 
 
 def crowd(seed: int, size: int, *, bounded: bool) -> Life:
-    """A small cluster with more gangs than it holds, some of which come later; every run ends."""
+    """A small cluster with more gangs than fit, some of which come later; every run ends."""
     draw = Random(seed)
     nodes = tuple(replace(node, schedulable=True) for node in cluster(draw))
     queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
-    everyone = [
+    all_gangs = [
         replace(g, submitted_at=draw.choice((0.0, 0.0, 300.0, 2000.0)), grace_s=10.0)
         for g in gangs(draw, "g", size, queues, 0.0)
     ]
-    runtime = {g.uid: draw.choice((60.0, 400.0, 3000.0)) for g in everyone}
+    runtime = {g.uid: draw.choice((60.0, 400.0, 3000.0)) for g in all_gangs}
     if bounded:
-        everyone = [replace(g, max_runtime_s=runtime[g.uid]) for g in everyone]
-    waiting = tuple(g for g in everyone if not g.submitted_at)
-    later = [g for g in everyone if g.submitted_at]
+        all_gangs = [replace(g, max_runtime_s=runtime[g.uid]) for g in all_gangs]
+    waiting = tuple(g for g in all_gangs if not g.submitted_at)
+    later = [g for g in all_gangs if g.submitted_at]
     return Life(Snapshot(0.0, nodes, (H200, A100), queues, waiting, ()), runtime, later)
 
 
 @given(st.integers(0, 1 << 32), st.integers(4, 14), st.booleans())
 def test_if_every_run_ends_each_gang_that_fits_an_empty_cluster_starts(seed: int, size: int, bounded: bool) -> None:
     life = crowd(seed, size, bounded=bounded)
-    everyone = {*life.runtime}
+    uids = {*life.runtime}
     life.live()
     impossible = {g.uid for g in life.snapshot.pending if not fits_empty(life.snapshot, g)}
-    assert everyone == life.ended.keys() | impossible
+    assert uids == life.ended.keys() | impossible
 
 
 def fits_empty(snapshot: Snapshot, gang: Gang) -> bool:
@@ -89,7 +89,7 @@ def test_a_gang_with_a_reservation_is_never_delayed_by_backfilled_gangs(data: st
     strict = Life(snapshot, runtime, policy=BACKFILL)
     for life in (alone, among, strict):
         life.live()
-    assert alone.started["wide"] == promised, "the estimate comes true when everyone stays as long as it may"
+    assert alone.started["wide"] == promised, "the estimate comes true when every gang runs as long as it may"
     assert among.started["wide"] <= alone.started["wide"]
     assert strict.started["wide"] <= alone.started["wide"]
 

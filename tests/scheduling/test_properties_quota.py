@@ -66,7 +66,7 @@ class Tree:
 
 
 def charged(snapshot: Snapshot) -> dict[Cell, Counter[str]]:
-    """Usage of each leaf by cell: who runs, what still terminates, and holds."""
+    """Usage of each leaf by cell: what runs, what still terminates, and nominations."""
     gangs = {g.uid: g for g in (*snapshot.pending, *(r.gang for r in snapshot.running))}
     live = {r.gang.uid for r in snapshot.running if not (r.state == "evicting" and not r.retained_placement)}
     live -= {r.gang.uid for r in snapshot.running if r.state == "terminating"}

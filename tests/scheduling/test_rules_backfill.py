@@ -73,8 +73,8 @@ def test_each_root_and_each_flavor_has_its_own_reservation() -> None:
     # A node of a100 is down, so there is no reservation there, and that of h200 blocks no gang on a100.
     down = rack("y", 1, flavor="a100", schedulable=False)
     assert in_order(plan(world(nodes + down, queues, waiting, [LONG]))) == ["small-z"]
-    held_up = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
-    waits = waits_by_uid(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
+    blocked = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
+    waits = waits_by_uid(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, blocked)))
     assert {uid: wait.reason for uid, wait in waits.items()} == {
         "wide": "InsufficientResources",
         "wide-z": "InsufficientResources",

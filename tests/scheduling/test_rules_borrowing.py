@@ -129,11 +129,13 @@ def test_each_resource_is_counted_for_itself() -> None:
 
 
 def test_a_nomination_is_charged_so_that_others_do_not_borrow_its_quota() -> None:
-    holder = gang("holder", "b", at=9)
-    leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", preemptor="holder")
-    hold = Nomination("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
+    nominee = gang("nominee", "b", at=9)
+    leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", preemptor="nominee")
+    nomination = Nomination("nominee", on(["r1-1"]), ("leaving",), expires_at=2000.0)
     third = rack("r2", 1)
-    snapshot = world(TWO_NODES + third, two_teams(), [holder, gang("two", "a", pods=2)], [leaving], nominations=(hold,))
+    snapshot = world(
+        TWO_NODES + third, two_teams(), [nominee, gang("two", "a", pods=2)], [leaving], nominations=(nomination,)
+    )
     assert waits_by_uid(plan(snapshot))["two"].reason == "QuotaExceeded"
     assert list(started(plan(replace(snapshot, running=(), nominations=(), pending=snapshot.pending[1:])))) == ["two"]
 

@@ -30,14 +30,14 @@ def test_submitted_together_the_uid_decides_and_not_the_place_in_the_snapshot() 
 
 
 def test_a_gang_with_a_nomination_goes_before_any_priority_of_its_leaf() -> None:
-    holder, urgent = gang("holder"), gang("urgent", priority=9, at=-1.0)
-    place = started(plan(world(ONE_NODE, [queue("q", guaranteed=8)], [holder])))["holder"]
-    hold = Nomination("holder", place, (), expires_at=2000.0)
-    calm = gang("calm", at=-1.0)  # equal priority, came first: it may not take the hold away
-    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [calm, holder], nominations=(hold,))
-    assert in_order(plan(snapshot)) == ["holder"]
-    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [urgent, holder], nominations=(hold,))
-    assert in_order(plan(snapshot)) == ["holder"]
+    nominee, urgent = gang("nominee"), gang("urgent", priority=9, at=-1.0)
+    place = started(plan(world(ONE_NODE, [queue("q", guaranteed=8)], [nominee])))["nominee"]
+    nomination = Nomination("nominee", place, (), expires_at=2000.0)
+    calm = gang("calm", at=-1.0)  # equal priority, came first: it may not take the nomination
+    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [calm, nominee], nominations=(nomination,))
+    assert in_order(plan(snapshot)) == ["nominee"]
+    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [urgent, nominee], nominations=(nomination,))
+    assert in_order(plan(snapshot)) == ["nominee"]
 
 
 def test_gangs_within_the_guarantee_come_before_borrowers_of_a_queue_with_a_smaller_share() -> None:

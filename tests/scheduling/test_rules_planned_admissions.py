@@ -137,8 +137,8 @@ def set_of(placement: Placement) -> set[str]:
 
 def unneeded(snapshot: Snapshot) -> list[tuple[str, set[str]]]:
     """Gangs that a plan evicts though it starts others in their queues and flavors, of the same or a lower priority,
-    whose starts it could have taken back instead: all of these are tried. Plans in which gangs shrink or give up holds
-    are not judged."""
+    whose admissions it could have withdrawn instead: all of these are tried. Plans in which gangs shrink or lose
+    nominations are left out."""
     decisions = plan(snapshot).decisions
     gangs = {g.uid: g for g in snapshot.pending} | {r.gang.uid: r.gang for r in snapshot.running}
     starts = {d.gang_uid: d for d in decisions if isinstance(d, Admit)}

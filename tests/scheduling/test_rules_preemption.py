@@ -163,7 +163,7 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
 
 
 def test_a_terminating_gang_is_not_preempted_again() -> None:
-    leaving = run(gang("leaving"), ["r1-0"], state="evicting", preemptor="somebody")
+    leaving = run(gang("leaving"), ["r1-0"], state="evicting", preemptor="other")
     result = plan(full([leaving, run(gang("low"), ["r1-1"])], urgent(pods=2)))
     assert evicted(result) == {"low": "urgent"}
 
@@ -217,8 +217,8 @@ def test_a_guarantee_is_taken_back_node_by_node_where_borrowers_are_spread_thin(
     snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
     assert list(left.values()) == [8, 8]
-    hold = nominated(plan(snapshot))["owner"]
-    assert sorted(nodes_of(hold.placement)) == sorted(left)
+    nomination = nominated(plan(snapshot))["owner"]
+    assert sorted(nodes_of(nomination.placement)) == sorted(left)
 
 
 def test_the_nodes_that_are_emptied_are_those_that_lose_least() -> None:

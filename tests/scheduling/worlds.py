@@ -118,7 +118,7 @@ def run(gang: Gang, nodes: Mapping[str, int] | Iterable[str], *, since: float = 
 
 
 def returning(running: RunningGang, nodes: Mapping[str, int] | Iterable[str], until: float = 2000.0) -> RunningGang:
-    """A gang that stops, and comes back to these of its nodes, which it keeps under a hold until then."""
+    """A gang that stops, and comes back to these of its nodes, which are nominated for it until then."""
     return replace(running, retained_placement=on(nodes), retained_until=until, state="evicting")
 
 
@@ -174,26 +174,29 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
     """The world right after the decisions were carried out: pods of those who leave are still there."""
     gangs = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
-    holds = {hold.gang_uid: hold for hold in snapshot.nominations}
+    nominations = {nomination.gang_uid: nomination for nomination in snapshot.nominations}
     for decision in decisions:
         match decision:
             case Nominate(uid, placement, victims, expires_at):
-                holds[uid] = Nomination(uid, placement, victims, expires_at)
+                nominations[uid] = Nomination(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:
                 running[uid] = replace(
                     running[uid], state="evicting", preemptor=beneficiary, retained_placement=(), retained_until=None
                 )
             case Evict(uid):
-                holds.pop(uid, None)
+                nominations.pop(uid, None)
             case Resize(uid, placement, beneficiary):
                 running[uid] = resizing(running[uid], placement, beneficiary, snapshot.now)
             case Admit(uid, placement):
-                holds.pop(uid, None)
+                nominations.pop(uid, None)
                 running[uid] = RunningGang(gangs.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
             case Wait():
                 pass
     return replace(
-        snapshot, pending=tuple(gangs.values()), running=tuple(running.values()), nominations=tuple(holds.values())
+        snapshot,
+        pending=tuple(gangs.values()),
+        running=tuple(running.values()),
+        nominations=tuple(nominations.values()),
     )
 
 
@@ -218,13 +221,13 @@ def resizing(running: RunningGang, placement: Placement, beneficiary: str | None
 def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
     """The world some time later: evicted gangs have ended and wait again, nominated if they return to their nodes,
     and resized ones go on."""
-    running, waiting, holds = [], list(snapshot.pending), list(snapshot.nominations)
+    running, waiting, nominations = [], list(snapshot.pending), list(snapshot.nominations)
     for r in snapshot.running:
         if r.state == "admitted":
             running.append(r)
         elif r.retained_until is not None:
             waiting.append(r.gang)
-            holds.append(Nomination(r.gang.uid, r.retained_placement, (), r.retained_until))
+            nominations.append(Nomination(r.gang.uid, r.retained_placement, (), r.retained_until))
         elif r.retained_placement:
             running.append(
                 replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None)
@@ -232,4 +235,4 @@ def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
         elif r.state == "evicting":
             waiting.append(r.gang)
     now = snapshot.now + after_s
-    return replace(snapshot, now=now, pending=tuple(waiting), running=tuple(running), nominations=tuple(holds))
+    return replace(snapshot, now=now, pending=tuple(waiting), running=tuple(running), nominations=tuple(nominations))
