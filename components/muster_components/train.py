@@ -48,8 +48,8 @@ def fsdp(
 
     Args:
         trainer_args: more flags of the trainer, after `--` (python -m muster_components.trainer --help lists them)
-        model: recipe of the model, such as gpt:10m
-        data: folder, file or glob of text to train on
+        model: a recipe such as gpt:10m, hf:TYPE or hf:FOLDER (Transformers), or my.module:factory
+        data: text or token files, a saved data set, or my.module:dataset
         steps: optimizer steps
         j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
         parallel: how the ranks divide the work, such as fsdp=4 or hsdp=2x4 (default: the component's name, all ranks)

@@ -46,3 +46,21 @@ def test_the_first_job_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     page = report.read_text()
     assert len(page) < 3_000_000
     assert "http://" not in page.replace("http://www.w3.org/", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+def test_an_own_model_trains_on_two_ranks() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchx")
+    assert re.search(r"60 steps, loss \d+\.\d+ -> \d+\.\d+", run("07-own-model", limit_s=1200))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1900)
+def test_a_model_of_transformers_is_trained_saved_opened_and_trained_on() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("torchx")
+    out = run("08-hugging-face", limit_s=1800)
+    assert "GPT2LMHeadModel with" in out
+    assert re.search(r"loss \d+\.\d+ -> \d+\.\d+, then from the saved weights \d+\.\d+ -> \d+\.\d+", out)

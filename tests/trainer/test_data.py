@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster_components.trainer.data.corpus import Corpus, SkippedText, build_corpus, cache_root, find_files
-from muster_components.trainer.data.samples import TokenSamples
+from muster_components.trainer.data.cache_folder import cache_root
+from muster_components.trainer.data.corpus import Corpus, SkippedText, build_corpus, find_files
+from muster_components.trainer.data.samples import TokenArray, TokenSamples
 from muster_components.trainer.errors import InputError
 
 
@@ -171,19 +172,19 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_windows_overlap_by_one_token_so_that_every_token_is_a_target_once() -> None:
-    samples = TokenSamples(np.arange(11, dtype=np.uint8), seq_len=5)
+    samples = TokenSamples([TokenArray(np.arange(11, dtype=np.uint8))], seq_len=5)
     assert len(samples) == 2
     assert samples.read(np.array([1, 0]))["tokens"].tolist() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5]]
 
 
 def test_a_padding_position_reads_as_padding() -> None:
-    samples = TokenSamples(np.arange(11, dtype=np.uint8), seq_len=5)
+    samples = TokenSamples([TokenArray(np.arange(11, dtype=np.uint8))], seq_len=5)
     assert samples.read(np.array([-1]))["tokens"].tolist() == [[-1] * 6]
 
 
 def test_too_little_text_for_one_window_is_rejected_with_both_numbers() -> None:
     with pytest.raises(InputError, match="must have at least 6 bytes of text for --seq_len 5; got 5"):
-        TokenSamples(np.arange(5, dtype=np.uint8), seq_len=5)
+        TokenSamples([TokenArray(np.arange(5, dtype=np.uint8))], seq_len=5, unit="bytes of text")
 
 
 @pytest.mark.parametrize("moment", [1, 2])

@@ -3,13 +3,14 @@
     torchrun --nproc-per-node 2 -m muster_components.trainer --model gpt:10m --data FOLDER --steps 60
     torchrun --nproc-per-node 2 -m muster_components.trainer.instrument SCRIPT args...
 
-The first trains a decoder-only language model on bytes; the second runs any script unchanged and adds heartbeat and
+The first trains a model (docs/models.md); the second runs any script unchanged and adds heartbeat and
 traces. Their interface to the rest of Muster is the environment and the run folder (docs/run-folder.md).
 
     config, flags              configuration, without torch, so that it can be checked before a pod starts
     context, device, errors    rank, world size, run folder; device and process group; errors and exit codes
-    models                     the interface TrainModel; the recipes' transformer
-    data                       files to tokens, samples, and their order
+    models                     the interface TrainModel; recipes, models of Transformers, user modules; safetensors
+    data                       text, token files and data sets as samples, and their order
+    user_code                  functions and objects of the user's modules
     parallel                   FSDP2 or DDP, compile, activation checkpointing
     session, loop              set-up; training loop and SIGTERM
     train_step                 one step: forward_backward, then AdamW

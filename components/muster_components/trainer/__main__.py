@@ -9,7 +9,7 @@ from collections.abc import MutableMapping, Sequence
 
 from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import run_context, silence_kineto
-from muster_components.trainer.data.corpus import cache_root
+from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, TrainerError
 from muster_components.trainer.flags import parse_train_config
 

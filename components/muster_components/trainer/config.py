@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.models.recipes import ModelConfig
+from muster_components.trainer.models.selection import HuggingFaceSource, ModelSource
 from muster_components.trainer.parallel.spec import MeshShape, ParallelSpec
 
 Precision = Literal["bf16", "fp32"]
@@ -20,9 +20,14 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """The text and its sequences. `global_batch` is the number of sequences per step over all ranks."""
+    """The data and its sequences. `global_batch` is the number of sequences per step over all ranks.
+
+    `tokenizer`: a file, for text (None: tokens are bytes); `token_dtype`: of `.bin` files (None: uint16).
+    """
 
     path: str
+    tokenizer: str | None = None
+    token_dtype: str | None = None
     seq_len: int | None = None
     global_batch: int | None = None
     micro_batch: int | None = None
@@ -83,11 +88,13 @@ class TraceConfig:
 class TrainConfig:
     """One training run."""
 
-    model: ModelConfig
+    model: ModelSource
     data: DataConfig
     steps: int
     seed: int = 0
     output: str | None = None
+    save_pretrained: str | None = None
+    """The folder where an `hf:` model is saved after the last step."""
     log_every: int | None = None
     deterministic: bool = False
     optim: OptimConfig = OptimConfig()
@@ -158,6 +165,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     ):
         if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and not positive))):
             raise InputError(f"{flag} must be finite and {'above 0' if positive else 'at least 0'}; got {value}")
+    if config.save_pretrained is not None and not isinstance(config.model, HuggingFaceSource):
+        raise InputError(f"--save_pretrained is for hf: models; got --model {config.model.name}")
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     spec = config.parallel.spec

@@ -20,8 +20,10 @@ from muster_components.trainer.config import (
     parse_trace_config,
     validate_config,
 )
+from muster_components.trainer.data.token_files import TOKEN_DTYPES
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.models.recipes import RECIPES, model_config
+from muster_components.trainer.models.recipes import RECIPES
+from muster_components.trainer.models.selection import model_source
 from muster_components.trainer.parallel.spec import parse_parallel
 
 TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
@@ -59,13 +61,19 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
     flags = _flag_parser().parse_strict(arguments)
     return validate_config(
         TrainConfig(
-            model=model_config(flags.model, vocab_size=flags.vocab_size),
+            model=model_source(flags.model, model_args=flags.model_args, vocab_size=flags.vocab_size),
             data=DataConfig(
-                path=flags.data, seq_len=flags.seq_len, global_batch=flags.global_batch, micro_batch=flags.micro_batch
+                path=flags.data,
+                tokenizer=flags.tokenizer,
+                token_dtype=flags.token_dtype,
+                seq_len=flags.seq_len,
+                global_batch=flags.global_batch,
+                micro_batch=flags.micro_batch,
             ),
             steps=flags.steps,
             seed=flags.seed,
             output=flags.output,
+            save_pretrained=flags.save_pretrained,
             log_every=flags.log_every,
             deterministic=flags.deterministic,
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
@@ -104,14 +112,24 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
 def _flag_parser() -> FlagParser:
     parser = FlagParser(
         prog="python -m muster_components.trainer",
-        description="Train a decoder-only language model on the bytes of text files.",
+        description="Train a recipe, a model of Transformers, or a model of your own.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", required=True, help="recipe: " + ", ".join(RECIPES))
-    add("--data", required=True, metavar="PATH", help="text: a folder (recursive), a file, or a glob")
+    add(
+        "--model",
+        required=True,
+        help=f"a recipe ({', '.join(RECIPES)}), hf:TYPE or hf:FOLDER (Transformers), or my.module:factory",
+    )
+    add(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="text (folder, file or glob), .bin or .npy files of tokens, a saved data set, or my.module:dataset",
+    )
     add("--steps", type=_integer, default=100, help="optimizer steps (default: 100)")
     add("--output", metavar="FOLDER", help="run folder if MUSTER_RUN_DIR is not set (default: muster-run)")
+    add("--save_pretrained", metavar="FOLDER", help="save an hf: model here after the last step")
     add("--seed", type=_integer, default=0, help="seed of weights and sample order (default: 0)")
     add(
         "--log_every",
@@ -121,6 +139,14 @@ def _flag_parser() -> FlagParser:
     )
     _add_switch(parser, "deterministic", default=False, help_text="repeat a run bit by bit (slower on GPUs)")
     group = parser.add_argument_group("model and data")
+    group.add_argument(
+        "--model_args",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="fields of the configuration of an hf: model, or arguments of the factory",
+    )
+    group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: tokens are bytes)")
+    group.add_argument("--token_dtype", choices=TOKEN_DTYPES, help="of .bin files (default: uint16)")
     group.add_argument("--vocab_size", type=_integer, help="at least 256 (default: the recipe's)")
     group.add_argument("--seq_len", type=_integer, help="tokens per sequence (default: 128 on CPU, 1024 on GPU)")
     group.add_argument(
@@ -144,7 +170,10 @@ def _flag_parser() -> FlagParser:
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
     _add_switch(
-        group, "cuda_graph", default=True, help_text="one GPU, below 500M parameters: a CUDA graph of each step"
+        group,
+        "cuda_graph",
+        default=True,
+        help_text="recipes on one GPU, below 500M parameters: a CUDA graph of each step",
     )
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
     _add_switch(group, "async_tp", default=False, help_text="with tp on GPUs: overlap its communication and matmuls")

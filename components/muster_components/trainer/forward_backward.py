@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.data.order import sample_indices
 from muster_components.trainer.data.samples import Samples
-from muster_components.trainer.models.interface import Batch, TrainModel
+from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
 from muster_components.trainer.parallel.sharding import ParallelModel
 
 
@@ -71,6 +71,8 @@ class BatchReader:
         return {name: self._copy(torch.from_numpy(array)) for name, array in arrays.items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:
+        if self._plan.precision == "bf16" and tensor.is_floating_point():
+            tensor = tensor.bfloat16()  # images; the weights that they meet are bf16
         if self._device.type != "cuda":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
@@ -92,7 +94,8 @@ class GradientAccumulation:
         for number, batch in enumerate(batches, start=1):
             with self._parallel.gradient_sync_context(last_micro_batch=number == len(batches)):
                 with record_function("forward"), self._parallel.forward_context():
-                    loss = self._model.loss(self._part.module(**batch), batch)
+                    output = self._part.module(**forward_arguments(self._model, batch))
+                    loss = self._model.loss(output, batch)
                 with record_function("backward"):
                     (loss * self._gradient_scale).backward()  # type: ignore[no-untyped-call]
                     self._part.collect_gradients()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,13 +23,17 @@ from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.config import TrainConfig, TrainPlan, resolve_plan
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.data.corpus import Corpus, build_corpus, token_cache_dir
-from muster_components.trainer.data.samples import TokenSamples
+from muster_components.trainer.data.cache_folder import token_cache_dir
+from muster_components.trainer.data.corpus import SkippedText
+from muster_components.trainer.data.tokenizer import TokenizerEncoder
+from muster_components.trainer.data.training_data import TrainingData, open_data
 from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
 from muster_components.trainer.forward_backward import BatchReader, GradientAccumulation
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.models.recipes import ModelConfig
+from muster_components.trainer.models.selection import FactorySource
 from muster_components.trainer.models.transformer import RecipeModel
 from muster_components.trainer.parallel.mesh import build_mesh
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
@@ -64,17 +69,18 @@ def _train(
     plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal
 ) -> TrainResult:
     model = train_model(plan)
-    corpus = build_shared_corpus(plan, context)
-    samples = TokenSamples(corpus.open(), plan.seq_len)
+    data = open_shared_data(plan, model, context)
+    samples = data.samples
     parallel = parallelize(model, plan, device, build_mesh(plan.mesh, device.type))
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
     store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
-    checkpointer = Checkpointer(store, parts, reporter, checkpoint_fingerprint(plan, model, corpus))
+    checkpointer = Checkpointer(store, parts, reporter, checkpoint_fingerprint(plan, model, data))
+    _require_no_padding(plan, model)
     weight_per_step = plan.global_batch * samples.weight_per_sample
     if context.is_rank0:
-        _print_header(plan, context, model, parallel, corpus)
-        _report_skipped(corpus, reporter)
+        _print_header(plan, context, model, parallel, data)
+        _report_skipped(data.skipped, reporter)
     completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
     for part in parallel.parts:
         part.publish_weights()
@@ -93,59 +99,89 @@ def _train(
         tokens_per_step=round(weight_per_step),
         flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
     )
-    return TrainLoop(state).run(completed_step)
+    result = TrainLoop(state).run(completed_step)
+    if plan.config.save_pretrained is not None and result.exit_code == EXIT_OK:
+        save_pretrained(model, parallel, Path(plan.config.save_pretrained))
+    return result
+
+
+def save_pretrained(model: TrainModel, parallel: ParallelModel, folder: Path) -> None:
+    """Save an `hf:` model for `from_pretrained`. Raises TrainerError."""
+    from muster_components.trainer.models.huggingface import HuggingFaceModel
+
+    assert isinstance(model, HuggingFaceModel)  # validate_config refuses the others
+    (part,) = parallel.parts
+    model.save(part.model, folder)
 
 
 def train_model(plan: TrainPlan) -> TrainModel:
-    """The model that `--model` names."""
-    return RecipeModel(plan.config.model, plan.seq_len)
+    """The model that `--model` names. Raises InputError."""
+    source, data = plan.config.model, plan.config.data
+    if isinstance(source, ModelConfig):
+        return RecipeModel(source, plan.seq_len)
+    # Imported late: the packages of the extra `hf` are not needed by recipes.
+    if isinstance(source, FactorySource):
+        from muster_components.trainer.models.factory import FactoryModel
+
+        return FactoryModel(source.name, dict(source.args), compile_blocks=plan.config.parallel.compile is True)
+    from muster_components.trainer.models.huggingface import HuggingFaceModel
+
+    mask_token = None if data.tokenizer is None else TokenizerEncoder(data.tokenizer).mask_token
+    return HuggingFaceModel(source.source, dict(source.args), plan.seq_len, mask_token)
 
 
-def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
-    """The corpus: the first rank of each host writes it, the others map it. Raises InputError on all ranks."""
-    path, cache_dir = plan.config.data.path, token_cache_dir(os.environ)
-    corpus: Corpus | None = None
+def open_shared_data(plan: TrainPlan, model: TrainModel, context: RunContext) -> TrainingData:
+    """The data: the first rank of each host writes the cache, the others map it. Raises InputError on all ranks."""
+    data: TrainingData | None = None
     failure: str | None = None
     for writes in (True, False):
         if writes == (context.local_rank == 0):
             try:
-                corpus = build_corpus(path, cache_dir, exclude=context.run_dir)
-                TokenSamples(corpus.open(), plan.seq_len)
+                cache_dir = token_cache_dir(os.environ)
+                data = open_data(plan.config.data, model.sample_spec, cache_dir, exclude=context.run_dir)
             except InputError as error:
                 failure = str(error)
         failures: list[str | None] = [None] * context.world_size
         dist.all_gather_object(failures, failure)
         if first_failure := next((text for text in failures if text), None):
             raise InputError(first_failure)
-    assert corpus is not None
-    _require_same_data(corpus, context)
-    return corpus
+    assert data is not None
+    _require_same_data(data, context)
+    return data
 
 
-def checkpoint_fingerprint(plan: TrainPlan, model: TrainModel, corpus: Corpus) -> dict[str, object]:
+def checkpoint_fingerprint(plan: TrainPlan, model: TrainModel, data: TrainingData) -> dict[str, object]:
     """The values that a checkpoint must have in common with this run: they determine shapes and the sample order."""
     return {
         "model": model.architecture(),
         "seq_len": plan.seq_len,
         "global_batch": plan.global_batch,
         "seed": plan.config.seed,
-        "data": f"{corpus.tokens:,} bytes of text ({corpus.digest[:12]})",
+        "data": data.fingerprint,
     }
 
 
-def _require_same_data(corpus: Corpus, context: RunContext) -> None:
-    digests: list[tuple[str, int]] = [("", 0)] * context.world_size
-    dist.all_gather_object(digests, (corpus.digest, corpus.tokens))
-    for rank, (digest, tokens) in enumerate(digests):
-        if digest != digests[0][0]:
+def _require_same_data(data: TrainingData, context: RunContext) -> None:
+    fingerprints = [""] * context.world_size
+    dist.all_gather_object(fingerprints, data.fingerprint)
+    for rank, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
             raise InputError(
-                f"--data differs between hosts: rank {rank} sees {tokens:,} bytes of text, rank 0 {digests[0][1]:,}; "
+                f"--data differs between hosts: rank {rank} sees {fingerprint}, rank 0 {fingerprints[0]}; "
                 "every host needs the same files"
             )
 
 
+def _require_no_padding(plan: TrainPlan, model: TrainModel) -> None:
+    if plan.padding and not model.sample_spec.allows_padding:
+        raise InputError(
+            f"--global_batch must be a multiple of ranks x --micro_batch, since {model.name} computes its own mean "
+            f"loss; got {plan.global_batch}, which leaves {plan.padding} positions without a sample"
+        )
+
+
 def _print_header(
-    plan: TrainPlan, context: RunContext, model: TrainModel, parallel: ParallelModel, corpus: Corpus
+    plan: TrainPlan, context: RunContext, model: TrainModel, parallel: ParallelModel, data: TrainingData
 ) -> None:
     config = plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
@@ -164,20 +200,20 @@ def _print_header(
         + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
-    print_line(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
+    print_line(f"  data: {data.summary}")
     print_line(f"  run folder: {context.run_dir}")
     if plan.compile:
         print_line("  the first step compiles: a minute or more, less if the cache has the code")
 
 
-def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
+def _report_skipped(skipped: Sequence[SkippedText], reporter: Reporter) -> None:
     """Write all skipped files to the events, and the first three to the console."""
-    for file in corpus.skipped:
+    for file in skipped:
         reporter.record_event("data_skipped", f"{file.path}: {file.reason}", step=0, echo=False)
-    for file in corpus.skipped[:3]:
+    for file in skipped[:3]:
         print_line(f"  skipped {file.path}: {file.reason}")
-    if len(corpus.skipped) > 3:
-        print_line(f"  ... and {len(corpus.skipped) - 3} more files, listed in events.jsonl")
+    if len(skipped) > 3:
+        print_line(f"  ... and {len(skipped) - 3} more files, listed in events.jsonl")
 
 
 def _setup_heartbeat(context: RunContext, plan: TrainPlan) -> RankHeartbeat:

@@ -20,6 +20,7 @@ from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.cuda_graph import MAX_PARAMETERS, GraphedStep
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
 from muster_components.trainer.models.interface import Batch
+from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.gradients import clip_gradients
 from muster_components.trainer.parallel.sharding import ParallelModel
 
@@ -139,7 +140,9 @@ def _timing_event() -> torch.cuda.Event:
 def uses_cuda_graph(plan: TrainPlan, parallel: ParallelModel) -> bool:
     """Whether whole steps are CUDA graphs: on one GPU, compiled, and small enough to be bound by launches."""
     one_gpu = parallel.device.type == "cuda" and plan.mesh.world_size == 1
-    return one_gpu and plan.compile and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
+    # Other models may wait for the GPU in a step, which a capture does not allow.
+    is_recipe = isinstance(plan.config.model, ModelConfig)
+    return one_gpu and is_recipe and plan.compile and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
 
 
 def seed_generators(seed: int, step: int, data_rank: int) -> None:

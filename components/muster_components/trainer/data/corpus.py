@@ -1,37 +1,36 @@
-"""Text files to one array of byte tokens that all ranks of a host share.
+"""Texts to one array of tokens that all ranks of a host share.
 
-A token is a byte, so the vocabulary has 256 entries and needs no download. Byte 0 separates the files. Files that
-cannot be read, contain byte 0 or are not UTF-8 are skipped and listed (empty ones silently); data without text
-is rejected.
+Without a tokenizer a token is a byte, so the vocabulary has 256 entries and needs no download. Byte 0 separates the
+files. Files that cannot be read, contain byte 0 or are not UTF-8 are skipped and listed (empty ones silently); data
+without text is rejected.
 
 The tokens are written once to a cache file, which every rank maps into memory, since reading thousands of files in
-every rank and attempt would take longer. The name of the cache file is a hash of the files' names, sizes and times.
+every rank and attempt would take longer. The name of the cache file is a hash of the tokenizer and of the files' names,
+sizes and times.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
 import glob
 import hashlib
 import json
 import os
 import secrets
-import stat
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster_components.trainer.checkpoint_manifest import open_regular
+from muster_components.trainer.data.tokenizer import ByteEncoder, Encoder
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.reporter import replace_file
 
-SEPARATOR: Final = b"\0"
 EMPTY: Final = "empty"
 _CHUNK_BYTES: Final = 8 * 1024**2
 _CACHED_CORPORA: Final = 8
@@ -56,10 +55,22 @@ class Corpus:
     files: int
     skipped: tuple[SkippedText, ...]
     digest: str
+    dtype: str = "uint8"
 
-    def open(self) -> NDArray[np.uint8]:
+    def open(self) -> NDArray[Any]:
         """Map the tokens, read-only and shared."""
-        return np.memmap(self.tokens_path, dtype=np.uint8, mode="r", shape=(self.tokens,))
+        return np.memmap(self.tokens_path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+
+
+Write = Callable[[bytes], object]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """A file, or the rows of a data set. `append` writes its tokens and returns why it is skipped, or nothing."""
+
+    name: str
+    append: Callable[[Write], str]
 
 
 def find_files(path: str, *, exclude: Path | None = None) -> list[Path]:
@@ -82,17 +93,25 @@ def find_files(path: str, *, exclude: Path | None = None) -> list[Path]:
     return found
 
 
-def build_corpus(path: str, cache_dir: Path, *, exclude: Path | None = None) -> Corpus:
+def build_corpus(path: str, cache_dir: Path, *, encoder: Encoder | None = None, exclude: Path | None = None) -> Corpus:
     """Write the files' tokens to the cache if they are not there. Raises InputError without text, or if it cannot be
     written."""
     files = find_files(path, exclude=exclude)
-    tokens_path = cache_dir / f"{_listing_digest(files)}.tokens"
+    encoder = encoder or ByteEncoder()
+    sources = [TextSource(str(file), functools.partial(_append_text, file, encoder)) for file in files]
+    return cached_corpus(path, sources, _listing_digest(files), cache_dir, encoder)
+
+
+def cached_corpus(path: str, sources: Sequence[TextSource], identity: str, cache_dir: Path, encoder: Encoder) -> Corpus:
+    """The corpus of `sources`, from the cache if it is there under `identity` and the encoder. Raises InputError."""
+    key = identity if isinstance(encoder, ByteEncoder) else short_digest(f"{identity} {encoder.identity}")
+    tokens_path = cache_dir / f"{key}.tokens"
     cached = _read_cached(tokens_path)
     if cached is not None:
         return cached
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        corpus = _write_tokens(files, tokens_path)
+        corpus = _write_tokens(sources, tokens_path, encoder.dtype)
     except OSError as error:
         raise InputError(
             f"cannot write the tokens of --data {path!r} to {cache_dir}: {error.strerror}; "
@@ -100,44 +119,8 @@ def build_corpus(path: str, cache_dir: Path, *, exclude: Path | None = None) -> 
         ) from error
     if corpus.files == 0:
         reasons = "; ".join(f"{file.path}: {file.reason}" for file in corpus.skipped[:3]) or "all are empty"
-        raise InputError(f"--data {path!r} has no text in its {len(files)} files ({reasons})")
+        raise InputError(f"--data {path!r} has no text in its {len(sources)} files ({reasons})")
     return corpus
-
-
-def token_cache_dir(environ: Mapping[str, str]) -> Path:
-    """$MUSTER_CACHE_DIR/tokens, or the user's cache folder."""
-    return cache_root(environ) / "tokens"
-
-
-def cache_root(environ: Mapping[str, str]) -> Path:
-    """The cache folder for tokens and compiled code. Raises InputError if it would be a folder in /tmp that other users
-    can access, since compiled code is loaded from it."""
-    chosen = environ.get("MUSTER_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]) / "muster"
-    try:
-        return Path.home() / ".cache" / "muster"
-    except RuntimeError:  # a user without home folder, as in containers
-        folder = Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
-        _ensure_private(folder)
-        return folder
-
-
-def _ensure_private(folder: Path) -> None:
-    """Create the folder, or check that only this user can access it. Raises InputError."""
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.lstat()
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}; set MUSTER_CACHE_DIR to a folder you may write to") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise InputError(
-            f"{folder} must be a folder of user {os.getuid()} with mode 700, and no symbolic link; got mode"
-            f" {stat.filemode(status.st_mode)} of user {status.st_uid}; remove it or set MUSTER_CACHE_DIR"
-        )
 
 
 def _walk(root: Path, exclude: Path | None) -> Iterator[Path]:
@@ -165,16 +148,21 @@ def _listing_digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
+def short_digest(text: str) -> str:
+    """24 hexadecimal digits that depend on the text."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _write_tokens(sources: Sequence[TextSource], tokens_path: Path, dtype: np.dtype[Any]) -> Corpus:
     temporary = tokens_path.with_name(f"{tokens_path.name}.{secrets.token_hex(8)}.tmp")  # hosts may share the cache
     skipped: list[SkippedText] = []
     empty = 0
     digest = hashlib.sha256()
     try:
         with temporary.open("wb") as out:
-            for file in files:
+            for source in sources:
                 before, trial = out.tell(), digest.copy()
-                reason = _append_text(file, out, trial.update)
+                reason = source.append(functools.partial(_write, out, trial.update))
                 if not reason:
                     digest = trial
                 else:
@@ -183,9 +171,10 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
                 if reason == EMPTY:
                     empty += 1
                 elif reason:
-                    skipped.append(SkippedText(str(file), reason))
-            tokens = out.tell()
-        corpus = Corpus(tokens_path, tokens, len(files) - len(skipped) - empty, tuple(skipped), digest.hexdigest())
+                    skipped.append(SkippedText(source.name, reason))
+            tokens = out.tell() // dtype.itemsize
+        files = len(sources) - len(skipped) - empty
+        corpus = Corpus(tokens_path, tokens, files, tuple(skipped), digest.hexdigest(), dtype.name)
         if corpus.files:
             # The description is written first: the tokens' file marks both as complete.
             description = {**asdict(corpus), "tokens_path": str(tokens_path)}
@@ -197,24 +186,27 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
         temporary.unlink(missing_ok=True)
 
 
-def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> str:
-    """Append the file and a separator; returns the reason if the file is skipped, else an empty string."""
+def _write(out: BinaryIO, update: Write, tokens: bytes) -> None:
+    out.write(tokens)
+    update(tokens)
+
+
+def _append_text(file: Path, encoder: Encoder, write: Write) -> str:
+    """Write the tokens of the file and a separator; returns the reason if the file is skipped."""
     try:
         reason = _text_error(file)
         if reason:
             return reason
         with open_regular(file) as source:
-            while chunk := _read(source):
-                out.write(chunk)
-                update(chunk)
+            for tokens in encoder.encode(iter(functools.partial(_read, source), b"")):
+                write(tokens)
     except _UnreadableError as error:
         return f"cannot be read: {error}"
     except OSError as error:
         if str(error.filename) != str(file):  # an error of the cache, such as a full disk
             raise
         return f"cannot be read: {error.strerror}"
-    out.write(SEPARATOR)
-    update(SEPARATOR)
+    write(encoder.separator)
     return ""
 
 
@@ -234,7 +226,7 @@ def _text_error(file: Path) -> str:
     position = 0
     with open_regular(file) as source:
         while chunk := _read(source):
-            if (zero := chunk.find(SEPARATOR)) >= 0:
+            if (zero := chunk.find(ByteEncoder.separator)) >= 0:
                 return f"binary (byte 0 at offset {position + zero})"
             incomplete = len(decoder.getstate()[0])  # bytes of a character that began in the chunk before
             try:
@@ -269,8 +261,9 @@ def _read_cached(tokens_path: Path) -> Corpus | None:
             int(described["files"]),
             tuple(SkippedText(**file) for file in described["skipped"]),
             str(described["digest"]),
+            str(np.dtype(described["dtype"])),
         )
-        if tokens_path.stat().st_size != corpus.tokens:
+        if tokens_path.stat().st_size != corpus.tokens * np.dtype(corpus.dtype).itemsize:
             return None
         os.utime(tokens_path)  # most recently used
         return corpus

@@ -29,7 +29,7 @@ def sample_indices(*, seed: int, step: int, positions: range, global_batch: int,
     chosen = np.empty_like(number)
     for epoch in np.unique(number // samples):
         of_epoch = number // samples == epoch
-        chosen[of_epoch] = permute((number[of_epoch] % samples).astype(np.uint64), samples, _mix_key(seed, int(epoch)))
+        chosen[of_epoch] = permute((number[of_epoch] % samples).astype(np.uint64), samples, mix_key(seed, int(epoch)))
     chosen[position >= global_batch] = PADDING
     return chosen
 
@@ -53,19 +53,20 @@ def _feistel(value: U64, half: int, key: int) -> U64:
     mask = np.uint64((1 << half) - 1)
     left, right = value >> np.uint64(half), value & mask
     for number in range(_ROUNDS):
-        salt = np.uint64(_mix_key(key, number))
-        left, right = right, left ^ (_mix(right ^ salt) & mask)
+        salt = np.uint64(mix_key(key, number))
+        left, right = right, left ^ (mix_u64(right ^ salt) & mask)
     return (left << np.uint64(half)) | right
 
 
-def _mix(value: U64) -> U64:
+def mix_u64(value: U64) -> U64:
     """The finaliser of splitmix64: every input bit affects half of the output bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-def _mix_key(first: int, second: int) -> int:
+def mix_key(first: int, second: int) -> int:
+    """A 64-bit key that depends on both numbers."""
     golden = 0x9E3779B97F4A7C15
     number = (first * golden + (second + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
-    return int(_mix(np.array([number], dtype=np.uint64))[0])
+    return int(mix_u64(np.array([number], dtype=np.uint64))[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,23 @@ Arrays = dict[str, NDArray[Any]]
 """Stacked samples by field: the first dimension of each array counts samples."""
 PADDING: Final = -1
 """The index of a sample that completes a micro-batch and must not add to the loss."""
+NO_LABEL: Final = -100
+"""The label of positions and samples without loss, as in torch and Transformers."""
+
+SampleKind = Literal["next_token", "tokens", "fields"]
+"""Windows with one more token than positions, windows of tokens, or dictionaries of a data set."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """What a model needs of its samples. `weight`: see Samples; `allows_padding`: whether a sample may have no loss."""
+
+    kind: SampleKind
+    weight: float
+    seq_len: int = 1
+    vocab_size: int | None = None
+    """Tokens must be less."""
+    allows_padding: bool = True
 
 
 class Samples(Protocol):
@@ -30,28 +49,124 @@ class Samples(Protocol):
         ...
 
 
-class TokenSamples:
-    """Windows of `seq_len` + 1 tokens that overlap by one token: each token is the target of one window."""
+@dataclass(frozen=True, slots=True)
+class TokenArray:
+    """A file of tokens. `where` describes the place of a token in it, given its index."""
 
-    def __init__(self, tokens: NDArray[np.uint8], seq_len: int) -> None:
-        self._tokens = tokens
+    tokens: NDArray[Any]
+    where: Callable[[int], str] = "token {}".format
+
+
+class TokenSamples:
+    """Windows of `seq_len` tokens. With `overlap` they have one token more, the first of the next window, so that each
+    token is the target of one window. No window reaches beyond its array."""
+
+    def __init__(
+        self,
+        arrays: Sequence[TokenArray],
+        seq_len: int,
+        *,
+        overlap: bool = True,
+        weight: float | None = None,
+        vocab_size: int | None = None,
+        unit: str = "tokens",
+    ) -> None:
+        """`weight`: default: the targets of a window; `vocab_size`: tokens must be less. Raises InputError if there is
+        no window."""
+        self._arrays = arrays
         self._seq_len = seq_len
-        self._offsets = np.arange(seq_len + 1)
+        self._vocab_size = vocab_size
+        self._offsets = np.arange(seq_len + overlap)
+        windows = [max(0, len(array.tokens) - overlap) // seq_len for array in arrays]
+        self._first = np.concatenate(([0], np.cumsum(windows, dtype=np.int64)))
+        self.weight_per_sample = seq_len if weight is None else weight
         if len(self) < 1:
+            longest = max(len(array.tokens) for array in arrays)
+            of_file = "" if len(arrays) == 1 else " in one file"
             raise InputError(
-                f"--data must have at least {seq_len + 1} bytes of text for --seq_len {seq_len}; got {len(tokens)}"
+                f"--data must have at least {seq_len + overlap} {unit}{of_file} for --seq_len {seq_len}; got {longest}"
             )
 
     def __len__(self) -> int:
-        return max(0, len(self._tokens) - 1) // self._seq_len
-
-    @property
-    def weight_per_sample(self) -> float:
-        """The targets of a window."""
-        return self._seq_len
+        return int(self._first[-1])
 
     def read(self, indices: NDArray[np.int64]) -> Arrays:
-        """`tokens`: int64, shape (samples, seq_len + 1); all -1 in a row of padding."""
-        rows = self._tokens[np.maximum(indices, 0)[:, None] * self._seq_len + self._offsets].astype(np.int64)
-        rows[indices == PADDING] = -1
+        """`tokens`: int64, shape (samples, seq_len, or 1 more with overlap); all -1 in a row of padding.
+
+        Raises InputError for a token outside of the vocabulary, with its place.
+        """
+        rows = np.full((len(indices), len(self._offsets)), -1, dtype=np.int64)
+        array_of = np.searchsorted(self._first, indices, side="right") - 1
+        for number in np.unique(array_of[indices != PADDING]):
+            chosen = (array_of == number) & (indices != PADDING)
+            places = (indices[chosen] - self._first[number])[:, None] * self._seq_len + self._offsets
+            rows[chosen] = self._read_array(self._arrays[number], places)
         return {"tokens": rows}
+
+    def _read_array(self, array: TokenArray, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        tokens: NDArray[np.int64] = array.tokens[places].astype(np.int64)
+        outside = tokens < 0
+        if self._vocab_size is not None:
+            outside |= tokens >= self._vocab_size
+        if outside.any():
+            limit = "0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}, the vocabulary of the model"
+            raise InputError(
+                f"--data: tokens must be {limit}; got {tokens[outside][0]} at {array.where(int(places[outside][0]))}",
+                same_on_all_ranks=False,
+            )
+        return tokens
+
+
+def _single_precision(array: NDArray[Any]) -> NDArray[Any]:
+    """Python's floats are float64, which no model computes in."""
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+class MapDataset(Protocol):
+    """A map-style data set of torch or Hugging Face: samples are dictionaries of numbers or arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class FieldSamples:
+    """The dictionaries of a data set, stacked field by field. Each counts 1 in the loss."""
+
+    weight_per_sample = 1.0
+
+    def __init__(self, dataset: MapDataset, name: str) -> None:
+        """`name` is for messages. Raises InputError if there is no sample, or the first is not a dictionary."""
+        self._dataset = dataset
+        self._name = name
+        if len(dataset) < 1:
+            raise InputError(f"--data {name} must have at least one sample; got none")
+        self._shapes = {field: array.shape for field, array in self._sample(0).items()}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, indices: NDArray[np.int64]) -> Arrays:
+        """The fields of the samples. Padding is sample 0 with NO_LABEL as `labels` or `label`."""
+        rows = [self._sample(int(max(index, 0))) for index in indices]
+        stacked = {field: np.stack([row[field] for row in rows]) for field in self._shapes}
+        for field in stacked.keys() & {"labels", "label"}:
+            stacked[field][indices == PADDING] = NO_LABEL
+        return stacked
+
+    def _sample(self, index: int) -> dict[str, NDArray[Any]]:
+        sample = self._dataset[index]
+        if not isinstance(sample, Mapping):
+            raise self._error(index, f"must be a dictionary; got {type(sample).__name__}")
+        arrays = {str(field): _single_precision(np.asarray(value)) for field, value in sample.items()}
+        for field, array in arrays.items():
+            if array.dtype.kind not in "biuf":
+                raise self._error(index, f"field {field!r} must be numbers; got {type(sample[field]).__name__}")
+        shapes = {field: array.shape for field, array in arrays.items()}
+        expected = getattr(self, "_shapes", shapes)
+        if shapes != expected:
+            raise self._error(index, f"must have the fields and shapes of sample 0, {expected}; got {shapes}")
+        return arrays
+
+    def _error(self, index: int, problem: str) -> InputError:
+        return InputError(f"--data {self._name}: sample {index} {problem}", same_on_all_ranks=False)

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from muster_components.trainer.data.samples import Arrays
+from muster_components.trainer.data.samples import Arrays, SampleSpec
 
 Batch = dict[str, Tensor]
-"""Keyword arguments of the module's forward, on the device; the first dimension of each counts samples."""
+"""Keyword arguments of the module's forward and the model's `targets`, on the device; the first dimension of each
+counts samples."""
 
 
 class TrainModel(Protocol):
@@ -27,6 +28,16 @@ class TrainModel(Protocol):
     @property
     def summary(self) -> str:
         """Its shape for the console, such as `6 layers x 384, vocabulary 256`."""
+        ...
+
+    @property
+    def sample_spec(self) -> SampleSpec:
+        """What it needs of the data."""
+        ...
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The fields of a batch that only `loss` needs; they are no arguments of forward."""
         ...
 
     def build(self) -> nn.Module:
@@ -53,7 +64,7 @@ class TrainModel(Protocol):
         ...
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
-        """Arguments of forward from stacked samples, before they are copied to the device.
+        """The batch from stacked samples, before it is copied to the device.
 
         `number_B` are the running numbers of the samples in the run (step x global batch + position). They do not
         depend on the number of ranks, so random choices (masked positions) are functions of number and seed.
@@ -71,3 +82,8 @@ class TrainModel(Protocol):
     def architecture(self) -> dict[str, object]:
         """JSON values that determine names, shapes and meaning of the parameters: a checkpoint must have the same."""
         ...
+
+
+def forward_arguments(model: TrainModel, batch: Batch) -> Batch:
+    """The batch without the fields that only the loss needs."""
+    return {name: tensor for name, tensor in batch.items() if name not in model.targets}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from muster_components.trainer.data.samples import Arrays
+from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.recipes import ModelConfig, flops_per_token
 
@@ -266,6 +266,8 @@ class RecipeModel:
         self._seq_len = seq_len
         self.name = config.name
         self.summary = f"{config.layers} layers x {config.dim}, vocabulary {config.vocab_size}"
+        self.targets: frozenset[str] = frozenset()
+        self.sample_spec = SampleSpec("next_token", seq_len, seq_len, config.vocab_size)
 
     def build(self) -> Transformer:
         """The decoder."""

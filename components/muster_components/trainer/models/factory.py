@@ -1,0 +1,110 @@
+"""`--model my.module:factory`: any module whose forward returns its loss."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from muster_components.trainer.data.samples import Arrays, SampleSpec
+from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.interface import Batch
+from muster_components.trainer.models.module_tree import allocate, repeated_blocks
+from muster_components.trainer.models.safetensors_files import copy_part, named_tensors
+from muster_components.trainer.user_code import load_reference
+
+
+class FactoryModel:
+    """A module of the user, unmodified.
+
+    `forward(**batch)` must return the mean loss of the micro-batch as a tensor, or an object or a dictionary with
+    `loss`. The factory is called on the meta device for the shapes, and once on the CPU of each rank for the initial
+    weights, with the same seed; each rank keeps its shard of them.
+    """
+
+    def __init__(self, reference: str, args: Mapping[str, str], *, compile_blocks: bool) -> None:
+        """`args` are keyword arguments of the factory, as Python literals or else text. Raises InputError."""
+        self.name = reference
+        self.targets: frozenset[str] = frozenset()
+        self.sample_spec = SampleSpec("fields", weight=1.0, allows_padding=False)
+        self._args = {key: _literal(text) for key, text in args.items()}
+        self._compile_blocks = compile_blocks
+        self._factory: Callable[..., Any] = load_reference("--model", reference)
+        if not callable(self._factory):
+            raise InputError(f"--model {reference} must be a function or a class; got {type(self._factory).__name__}")
+        try:
+            inspect.signature(self._factory).bind(**self._args)
+        except TypeError as error:
+            raise InputError(f"--model_args do not fit {reference}: {error}") from error
+
+    @property
+    def summary(self) -> str:
+        """Arguments of the factory."""
+        return ", ".join(f"{key} {value}" for key, value in self._args.items()) or "no arguments"
+
+    def build(self) -> nn.Module:
+        """What the factory returns. Raises InputError if that is no module."""
+        module = self._factory(**self._args)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"--model {self.name} must return a torch.nn.Module; got {type(module).__name__}")
+        return module
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """See `repeated_blocks`."""
+        return repeated_blocks(module)
+
+    def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The blocks, if compilation was asked for: not every module can be compiled as a full graph."""
+        return repeated_blocks(module) if self._compile_blocks else ()
+
+    def compile_whole(self, module: nn.Module) -> None:
+        """Each block, if compilation was asked for."""
+        for block in self.compiled_modules(module):
+            block.compile(fullgraph=True, dynamic=False)
+
+    @torch.no_grad()
+    def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
+        """Copy this rank's shards, and the buffers, from what the factory creates on the CPU."""
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(seed)
+            created = self.build()
+        allocate([module], device, recurse=True)
+        values = dict(created.named_parameters(remove_duplicate=False)) | dict(created.named_buffers())
+        for name, target in {**dict(named_tensors(module)), **dict(module.named_buffers())}.items():
+            copy_part(target, values[name].__getitem__)
+
+    def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
+        """The fields are the arguments of forward."""
+        return samples
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The mean over the micro-batch times its samples. Raises InputError if forward returned no loss."""
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(output).__name__
+            raise InputError(
+                f"--model {self.name}: forward must return the mean loss, or an object or dictionary with it as loss; "
+                f"got {got}"
+            )
+        return loss.float().reshape(()) * next(iter(batch.values())).shape[0]
+
+    def flops_per_sample(self) -> int | None:
+        """Unknown."""
+        return None
+
+    def architecture(self) -> dict[str, object]:
+        """The factory and its arguments."""
+        return {"factory": self.name, "args": {key: repr(value) for key, value in self._args.items()}}
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -1,0 +1,197 @@
+"""`--model hf:NAME`: models of Transformers, unmodified, from a configuration or a local folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from muster_components.trainer.data.samples import Arrays, SampleSpec
+from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.huggingface_config import choose_task, read_config
+from muster_components.trainer.models.huggingface_weights import (
+    init_buffers_from_reference,
+    init_from_reference,
+    name_plan,
+)
+from muster_components.trainer.models.interface import Batch
+from muster_components.trainer.models.module_tree import allocate, repeated_blocks
+from muster_components.trainer.models.objectives import (
+    LABELS,
+    ImageLabel,
+    MaskedToken,
+    NextToken,
+    Objective,
+    logits_loss,
+)
+from muster_components.trainer.models.safetensors_files import INDEX, WEIGHTS, SafetensorsFolder, load_weights
+from muster_components.trainer.models.safetensors_save import MAX_FILE_BYTES, save_weights
+
+_VOLATILE: Final = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+"""Fields of a configuration that change nothing of names and shapes."""
+
+
+class HuggingFaceModel:
+    """A causal or masked language model, or an image classifier.
+
+    The initial weights are those of the folder's safetensors files, or random ones by the rules of Transformers.
+    """
+
+    def __init__(self, source: str, overrides: dict[str, str], seq_len: int, mask_token: int | None = None) -> None:
+        """`source`: a model type or a folder; `mask_token`: default: the last of the vocabulary. Raises InputError."""
+        self.name = f"hf:{source}"
+        self.config = read_config(source, overrides)
+        self.task, self._class = choose_task(self.config)
+        self.targets = frozenset({LABELS})
+        self._seq_len = seq_len
+        folder = Path(source).expanduser()
+        self._weights = folder if any((folder / name).is_file() for name in (WEIGHTS, INDEX)) else None
+        self.objective = self._objective(mask_token)
+        vocab_size = None if self._classifies else int(self.config.get_text_config().vocab_size)
+        self.sample_spec = SampleSpec(self.objective.samples, self.objective.weight(seq_len), seq_len, vocab_size)
+
+    @property
+    def _classifies(self) -> bool:
+        return isinstance(self.objective, ImageLabel)
+
+    @property
+    def summary(self) -> str:
+        """Class, weights and sizes."""
+        text = self.config.get_text_config()
+        sizes = [
+            f"{label} {getattr(text, field)}"
+            for field, label in (
+                ("num_hidden_layers", "layers"),
+                ("hidden_size", "width"),
+                ("vocab_size", "vocabulary"),
+            )
+            if getattr(text, field, None) is not None and not (field == "vocab_size" and self._classifies)
+        ]
+        weights = "random weights" if self._weights is None else f"weights of {self._weights}"
+        return ", ".join([self._class.__name__, self.task, *sizes, weights])
+
+    def build(self) -> nn.Module:
+        """The model in float32, in training mode."""
+        config = copy.deepcopy(self.config)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False  # keys and values of earlier tokens are for generation
+        return self._class._from_config(config, dtype=torch.float32).train()  # type: ignore[no-any-return]
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """See `repeated_blocks`."""
+        return repeated_blocks(module)
+
+    def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The blocks."""
+        return repeated_blocks(module)
+
+    def compile_whole(self, module: nn.Module) -> None:
+        """Each block: what Transformers does around them is Python that depends on the inputs."""
+        for block in self.compiled_modules(module):
+            block.compile(fullgraph=True, dynamic=False)
+
+    def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
+        """Read the folder's weights, or set random ones; see `load_weights` for the errors."""
+        allocate([module], device, recurse=True)
+        with torch.device("meta"):
+            reference: Any = self.build()
+        if self._weights is None:
+            init_from_reference(module, reference, self.blocks(reference), seed)
+            return
+        source = SafetensorsFolder(self._weights)
+        load_weights(module, source, plan=name_plan(reference, source), whole=reference)
+        init_buffers_from_reference(module, reference)
+
+    def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
+        """That of the objective."""
+        return self.objective.collate(samples, number_B, seed)
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The cross-entropy of the logits; the model's own loss is a mean over the micro-batch with its padding."""
+        return logits_loss(output.logits, batch[LABELS])
+
+    def flops_per_sample(self) -> int | None:
+        """6 FLOPs for each parameter and token, plus 12 x layers x width x tokens^2 for attention (PaLM, appendix B).
+
+        Embeddings that are only looked up do not count. None where a mixture of experts uses a part of its parameters.
+        """
+        text = self.config.get_text_config()
+        if any(getattr(text, field, None) for field in ("num_experts", "num_local_experts", "n_routed_experts")):
+            return None
+        with torch.device("meta"):
+            module: Any = self.build()
+        lookups = {id(child.weight) for child in module.modules() if isinstance(child, nn.Embedding)}
+        head = module.get_output_embeddings()
+        if head is not None:
+            lookups.discard(id(head.weight))
+        multiplied = sum(parameter.numel() for parameter in module.parameters() if id(parameter) not in lookups)
+        tokens = self._tokens_per_sample()
+        return int(6 * multiplied * tokens + 12 * text.num_hidden_layers * text.hidden_size * tokens**2)
+
+    def architecture(self) -> dict[str, object]:
+        """The configuration."""
+        values = json.loads(self.config.to_json_string(use_diff=False))
+        return {"class": self._class.__name__, **{k: v for k, v in values.items() if k not in _VOLATILE}}
+
+    def save(self, module: nn.Module, folder: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        """Save `module`, sharded or not, so that `from_pretrained` opens it. Every rank calls it.
+
+        Raises TrainerError if rank 0 cannot write.
+        """
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+        with torch.device("meta"):
+            reference: Any = self.build()
+        converts = any(
+            isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(reference, add_legacy=False)
+        )
+
+        def write_config(target: Path) -> None:
+            config = copy.deepcopy(self.config)
+            config.architectures, config.dtype = [self._class.__name__], "float32"
+            config.save_pretrained(target)
+            if reference.can_generate():
+                reference.generation_config.save_pretrained(target)
+
+        save_weights(
+            module,
+            folder,
+            rename=lambda tensors: revert_weight_conversion(reference, tensors),
+            groups=self.blocks(module) if converts else (),
+            write_config=write_config,
+            max_file_bytes=max_file_bytes,
+        )
+
+    def _objective(self, mask_token: int | None) -> Objective:
+        config = self.config
+        if self.task == "image classification":
+            size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+            height, width = (size, size) if isinstance(size, int) else size
+            return ImageLabel(config.num_labels, (channels, height, width))
+        text = config.get_text_config()
+        positions = getattr(text, "max_position_embeddings", None)
+        if positions is not None and self._seq_len > positions:
+            raise InputError(
+                f"--seq_len must be at most {positions}, the positions of {self.name}; got {self._seq_len}; "
+                f"--model_args max_position_embeddings={self._seq_len} makes a model with more"
+            )
+        if self.task == "causal language model":
+            return NextToken()
+        return MaskedToken(text.vocab_size - 1 if mask_token is None else mask_token, text.vocab_size)
+
+    def _tokens_per_sample(self) -> int:
+        if isinstance(self.objective, ImageLabel):
+            patch = getattr(self.config, "patch_size", None)
+            if isinstance(patch, int):
+                _, height, width = self.objective.image_shape
+                return (height // patch) * (width // patch) + 1
+            return 1
+        return self._seq_len

@@ -1,0 +1,96 @@
+"""`hf:` models: their configuration from a name or a local folder, and what they are trained to do."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from pathlib import Path
+from typing import Any, Final
+
+from muster_components.trainer.errors import InputError
+
+TASKS: Final = {
+    "image classification": "AutoModelForImageClassification",
+    "masked language model": "AutoModelForMaskedLM",
+    "causal language model": "AutoModelForCausalLM",
+}
+"""Each task's class of Transformers. A model type that has several is trained for the first."""
+
+
+def read_config(name: str, overrides: dict[str, str]) -> Any:
+    """The configuration of the model type `name` (such as `llama`), or of the folder `name`, with `overrides`.
+
+    Nothing is downloaded and no code of the folder runs. Raises InputError for an unknown type or key.
+    """
+    try:
+        from transformers import CONFIG_MAPPING, AutoConfig
+    except ImportError as error:
+        raise InputError(f"--model hf:{name} needs Transformers: pip install 'muster[hf]' ({error})") from error
+    folder = Path(name).expanduser()
+    try:
+        if folder.is_dir():
+            known = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            values = parse_overrides(overrides, known)
+            return type(known).from_dict(known.to_dict() | values) if values else known
+        if name in CONFIG_MAPPING:
+            return CONFIG_MAPPING[name](**parse_overrides(overrides, CONFIG_MAPPING[name]()))
+    except (OSError, ValueError, TypeError) as error:  # also what a configuration refuses, such as heads of a width
+        raise InputError(f"--model hf:{name}: {error}") from error
+    near = difflib.get_close_matches(name, list(CONFIG_MAPPING), n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise InputError(
+        f"--model hf:{name} is neither a local folder nor a model type of Transformers{hint} "
+        "Model types are the values of model_type in config.json, such as llama, qwen3, bert or vit"
+    )
+
+
+def parse_overrides(overrides: dict[str, str], known: Any) -> dict[str, Any]:
+    """Values for fields of the configuration `known`. Raises InputError for an unknown field or another type."""
+    fields = known.to_dict()
+    values = {}
+    for key, text in overrides.items():
+        if not hasattr(known, key) or key.startswith("_") or callable(getattr(known, key)):
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InputError(
+                f"--model_args: {key!r} is not in the configuration of {known.model_type}; {hint}"
+                f"Fields: {', '.join(sorted(field for field in fields if not field.startswith('_')))}"
+            )
+        values[known.attribute_map.get(key, key)] = _value(key, text, getattr(known, key))
+    return values
+
+
+def choose_task(config: Any) -> tuple[str, Any]:
+    """The task and the class of Transformers for a configuration: by its architecture, else by its model type.
+
+    Raises InputError if the model has none of TASKS.
+    """
+    import transformers
+
+    classes = {task: getattr(transformers, auto)._model_mapping for task, auto in TASKS.items()}
+    for architecture in config.architectures or ():
+        for task, mapping in classes.items():
+            if type(config) in mapping and mapping[type(config)].__name__ == architecture:
+                return task, mapping[type(config)]
+    for task, mapping in classes.items():
+        if type(config) in mapping:
+            return task, mapping[type(config)]
+    raise InputError(
+        f"--model: {config.model_type} has no {', '.join(TASKS)} in Transformers; "
+        "give a function that returns the model: --model my.module:factory"
+    )
+
+
+def _value(key: str, text: str, current: object) -> object:
+    """The value written as in Python or YAML, of the type that the field has now. Raises InputError."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    try:
+        value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(value, list | tuple) and isinstance(current, list | tuple):
+        return type(current)(value)
+    same_type = isinstance(value, bool) == isinstance(current, bool) and isinstance(value, type(current))
+    if current is None or value is None or same_type or (isinstance(current, float) and type(value) is int):
+        return float(value) if isinstance(current, float) and value is not None else value
+    raise InputError(f"--model_args: {key} must be of type {type(current).__name__}; got {text!r}")

@@ -1,0 +1,41 @@
+"""Functions and objects of the user's modules, named `my.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from muster_components.trainer.errors import InputError
+
+_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_reference(text: str) -> bool:
+    """Whether this has the form `my.module:name` and is not a path that exists."""
+    return _REFERENCE.fullmatch(text) is not None and not Path(text).exists()
+
+
+def load_reference(flag: str, reference: str) -> Any:
+    """Import the module and return the object. Raises InputError; errors in the module itself keep their traceback."""
+    module_name, _, path = reference.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and imports one that does not
+        raise InputError(
+            f"{flag} {reference}: no module {error.name!r}; the module must be in the working folder, in PYTHONPATH or "
+            "installed"
+        ) from error
+    for name in path.split("."):
+        if not hasattr(value, name):
+            raise InputError(f"{flag} {reference}: {module_name} has no {name!r}")
+        value = getattr(value, name)
+    return value
+
+
+def call_if_callable(value: Any) -> Any:
+    """The value, or what it returns if it is a function or a class."""
+    return value() if callable(value) else value

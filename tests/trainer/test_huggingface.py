@@ -1,0 +1,267 @@
+"""Models of Transformers: configurations, initial weights, names of weights, training on several ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.conftest import Starter, losses, write_text
+
+from muster_components.trainer.errors import InputError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # imports torch
+
+COMMON = {"num_hidden_layers": "2", "hidden_size": "32", "num_attention_heads": "4"}
+DECODER = COMMON | {"intermediate_size": "48", "vocab_size": "260", "max_position_embeddings": "64"}
+TOKENS = {"bos_token_id": "0", "eos_token_id": "0"}
+FAMILIES: dict[str, dict[str, str]] = {
+    "llama": DECODER | {"num_key_value_heads": "2"},
+    "qwen3": DECODER | {"num_key_value_heads": "2", "head_dim": "8"} | TOKENS,
+    "gemma2": DECODER | {"num_key_value_heads": "2", "head_dim": "8"},
+    "phi": DECODER | TOKENS,
+    "mixtral": DECODER | {"num_key_value_heads": "2", "num_local_experts": "4"},
+    "gpt2": {"n_embd": "32", "n_layer": "2", "n_head": "4", "vocab_size": "260", "n_positions": "64"} | TOKENS,
+    "opt": {k: v for k, v in DECODER.items() if k != "intermediate_size"}
+    | {"word_embed_proj_dim": "32", "ffn_dim": "48"},
+    "bert": DECODER,
+    "vit": COMMON | {"intermediate_size": "48", "image_size": "16", "patch_size": "8"},
+    "resnet": {"embedding_size": "8", "hidden_sizes": "[8,16]", "depths": "[1,2]"},
+}
+
+
+def model_of(source: str, args: dict[str, str] | None = None, seq_len: int = 16) -> Any:
+    from muster_components.trainer.models.huggingface import HuggingFaceModel
+
+    return HuggingFaceModel(source, args or {}, seq_len)
+
+
+def initialized(model: Any, seed: int = 0) -> Any:
+    import torch
+
+    with torch.device("meta"):
+        module = model.build()
+    model.initialize(module, torch.device("cpu"), seed)
+    return module
+
+
+def inputs_of(model: Any) -> dict[str, Any]:
+    import torch
+
+    if model.sample_spec.kind == "fields":
+        return {"pixel_values": torch.rand(2, *model.objective.image_shape)}
+    return {"input_ids": torch.arange(32).reshape(2, 16)}
+
+
+def names_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    from muster_components.trainer.models.safetensors_files import SafetensorsFolder
+
+    return SafetensorsFolder(folder).shapes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_initialized_as_transformers_does_and_saved_for_from_pretrained(tmp_path: Path, family: str) -> None:
+    import torch
+
+    model = model_of(family, FAMILIES[family])
+    module = initialized(model)
+    theirs = model._class(model.config)
+    for name, tensor in theirs.named_parameters():
+        ours, tolerance = module.get_parameter(name), 8 / tensor.numel() ** 0.5  # standard errors of a few draws
+        spread = tensor.std(correction=0).item()
+        assert ours.mean().item() == pytest.approx(tensor.mean().item(), abs=tolerance * spread + 1e-6), name
+        assert ours.std(correction=0).item() == pytest.approx(spread, rel=tolerance), name
+    for name, buffer in theirs.named_buffers():
+        assert torch.equal(module.get_buffer(name), buffer), name
+
+    module.eval()
+    inputs = inputs_of(model)
+    logits = module(**inputs).logits
+    model.save(module, tmp_path / "ours", max_file_bytes=20_000)
+    opened = model._class.from_pretrained(tmp_path / "ours").eval()
+    assert torch.equal(opened(**inputs).logits, logits)
+    opened.save_pretrained(tmp_path / "theirs")
+    assert names_in(tmp_path / "ours") == names_in(tmp_path / "theirs")
+
+    again = model_of(str(tmp_path / "theirs"))
+    assert torch.equal(initialized(again).eval()(**inputs).logits, logits)
+    assert again.architecture() == model.architecture()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_blocks_of_a_model_are_captured_as_full_graphs(family: str) -> None:
+    import torch
+
+    model = model_of(family, FAMILIES[family])
+    module = initialized(model)
+    blocks = model.compiled_modules(module)
+    assert len(blocks) >= 1
+    torch._dynamo.reset()
+    for block in blocks:
+        block.compile(fullgraph=True, dynamic=False, backend="eager")
+    module(**inputs_of(model)).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_weights_of_a_base_model_without_its_prefix_are_found(tmp_path: Path) -> None:
+    import torch
+
+    model = model_of("gpt2", FAMILIES["gpt2"])
+    module = initialized(model)
+    module.transformer.save_pretrained(tmp_path / "base")  # names as in the published gpt2: wte.weight, h.0...
+    assert "wte.weight" in names_in(tmp_path / "base")
+    module.config.architectures = ["GPT2LMHeadModel"]
+    module.config.save_pretrained(tmp_path / "base")
+    again = initialized(model_of(str(tmp_path / "base")), seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "message"),
+    [
+        ("lama", {}, "is neither a local folder nor a model type of Transformers; did you mean"),
+        ("llama", {"hidden": "3"}, "--model_args: 'hidden' is not in the configuration of llama; did you mean"),
+        ("llama", {"hidden_size": "many"}, "--model_args: hidden_size must be of type int; got 'many'"),
+        ("t5", {}, "t5 has no image classification, masked language model, causal language model"),
+        ("llama", {"max_position_embeddings": "8"}, "--seq_len must be at most 8, the positions of hf:llama; got 16"),
+    ],
+)
+def test_a_wrong_configuration_is_rejected(source: str, args: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        model_of(source, args)
+
+
+@pytest.mark.parametrize(
+    ("source", "task"),
+    [
+        ("bert", "masked language model"),
+        ("llama", "causal language model"),
+        ("vit", "image classification"),
+        ("roberta", "masked language model"),
+        ("gpt_neox", "causal language model"),
+        ("resnet", "image classification"),
+    ],
+)
+def test_the_task_follows_from_the_model_type(source: str, task: str) -> None:
+    assert model_of(source).task == task
+
+
+def test_the_architecture_in_a_folder_decides_the_task(tmp_path: Path) -> None:
+    from transformers import BertConfig
+
+    BertConfig(architectures=["BertLMHeadModel"], is_decoder=True).save_pretrained(tmp_path)
+    assert model_of(str(tmp_path)).task == "causal language model"
+
+
+def test_the_flops_of_a_llama_are_those_of_its_matrices() -> None:
+    model = model_of("llama", FAMILIES["llama"])
+    attention, feed_forward, norms = 2 * 32 * 32 + 2 * 32 * 16, 3 * 32 * 48, 2 * 32
+    multiplied = 2 * (attention + feed_forward + norms) + 32 + 32 * 260
+    assert model.flops_per_sample() == 6 * multiplied * 16 + 12 * 2 * 32 * 16**2
+
+
+USER_MODULE = """
+import numpy as np, torch
+import torch.nn.functional as F
+from torch import nn
+
+class Images:
+    def __len__(self):
+        return 50
+    def __getitem__(self, i):
+        random = np.random.default_rng(i)
+        return {"pixel_values": random.normal(i % 5, 1, (3, 16, 16)), "labels": i % 5}
+
+class Pairs:
+    def __len__(self):
+        return 50
+    def __getitem__(self, i):
+        random = np.random.default_rng(i)
+        return {"image": random.normal(size=48).astype(np.float32), "text": random.integers(0, 20, 6)}
+
+class TwoTowers(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.embed = nn.Embedding(20, width)
+        self.text = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, 32, 0.0, batch_first=True) for _ in range(2))
+        self.image = nn.Sequential(*(nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 48), nn.GELU()) for _ in range(2)))
+        self.project = nn.Linear(48, width)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("table", torch.linspace(0, 1, width), persistent=False)
+
+    def forward(self, image, text):
+        x = self.embed(text) + self.table
+        for layer in self.text:
+            x = layer(x)
+        logits = self.scale * F.normalize(x.mean(1), dim=-1) @ F.normalize(self.project(self.image(image)), dim=-1).T
+        target = torch.arange(len(image), device=image.device)
+        return {"loss": (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2}
+
+def towers(width=16):
+    return TwoTowers(width)
+"""
+
+RUNS = {
+    "decoder": ("hf:llama", FAMILIES["llama"], "text"),
+    "encoder": (
+        "hf:bert",
+        FAMILIES["bert"] | {"hidden_dropout_prob": "0.0", "attention_probs_dropout_prob": "0.0"},
+        "text",
+    ),
+    "vit": ("hf:vit", FAMILIES["vit"] | {"num_labels": "5"}, "user:Images"),
+    "towers": ("user:towers", {"width": "24"}, "user:Pairs"),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_an_unmodified_model_trains_on_two_ranks_as_on_one(tmp_path: Path, kind: str) -> None:
+    model, args, data = RUNS[kind]
+    write_text(tmp_path)
+    (tmp_path / "user.py").write_text(USER_MODULE)
+    flags = [
+        *("--model", model, "--model_args", ",".join(f"{k}={v}" for k, v in args.items()), "--data", data),
+        *("--seq_len", "16", "--global_batch", "8", "--micro_batch", "2", "--steps", "6", "--lr", "1e-2"),
+        *("--no_compile", "--log_every", "1"),
+    ]
+    curves = []
+    for ranks in (1, 2):
+        starter = Starter(tmp_path)
+        run = starter(ranks, *flags, run_dir=tmp_path / f"run-{ranks}")
+        try:
+            assert run.end() == [0] * ranks, run.log_text()
+        finally:
+            starter.kill_all()
+        curves.append(losses(run.run_dir))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    assert list(curves[0]) == [1, 2, 3, 4, 5, 6]
+    assert min(curves[0].values()) < curves[0][1] - 0.02
+
+
+def test_a_run_resumes_and_saves_a_model_that_a_next_run_starts_from(tmp_path: Path, start: Starter) -> None:
+    text = write_text(tmp_path)
+    args = ",".join(f"{k}={v}" for k, v in FAMILIES["gpt2"].items()) + ",resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
+    common = (
+        "--data",
+        str(text),
+        "--seq_len",
+        "16",
+        "--global_batch",
+        "8",
+        "--no_compile",
+        "--log_every",
+        "1",
+        "--lr",
+        "1e-2",
+    )
+    saved = tmp_path / "saved"
+    flags = ("--model", "hf:gpt2", "--model_args", args, "--save_pretrained", str(saved), *common)
+    first = start(1, *flags, "--steps", "3")
+    assert first.end() == [0], first.log_text()
+    second = start(2, *flags, "--steps", "6", attempt=1)
+    assert second.end() == [0, 0], second.log_text()
+    assert sorted(losses(second.run_dir)) == [1, 2, 3, 4, 5, 6]
+    third = start(2, "--model", f"hf:{saved}", *common, "--steps", "1", run_dir=tmp_path / "third")
+    assert third.end() == [0, 0], third.log_text()
+    assert "weights of" in third.log_text()
+    assert losses(third.run_dir)[1] < losses(second.run_dir)[1]
