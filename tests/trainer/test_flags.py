@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from muster_components.trainer.config import HostCapabilities, TrainPlan, resolv
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.models.recipes import RECIPES, model_config
+from muster_components.trainer.models.selection import FactorySource, HuggingFaceSource
 
 NEEDED = ("--model", "gpt:10m", "--data", "x")
 LAPTOP = HostCapabilities(device="cpu", world_size=2, has_compiler=True, has_bf16=True)
@@ -124,3 +126,32 @@ def test_help_is_printed_without_a_traceback() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "--trace_steps" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "hf:"), "must be followed by a model type"),
+        (("--model", "gpt:1m", "--model_args", "a=1"), "--model_args is for hf: models and factories"),
+        (("--model", "hf:llama", "--model_args", "a"), "--model_args must be KEY=VALUE,...; got 'a'"),
+        (("--model", "hf:llama", "--model_args", "a=1,a=2"), "--model_args has 'a' twice"),
+        (("--model", "my.module:build", "--vocab_size", "300"), "--vocab_size is for recipes and hf: models"),
+        (("--model", "gpt:1m", "--save_pretrained", "x"), "--save_pretrained is for hf: models; got --model gpt:1m"),
+        (("--model", "hf:llama", "--parallel", "tp=2"), "--parallel tp=N is for recipes"),
+        (("--model", "gpt:2m"), "--model must be a recipe"),
+    ],
+)
+def test_flags_that_do_not_fit_the_model_are_rejected(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_train_config((*flags, "--data", "text"), {})
+
+
+def test_arguments_of_a_model_may_have_lists() -> None:
+    config = parse_train_config(
+        ("--model", "hf:resnet", "--data", "x", "--model_args", "depths=[1,2],a=(3,4),b=x", "--vocab_size", "300"), {}
+    )
+    assert config.model == HuggingFaceSource(
+        source="resnet", args=(("depths", "[1,2]"), ("a", "(3,4)"), ("b", "x"), ("vocab_size", "300"))
+    )
+    factory = parse_train_config(("--model", "my.module:build", "--data", "x", "--model_args", "width=3"), {})
+    assert factory.model == FactorySource(name="my.module:build", args=(("width", "3"),))

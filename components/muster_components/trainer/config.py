@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import HuggingFaceSource, ModelSource
 from muster_components.trainer.parallel.spec import MeshShape, ParallelSpec
 
@@ -170,7 +171,10 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     spec = config.parallel.spec
-    config.model.require_divisible(spec.tp)
+    if isinstance(config.model, ModelConfig):
+        config.model.require_divisible(spec.tp)
+    elif spec.tp > 1:
+        raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
     if config.parallel.async_tp and (spec.tp == 1 or config.parallel.compile is False):
         raise InputError("--async_tp requires --parallel tp=N and compilation")
     if config.parallel.compiled_autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
