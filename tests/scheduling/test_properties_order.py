@@ -19,7 +19,7 @@ from muster.scheduling.decisions import Decisions
 
 def test_a_gang_does_not_preempt_with_capacity_freed_after_an_equal_gang_before_it_found_no_victims() -> None:
     # `first` finds no victims: a would be back within its guarantee before a second pod fits. What `small` reclaims
-    # leaves room for that pod, so an equal gang behind it would find victims in the same plan.
+    # frees capacity for that pod, so an equal gang behind it would find victims in the same plan.
     on_nodes = {  # GPUs, priority and start of the gangs there
         "r1-0": ((2, 0, 796.0), (2, 0, 793.0), (4, 2, 394.0)),
         "r2-0": ((7, 2, 451.0),),
