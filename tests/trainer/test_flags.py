@@ -80,6 +80,10 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
         (("--parallel", "tp=2", "--seq_len", "33"), "--seq_len must be a multiple of 2 for --parallel tp=2; got 33"),
         (("--parallel", "tp=4"), "--parallel tp=4 requires a multiple of 4 key-value heads; gpt:10m has 6"),
         (("--parallel", "tp=2", "--vocab_size", "257"), "a multiple of 2 tokens in the vocabulary; gpt:10m has 257"),
+        (
+            ("--parallel", "tp=2", "--activation_checkpointing", "full"),
+            "full with --parallel tp=N cannot be compiled by torch; use --activation_checkpointing selective",
+        ),
         (("--async_tp",), "--async_tp requires --parallel tp=N and compilation"),
         (("--async_tp", "--parallel", "tp=2"), "--async_tp requires GPUs"),
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),

@@ -206,6 +206,12 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError(
             "--compile requires a C++ compiler; none of $CXX, c++, g++, clang++ was found; use --no_compile"
         )
+    compiles = host.has_compiler if compile_ is None else compile_
+    if compiles and mesh.tp > 1 and config.parallel.recompute == "full":
+        raise InputError(
+            "--activation_checkpointing full with --parallel tp=N cannot be compiled by torch; "
+            "use --activation_checkpointing selective or --no_compile"
+        )
     if config.parallel.async_tp and not (on_gpu and host.has_compiler):
         raise InputError("--async_tp requires GPUs and a C++ compiler")
     precision = config.parallel.precision
@@ -221,7 +227,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         gradient_accumulation_steps=math.ceil(share / micro_batch),
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
-        compile=host.has_compiler if compile_ is None else compile_,
+        compile=compiles,
         cuda_graph=config.parallel.cuda_graph,
         precision=precision or ("bf16" if on_gpu and host.has_bf16 else "fp32"),
         checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
