@@ -16,4 +16,4 @@ handle=$(torchx run -s muster_local muster.train.fsdp --name towers -j 1x2 --mod
 job=${handle##*/}
 muster watch "$job" --no-report
 await "$job" Succeeded phase "$job"
-python ../verify_loss.py "$MUSTER_HOME"/runs/default-"$job"-* 60 0.5
+python ../verify_loss.py "$MUSTER_HOME"/runs/default-"$job"-* 60 0.7

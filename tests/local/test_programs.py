@@ -123,6 +123,11 @@ def test_a_missing_file_is_reported_with_the_field_that_names_it(
     assert refused.value.field == f"spec.roles[0].template.spec.containers[0].{field}"
 
 
+def test_a_data_set_of_a_module_needs_no_file() -> None:
+    command = [sys.executable, "-m", "muster_components.trainer", "--data", "my.module:dataset"]
+    check_local_support(container_job({"command": command}), BASE)
+
+
 TRAINER = ["-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer"]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -299,8 +300,13 @@ def _before_separator(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
+_DATASET_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
 def _data_exists(data: str, cwd: str) -> bool:
-    """Whether a folder, a file or a match of a glob exists, as the trainer resolves it."""
+    """Whether a folder, a file or a match of a glob exists, as the trainer resolves it, or it names a Python object."""
+    if _DATASET_REFERENCE.fullmatch(data):
+        return True
     path = os.path.join(cwd, os.path.expanduser(data))
     return os.path.exists(path) or (glob.has_magic(data) and next(glob.iglob(path, recursive=True), None) is not None)
 
