@@ -144,6 +144,23 @@ def test_activation_checkpointing_does_not_change_gradients(recompute: Recompute
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_all_blocks_share_one_compiled_graph(recompute: Recompute) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    from muster_components.trainer.parallel.sharding import apply_activation_checkpointing
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = build(dataclasses.replace(SMALL, layers=4))
+    apply_activation_checkpointing(list(model.blocks), recompute)
+    for block in model.blocks:
+        block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    model(*tokens(2, 16)).backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_initial_weights_depend_on_the_seed_only() -> None:
     import torch
 

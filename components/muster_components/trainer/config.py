@@ -48,13 +48,15 @@ class OptimConfig:
 class ParallelConfig:
     """Parallelism and compilation.
 
-    `reshard`: free gathered weights after forward (None: by size). `cuda_graph`: of whole steps, where that helps.
+    `reshard`: free gathered weights after forward (None: by size). `symmetric_memory`: instead of NCCL within a host.
+    `cuda_graph`: of whole steps, where that helps.
     """
 
     spec: ParallelSpec = ParallelSpec()
     compile: bool | None = None
     compiled_autograd: bool = False
     cuda_graph: bool = True
+    symmetric_memory: bool = True
     precision: Precision | None = None
     recompute: Recompute = "none"
     reshard: bool | None = None

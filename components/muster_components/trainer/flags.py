@@ -82,6 +82,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 compile=flags.compile,
                 compiled_autograd=flags.compiled_autograd,
                 cuda_graph=flags.cuda_graph,
+                symmetric_memory=flags.symmetric_memory,
                 precision=None if flags.precision == "auto" else flags.precision,
                 recompute=flags.activation_checkpointing,
                 async_tp=flags.async_tp,
@@ -169,6 +170,9 @@ def _flag_parser() -> FlagParser:
         "layer); =N is a number of ranks",
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
+    _add_switch(
+        group, "symmetric_memory", default=True, help_text="fsdp, bf16: copy between a host's GPUs instead of NCCL"
+    )
     _add_switch(
         group,
         "cuda_graph",

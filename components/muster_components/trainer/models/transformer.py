@@ -193,7 +193,8 @@ def dropout(x_BLD: Tensor, rate: float, key_B: Tensor) -> Tensor:
     """
     _, length, width = x_BLD.shape
     element_LD = torch.arange(length * width, device=x_BLD.device, dtype=torch.int32).view(length, width)
-    h_BLD = element_LD * -1_640_531_527 + key_B[:, None, None]
+    # Combined with the key first: Inductor would fold factors of a mere position into constants beyond 32 bits.
+    h_BLD = (element_LD ^ key_B[:, None, None]) * -1_640_531_527
     h_BLD = (h_BLD ^ ((h_BLD >> 16) & 0xFFFF)) * -2_048_144_789
     h_BLD = (h_BLD ^ ((h_BLD >> 13) & 0x7FFFF)) * -1_028_477_387
     h_BLD = h_BLD ^ ((h_BLD >> 16) & 0xFFFF)

@@ -17,7 +17,10 @@ for bf16.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +36,7 @@ from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.gradients import redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
 from muster_components.trainer.parallel.mesh import RankMesh
+from muster_components.trainer.parallel.symmetric_memory import symmetric_memory_available, use_symmetric_memory
 from muster_components.trainer.parallel.tensor import apply_tensor_parallelism
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
@@ -130,7 +134,7 @@ def parallelize_part(
             compiled.compile(fullgraph=True, dynamic=False)  # in place: keeps the names of parameters
     wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or parallel.compiled_autograd)
     if mesh.shape.data_ranks > 1 and not wraps_with_ddp:
-        apply_fsdp(module, blocks, plan, device, mesh)
+        apply_fsdp(model, module, plan, device, mesh)
     model.initialize(module, device, plan.config.seed)
     if wraps_with_ddp:
         return ModelPart(apply_ddp(module, plan, device), module)
@@ -143,38 +147,56 @@ def parallelize_part(
 def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recompute) -> None:
     """The backward pass of each block computes its activations again: all ("full"), or only cheap ones ("selective").
 
-    Replaces `forward` of the instances, so that the names of parameters do not change.
+    Blocks of one class get the same class, so that they still share one compiled graph; names of parameters do not
+    change.
     """
     if recompute == "none":
         return
     for block in blocks:
-        block.forward = _recomputed(block.forward, recompute)
+        block.__class__ = _recomputing_class(type(block), recompute)
 
 
-def _recomputed(forward: Callable[..., Any], recompute: Recompute) -> Callable[..., Any]:
-    """A function of this module, because torch.compile starts with no frame of torch.utils.checkpoint."""
+@functools.cache
+def _recomputing_class(block_class: type[nn.Module], recompute: Recompute) -> type[nn.Module]:
     contexts: dict[str, Any] = {"context_fn": _selective_contexts} if recompute == "selective" else {}
 
-    def forward_recomputed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
+    # The method of a class: Dynamo guards each function of an instance by itself, and would compile every block.
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(super(recomputing, self).forward, *args, use_reentrant=False, **contexts, **kwargs)
 
-    return forward_recomputed
+    recomputing = type(f"Recomputed{block_class.__name__}", (block_class,), {"forward": forward})
+    return recomputing
 
 
-def apply_fsdp(
-    module: nn.Module, blocks: Sequence[nn.Module], plan: TrainPlan, device: torch.device, mesh: RankMesh
-) -> None:
-    """FSDP2: one group per block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
-    param_dtype = torch.bfloat16 if plan.precision == "bf16" else None
+def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: torch.device, mesh: RankMesh) -> None:
+    """FSDP2: one group per block, one for the head, one for the rest; bf16 weights, float32 gradients and masters."""
+    shards, blocks = mesh.fsdp_mesh, model.blocks(module)
+    bf16 = plan.precision == "bf16"
+    group = shards.get_group(shards.mesh_dim_names[-1] if shards.mesh_dim_names else None)
+    symmetric = bf16 and plan.config.parallel.symmetric_memory and symmetric_memory_available(group, device)
     # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32, cast_forward_inputs=False)
+    block_policy = dataclasses.replace(policy, reduce_dtype=torch.bfloat16) if symmetric else policy
     reshard = plan.config.parallel.reshard
     if reshard is None:
         reshard = device.type == "cuda" and _gathered_bytes(module, plan) > MAX_UNSHARDED_BYTES
-    shards = mesh.fsdp_mesh
     for block in blocks:
-        fully_shard(block, mesh=shards, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=shards, mp_policy=block_policy, reshard_after_forward=reshard)
+    for other in _without_shared_parameters(module, model.compiled_modules(module)):
+        if not isinstance(other, FSDPModule):
+            # Its gradients are reduced first, while the blocks' are computed, instead of last with the embedding's.
+            fully_shard(other, mesh=shards, mp_policy=policy, reshard_after_forward=False)
     fully_shard(module, mesh=shards, mp_policy=policy, reshard_after_forward=False)
+    if symmetric:
+        use_symmetric_memory(blocks, group, device)
+
+
+def _without_shared_parameters(module: nn.Module, children: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of `children` that have no parameter in common with the rest of `module`, as a tied head has."""
+    users: Counter[nn.Parameter] = Counter(
+        parameter for part in module.modules() for parameter in part.parameters(recurse=False)
+    )
+    return [child for child in children if all(users[parameter] == 1 for parameter in child.parameters())]
 
 
 def apply_ddp(module: nn.Module, plan: TrainPlan, device: torch.device) -> nn.Module:
