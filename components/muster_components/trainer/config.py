@@ -56,7 +56,7 @@ class ParallelConfig:
     compile: bool | None = None
     compiled_autograd: bool = False
     cuda_graph: bool = True
-    symmetric_memory: bool = True
+    symmetric_memory: bool = False
     precision: Precision | None = None
     recompute: Recompute = "none"
     reshard: bool | None = None
