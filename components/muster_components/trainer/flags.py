@@ -170,9 +170,7 @@ def _flag_parser() -> FlagParser:
         "layer); =N is a number of ranks",
     )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
-    _add_switch(
-        group, "symmetric_memory", default=False, help_text="fsdp, bf16: copy between a host's GPUs, not NCCL"
-    )
+    _add_switch(group, "symmetric_memory", default=False, help_text="fsdp, bf16: copy between a host's GPUs, not NCCL")
     _add_switch(
         group,
         "cuda_graph",
