@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -152,20 +151,22 @@ def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recom
     """
     if recompute == "none":
         return
+    classes = {block_class: _recomputing_class(block_class, recompute) for block_class in set(map(type, blocks))}
     for block in blocks:
-        block.__class__ = _recomputing_class(type(block), recompute)
+        block.__class__ = classes[type(block)]
 
 
-@functools.cache
 def _recomputing_class(block_class: type[nn.Module], recompute: Recompute) -> type[nn.Module]:
     contexts: dict[str, Any] = {"context_fn": _selective_contexts} if recompute == "selective" else {}
 
     # The method of a class: Dynamo guards each function of an instance by itself, and would compile every block.
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(super(recomputing, self).forward, *args, use_reentrant=False, **contexts, **kwargs)
+        def without_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            return block_class.forward(self, *args, **kwargs)
 
-    recomputing = type(f"Recomputed{block_class.__name__}", (block_class,), {"forward": forward})
-    return recomputing
+        return checkpoint(without_checkpoint, *args, use_reentrant=False, **contexts, **kwargs)
+
+    return type(f"Recomputed{block_class.__name__}", (block_class,), {"forward": forward})
 
 
 def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: torch.device, mesh: RankMesh) -> None:
