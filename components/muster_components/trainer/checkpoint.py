@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, cast
@@ -64,12 +64,15 @@ class Checkpointer:
         parts: Sequence[tuple[nn.Module, torch.optim.Optimizer]],
         reporter: Reporter,
         fingerprint: dict[str, object],
+        tied: Mapping[str, str] | None = None,
     ) -> None:
-        """`fingerprint`: the values that a later run must match to resume from these checkpoints."""
+        """`fingerprint`: the values that a later run must match to resume from these checkpoints; `tied`: further names
+        of tied parameters with the first one, by which they are saved once."""
         self._store = store
         self._parts = parts
         self._reporter = reporter
         self._fingerprint = fingerprint
+        self._tied = tied or {}
         self._group = dist.new_group(backend="gloo")
         self._is_rank0 = dist.get_rank() == 0
         # Publishing (rename, fsync, removal of old ones) is slow: a thread of rank 0 does it.
@@ -226,9 +229,10 @@ class Checkpointer:
             own = get_optimizer_state_dict(module, optimizer, options=_FLAT)
             # Options such as weight decay are those of the flags; the learning rate is set in every step.
             options = {name: value for name, value in own.items() if not name.startswith(_STATE)}
-            loaded = {name: state["optimizer"][name] for name in own if name.startswith(_STATE)}
+            loaded = {name: state["optimizer"][self._saved(name)] for name in own if name.startswith(_STATE)}
             set_optimizer_state_dict(module, optimizer, {**options, **loaded}, options=_FLAT)
-            set_model_state_dict(module, {name: state["model"][name] for name in get_model_state_dict(module)})
+            weights = {name: state["model"][self._saved(name)] for name in get_model_state_dict(module)}
+            set_model_state_dict(module, weights)
         self.started_step = self.saved_step = candidate.step
         return None
 
@@ -263,10 +267,19 @@ class Checkpointer:
         model: dict[str, Any] = {}
         optimizer_state: dict[str, Any] = {}
         for module, optimizer in self._parts:
-            model.update(get_model_state_dict(module))
+            model.update({self._saved(name): value for name, value in get_model_state_dict(module).items()})
             flat = get_optimizer_state_dict(module, optimizer, options=_FLAT)
-            optimizer_state.update({name: value for name, value in flat.items() if name.startswith(_STATE)})
+            optimizer_state.update(
+                {self._saved(name): value for name, value in flat.items() if name.startswith(_STATE)}
+            )
         return {"model": model, "optimizer": optimizer_state}
+
+    def _saved(self, name: str) -> str:
+        """The name of a parameter, or of its optimizer state, in checkpoints."""
+        if not name.startswith(_STATE):
+            return self._tied.get(name, name)
+        parameter, _, kind = name.removeprefix(_STATE).rpartition(".")
+        return f"{_STATE}{self._tied.get(parameter, parameter)}.{kind}"
 
     def _record_event(self, kind: str, message: str, step: int) -> None:
         if self._is_rank0:

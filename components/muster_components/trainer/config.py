@@ -13,6 +13,7 @@ from typing import Literal
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import HuggingFaceSource, ModelSource
+from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, refusal
 from muster_components.trainer.parallel.spec import MeshShape, ParallelSpec
 
 Precision = Literal["bf16", "fp32"]
@@ -48,11 +49,12 @@ class OptimConfig:
 class ParallelConfig:
     """Parallelism and compilation.
 
-    `reshard`: free gathered weights after forward (None: by size). `symmetric_memory`: instead of NCCL within a host.
-    `cuda_graph`: of whole steps, where that helps.
+    `schedule`: of pipelines (None: 1F1B). `reshard`: free gathered weights after forward (None: by size).
+    `symmetric_memory`: instead of NCCL within a host. `cuda_graph`: of whole steps, where that helps.
     """
 
     spec: ParallelSpec = ParallelSpec()
+    schedule: str | None = None
     compile: bool | None = None
     compiled_autograd: bool = False
     cuda_graph: bool = True
@@ -111,7 +113,8 @@ class TrainPlan:
     """A TrainConfig with all defaults resolved.
 
     Each data-parallel rank processes `micro_batch` sequences at once, `gradient_accumulation_steps` times per step. If
-    their product exceeds `global_batch`, the remaining positions are padding.
+    their product exceeds `global_batch`, the remaining positions are padding. A pipeline runs the micro-batches in the
+    order of `schedule`.
     """
 
     config: TrainConfig
@@ -120,6 +123,7 @@ class TrainPlan:
     global_batch: int
     micro_batch: int
     gradient_accumulation_steps: int
+    schedule: Schedule
     lr: float
     warmup: int
     compile: bool
@@ -179,6 +183,12 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
     if config.parallel.async_tp and (spec.tp == 1 or config.parallel.compile is False):
         raise InputError("--async_tp requires --parallel tp=N and compilation")
+    if config.parallel.schedule is not None:
+        find_schedule(config.parallel.schedule)
+        if spec.pp == 1:
+            raise InputError(
+                f"--schedule requires pipeline parallelism, such as --parallel pp=2; got --parallel {spec}"
+            )
     if config.parallel.compiled_autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
         raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
     if config.parallel.compiled_autograd and config.parallel.compile is False:
@@ -192,8 +202,8 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     seq_len = config.data.seq_len or (1024 if on_gpu else 128)
     global_batch = config.data.global_batch or (64 if on_gpu else 16)
     mesh = config.parallel.spec.shape(host.world_size)
-    if mesh.pp > 1:
-        raise InputError(f"--parallel supports fsdp, hsdp, ddp and tp; got {mesh}")
+    if mesh.pp > 1 and mesh.tp > 1:
+        raise InputError(f"--parallel with both pp and tp is not supported; got {mesh}")
     if seq_len % mesh.tp:
         raise InputError(f"--seq_len must be a multiple of {mesh.tp} for --parallel {mesh}; got {seq_len}")
     if global_batch < mesh.data_ranks:
@@ -202,7 +212,9 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
             f"--global_batch must be at least the number of {ranks}, {mesh.data_ranks}; got {global_batch}"
         )
     share = math.ceil(global_batch / mesh.data_ranks)
-    micro_batch = min(config.data.micro_batch or share, share)
+    # In a pipeline, so many micro-batches that ranks wait less than a fifth of the time with the default schedule.
+    micro_batch = min(config.data.micro_batch or (share if mesh.pp == 1 else max(1, share // (4 * mesh.pp))), share)
+    micro_steps = math.ceil(share / micro_batch)
     compile_ = config.parallel.compile
     if compile_ and not host.has_compiler:
         raise InputError(
@@ -219,6 +231,10 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     precision = config.parallel.precision
     if precision == "bf16" and not host.has_bf16:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
+    schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
+    backend = "inductor" if compiles else None
+    if mesh.pp > 1 and (reason := refusal(schedule, ranks=mesh.pp, micro_batches=micro_steps, compile_backend=backend)):
+        raise InputError(reason)
     every = config.checkpoint.every
     return TrainPlan(
         config=config,
@@ -226,7 +242,8 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,
-        gradient_accumulation_steps=math.ceil(share / micro_batch),
+        gradient_accumulation_steps=micro_steps,
+        schedule=schedule,
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
         compile=compiles,

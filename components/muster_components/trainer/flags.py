@@ -24,6 +24,7 @@ from muster_components.trainer.data.token_files import TOKEN_DTYPES
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import RECIPES
 from muster_components.trainer.models.selection import model_source
+from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, SCHEDULES
 from muster_components.trainer.parallel.spec import parse_parallel
 
 TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
@@ -79,6 +80,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
             parallel=ParallelConfig(
                 spec=parse_parallel(flags.parallel),
+                schedule=flags.schedule,
                 compile=flags.compile,
                 compiled_autograd=flags.compiled_autograd,
                 cuda_graph=flags.cuda_graph,
@@ -153,7 +155,9 @@ def _flag_parser() -> FlagParser:
     group.add_argument(
         "--global_batch", type=_integer, help="sequences per step over all ranks (default: 16 on CPU, 64 on GPU)"
     )
-    group.add_argument("--micro_batch", type=_integer, help="sequences per micro-step (default: all of the rank)")
+    group.add_argument(
+        "--micro_batch", type=_integer, help="sequences per micro-step (default: all of the rank; with pp=N, a 4N-th)"
+    )
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=_float, help="peak learning rate (default: the recipe's)")
     group.add_argument("--warmup", type=_integer, metavar="STEPS", help="default: a sixth of the steps, at most 100")
@@ -167,8 +171,9 @@ def _flag_parser() -> FlagParser:
         default="fsdp",
         metavar="MESH",
         help="list of fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards), tp=N (split each "
-        "layer); =N is a number of ranks",
+        "layer), pp=N (pipeline of N ranks); =N is a number of ranks",
     )
+    group.add_argument("--schedule", help=f"of a pipeline: {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})")
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
     _add_switch(group, "symmetric_memory", default=False, help_text="fsdp, bf16: copy between a host's GPUs, not NCCL")
     _add_switch(

@@ -29,13 +29,14 @@ from muster_components.trainer.data.tokenizer import TokenizerEncoder
 from muster_components.trainer.data.training_data import TrainingData, open_data
 from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
-from muster_components.trainer.forward_backward import BatchReader, GradientAccumulation
+from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, GradientAccumulation
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import FactorySource
 from muster_components.trainer.models.transformer import RecipeModel
 from muster_components.trainer.parallel.mesh import build_mesh
+from muster_components.trainer.parallel.pipeline import PipelinedForwardBackward, parallelize_stages
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
 from muster_components.trainer.profile import StepTracer
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
@@ -71,11 +72,17 @@ def _train(
     model = train_model(plan)
     data = open_shared_data(plan, model, context)
     samples = data.samples
-    parallel = parallelize(model, plan, device, build_mesh(plan.mesh, device.type))
+    mesh = build_mesh(plan.mesh, device.type)
+    pipeline = None
+    if plan.mesh.pp > 1:
+        example = BatchReader(plan, model, samples, torch.device("cpu"), mesh.data_rank).read(1)[0]
+        pipeline = parallelize_stages(model, plan, device, mesh, example)
+    parallel = parallelize(model, plan, device, mesh) if pipeline is None else pipeline.parallel
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
     store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
-    checkpointer = Checkpointer(store, parts, reporter, checkpoint_fingerprint(plan, model, data))
+    fingerprint = checkpoint_fingerprint(plan, model, data)
+    checkpointer = Checkpointer(store, parts, reporter, fingerprint, parallel.tied)
     _require_no_padding(plan, model)
     weight_per_step = plan.global_batch * samples.weight_per_sample
     if context.is_rank0:
@@ -85,7 +92,12 @@ def _train(
     for part in parallel.parts:
         part.publish_weights()
     reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)
-    forward_backward = GradientAccumulation(model, parallel, plan.mesh.data_ranks / weight_per_step)
+    gradient_scale = plan.mesh.data_ranks / weight_per_step
+    forward_backward: ForwardBackward = (
+        GradientAccumulation(model, parallel, gradient_scale)
+        if pipeline is None
+        else PipelinedForwardBackward(plan, pipeline, gradient_scale)
+    )
     flops_per_sample = model.flops_per_sample()
     state = TrainState(
         plan,

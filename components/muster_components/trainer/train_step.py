@@ -106,7 +106,13 @@ class TrainStep:
         """Loss, stop flag and gradient norm after an optimizer step. Does not wait for the GPU."""
         loss_sum = self._forward_backward.run(batches)
         with record_function("clip"):
-            grad_norm = clip_gradients(self._parallel.parameters(), self._plan.config.optim.clip)
+            mesh = self._parallel.mesh
+            grad_norm = clip_gradients(
+                self._parallel.parameters(),
+                self._plan.config.optim.clip,
+                mesh.dimension("pp").get_group() if mesh.shape.pp > 1 else None,
+                self._parallel.uncounted,
+            )
         with record_function("optimizer"):
             for optimizer in self._optimizers:
                 optimizer.step()

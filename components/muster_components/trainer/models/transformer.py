@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.recipes import ModelConfig, flops_per_token
+from muster_components.trainer.parallel.call_graph import find_blocks
 
 IGNORE_INDEX = -1
 """The target of positions without loss."""
@@ -276,13 +277,11 @@ class RecipeModel:
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The decoder's layers."""
-        assert isinstance(module, Transformer)
-        return list(module.blocks)
+        return list(find_blocks(module).values())
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
         """The layers, and the head with its loss."""
-        assert isinstance(module, Transformer)
-        return [*module.blocks, module.head]
+        return [*self.blocks(module), *(child for child in module.children() if isinstance(child, Head))]
 
     def compile_whole(self, module: nn.Module) -> None:
         """All layers in one graph; on a GPU the loss by its own kernel."""

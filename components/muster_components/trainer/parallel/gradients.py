@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import torch
@@ -18,16 +18,23 @@ _EPSILON: Final = 1e-6
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], max_norm: float, pipeline: dist.ProcessGroup | None = None
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    pipeline: dist.ProcessGroup | None = None,
+    uncounted: Collection[nn.Parameter] = (),
 ) -> Tensor:
     """Scale all gradients such that their total norm is at most `max_norm`; returns the norm before, on all ranks.
 
     A model has parameters on several meshes if some are split by tensor parallelism, and of other stages on the ranks
-    of `pipeline`.
+    of `pipeline`. Those of `uncounted` are scaled, but another rank or parameter counts for them in the norm.
     """
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = defaultdict(list)
+    scaled = []
     for parameter in parameters:
-        if (gradient := parameter.grad) is not None:
+        if (gradient := parameter.grad) is None:
+            continue
+        scaled.append(local(gradient))
+        if parameter not in uncounted:
             by_mesh[gradient.device_mesh if isinstance(gradient, DTensor) else None].append(gradient)
     norms = [_whole(get_total_norm(gradients)) for gradients in by_mesh.values()]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
@@ -36,7 +43,7 @@ def clip_gradients(
         dist.all_reduce(squared, group=pipeline)
         total = squared.sqrt()
     factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
-    torch._foreach_mul_([local(gradient) for gradients in by_mesh.values() for gradient in gradients], factor)
+    torch._foreach_mul_(scaled, factor)
     return total
 
 

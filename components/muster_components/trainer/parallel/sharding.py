@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -82,6 +82,10 @@ class ParallelModel:
     parameter_count: int
     """Of the whole model."""
     autocast: bool
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Of each parameter's further names, the first one, by which checkpoints have it."""
+    uncounted: frozenset[nn.Parameter] = frozenset()
+    """Parameters that other parts count in the gradient norm: copies of tied ones in pipeline stages."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of all parts that the optimizers update."""
@@ -111,10 +115,10 @@ def parallelize(model: TrainModel, plan: TrainPlan, device: torch.device, mesh: 
     """Apply the steps of this module's docstring in their order."""
     with torch.device("meta"):
         module = model.build()
-    count = parameter_count(module)
+    count, tied = parameter_count(module), tied_names(module)
     part = parallelize_part(model, module, plan, device, mesh)
     autocast = plan.precision == "bf16" and isinstance(part.module, DistributedDataParallel)
-    return ParallelModel((part,), mesh, device, count, autocast)
+    return ParallelModel((part,), mesh, device, count, autocast, tied)
 
 
 def parallelize_part(
@@ -210,6 +214,15 @@ def apply_ddp(module: nn.Module, plan: TrainPlan, device: torch.device) -> nn.Mo
     replicated = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
     replicated.compile(dynamic=False)
     return replicated
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """The further names of tied parameters, and their first name."""
+    first: dict[nn.Parameter, str] = {}
+    names = {
+        name: first.setdefault(parameter, name) for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+    return {name: canonical for name, canonical in names.items() if name != canonical}
 
 
 def parameter_count(module: nn.Module) -> int:

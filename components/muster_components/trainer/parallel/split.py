@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -108,8 +108,14 @@ def sent_tensors(graph: CallGraph, plan: StagePlan) -> tuple[Tensor, ...]:
     return tuple(_output(graph, result) for result in plan.sends)
 
 
-def build_stage(module: nn.Module, graph: CallGraph, plan: StagePlan, finish: FinishForward | None = None) -> nn.Module:
-    """A copy of the model for one stage, called as `stage(*received, **batch)`.
+def build_stage(
+    module: nn.Module,
+    graph: CallGraph,
+    plan: StagePlan,
+    finish: FinishForward | None = None,
+    targets: Collection[str] = (),
+) -> nn.Module:
+    """A copy of the model for one stage, called as `stage(*received, **batch)`; only `finish` gets the `targets` of it.
 
     It returns a tuple of the tensors to send. The last stage returns the model's output, or what `finish` makes of
     output and batch. `module` is not changed, and may be on the meta device; the copy does not share its parameters.
@@ -128,7 +134,7 @@ def build_stage(module: nn.Module, graph: CallGraph, plan: StagePlan, finish: Fi
         if not any(plan.start <= position < plan.end for position in positions):
             memo[id(original)] = _OtherStage(run, name, on_meta(original))
     stage = copy.deepcopy(module, memo)
-    stage.forward = functools.partial(_forward, stage, run, finish)
+    stage.forward = functools.partial(_forward, stage, run, finish, targets)
     return stage
 
 
@@ -242,7 +248,15 @@ class _OtherStage(Placeholder):
         return self.run.stand_in(position)
 
 
-def _forward(stage: nn.Module, run: _StageRun, finish: FinishForward | None, *received: Tensor, **batch: Tensor) -> Any:
+def _forward(
+    stage: nn.Module,
+    run: _StageRun,
+    finish: FinishForward | None,
+    targets: Collection[str],
+    /,
+    *received: Tensor,
+    **batch: Tensor,
+) -> Any:
     """The forward of a stage."""
     if not run.observing:
         for name, module in _modules_with_results(stage, run):
@@ -250,7 +264,7 @@ def _forward(stage: nn.Module, run: _StageRun, finish: FinishForward | None, *re
         run.observing = True
     run.begin(received, next(tensor.device for tensor in batch.values()))
     try:
-        output = type(stage).forward(stage, **batch)
+        output = type(stage).forward(stage, **{name: value for name, value in batch.items() if name not in targets})
     except _StageEnd:
         return run.end()
     if not run.plan.is_last:
