@@ -40,6 +40,10 @@ def run(text: Path) -> tuple[str, ...]:
         (2, ("--parallel", "tp=2", "--micro_batch", "4")),
         (4, ("--parallel", "tp=2,fsdp=2")),
         (4, ("--parallel", "tp=2,ddp=2", "--micro_batch", "2")),
+        (2, ("--parallel", "pp=2")),
+        (2, ("--parallel", "pp=2", "--schedule", "Interleaved1F1B")),
+        (2, ("--parallel", "pp=2", "--schedule", "ZBVZeroBubble")),
+        (4, ("--parallel", "pp=2,fsdp=2", "--micro_batch", "1")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else f"{value} ranks",
 )
@@ -54,11 +58,16 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5 if ours["step"] == 1 else 1e-3)
 
 
-MESHES = {"one": (1, ()), "fsdp": (2, ()), "tp": (2, ("--parallel", "tp=2"))}
+MESHES = {
+    "one": (1, ()),
+    "fsdp": (2, ()),
+    "tp": (2, ("--parallel", "tp=2")),
+    "pp": (2, ("--parallel", "pp=2", "--schedule", "Interleaved1F1B")),
+}
 
 
 @pytest.mark.parametrize(
-    "chain", [("fsdp", "tp", "one"), ("one", "fsdp", "tp"), ("tp", "one", "fsdp")], ids=" to ".join
+    "chain", [("fsdp", "tp", "one"), ("one", "fsdp", "tp"), ("tp", "pp", "fsdp"), ("pp", "one", "pp")], ids=" to ".join
 )
 def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
     start: Starter, one_process: Path, chain: tuple[str, ...]
@@ -77,6 +86,24 @@ def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
         assert [event["step"] for event in events(ranks.run_dir, "resumed")] == [3, 6][:attempt]
         if attempt < 2:
             rewind(ranks.run_dir, to_step=3 * (attempt + 1))
+
+
+def test_tied_embeddings_on_two_stages_stay_equal_and_are_saved_once(start: Starter, tmp_path: Path) -> None:
+    """GPT-2 uses its embedding in the first stage, and again as the head in the last."""
+    shape = "n_layer=4,n_embd=32,n_head=4,n_positions=64,vocab_size=256,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0"
+    flags = (*TINY, "--model", "hf:gpt2", "--model_args", shape, "--data", str(write_text(tmp_path)), "--steps", "6")
+    alone = start(1, *flags, run_dir=tmp_path / "one")
+    assert alone.end() == [EXIT_OK], alone.log_text()
+    staged = start(2, *flags, "--parallel", "pp=2", run_dir=tmp_path / "staged")
+    assert staged.end() == [EXIT_OK] * 2, staged.log_text()
+    for ours, theirs in zip(metrics(tmp_path / "staged"), metrics(tmp_path / "one"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    # The checkpoint of the pipeline opens on one rank, and the other way round.
+    again = (*flags, "--steps", "9", "--warmup", "1")
+    assert start(1, *again, run_dir=tmp_path / "staged", attempt=1).end() == [EXIT_OK]
+    assert start(2, *again, "--parallel", "pp=2", run_dir=tmp_path / "one", attempt=1).end() == [EXIT_OK] * 2
+    assert losses(tmp_path / "staged") == pytest.approx(losses(tmp_path / "one"), abs=1e-3)
 
 
 def rewind(run_dir: Path, *, to_step: int) -> None:
