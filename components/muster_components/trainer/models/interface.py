@@ -53,7 +53,7 @@ class TrainModel(Protocol):
         ...
 
     def compile_whole(self, module: nn.Module) -> None:
-        """Compile the whole `module` in place: for one device and few blocks, so that kernels are fused across them."""
+        """Compile the whole `module` in place: for one GPU and few blocks, so that kernels are fused across them."""
         ...
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:

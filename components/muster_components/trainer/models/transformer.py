@@ -284,13 +284,10 @@ class RecipeModel:
         return [*self.blocks(module), *(child for child in module.children() if isinstance(child, Head))]
 
     def compile_whole(self, module: nn.Module) -> None:
-        """All layers in one graph; on a GPU the loss by its own kernel."""
+        """All layers in one graph, the loss by its own kernel."""
         assert isinstance(module, Transformer)
         module.states = torch.compile(module.states, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
-        if torch.cuda.is_available():
-            module.fused_loss = True
-        else:
-            module.head.compile(fullgraph=True, dynamic=False)
+        module.fused_loss = True
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
         """See `init_weights`."""

@@ -5,7 +5,7 @@ The order matters, and is that of torchtitan:
 1. tensor parallelism, which replaces parameters;
 2. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
 3. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
-   graph contains no collective of FSDP2, which would break it (a small model on one device is compiled as a whole);
+   graph contains no collective of FSDP2, which would break it (a small model on one GPU is compiled as a whole);
 4. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
    model, since it needs all parameters at once;
 5. initial weights last, on each rank only its shard.
@@ -42,7 +42,7 @@ MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 """On a GPU, smaller gathered weights are kept between forward and backward."""
 
 MAX_FUSED_BLOCKS: Final = 16
-"""A model on one device with at most as many blocks is compiled as a whole, which takes time for each of them."""
+"""A model on one GPU with at most as many blocks is compiled as a whole, which takes time for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,12 @@ def parallelize_part(
         apply_tensor_parallelism(module, mesh.dimension("tp"), overlap=parallel.async_tp)
     blocks = model.blocks(module)
     apply_activation_checkpointing(blocks, parallel.recompute)
-    if plan.compile and mesh.shape.world_size == 1 and len(blocks) <= MAX_FUSED_BLOCKS:
+    one_gpu = device.type == "cuda" and mesh.shape.world_size == 1
+    if parallel.compiled_autograd or not plan.compile:
+        pass  # compiled autograd compiles what DDP wraps
+    elif one_gpu and len(blocks) <= MAX_FUSED_BLOCKS:
         model.compile_whole(module)
-    elif plan.compile and not parallel.compiled_autograd:
+    else:
         for compiled in model.compiled_modules(module):
             compiled.compile(fullgraph=True, dynamic=False)  # in place: keeps the names of parameters
     wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or parallel.compiled_autograd)
