@@ -262,6 +262,8 @@ def test_an_invalid_stop_request_stops_nothing(client: LocalClient, body: object
         ("GET", "/v2/jobs?name=space", "name"),
         ("POST", "/v2/jobs?dryRun=yes", "dryRun"),
         ("POST", "/v2/jobs?dryrun=true", "dryrun"),
+        ("POST", "/v2/jobs?dryRun=true&dryRun=false", "dryRun"),
+        ("GET", "/v2/jobs/default/any?timeout=abc&timeout=0", "timeout"),
         ("POST", "/v2/apply?dryRun=true", "dryRun"),
         ("GET", "x://[", ""),
     ],

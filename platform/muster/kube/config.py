@@ -13,16 +13,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
-import yaml
-
-from muster.errors import ClusterError, NotFound
+from muster.errors import ClusterError
+from muster.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 
 DEFAULT_NAMESPACE = "default"
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PLUGIN_AUTH_KEYS = ("exec", "auth-provider")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -
     InvalidKubeconfig, `NotFound` ContextNotFound."""
     paths = _kubeconfig_paths(context, environ)
     if paths:
-        return _config_from_kubeconfig(_Kubeconfig.load(paths), context.context)
+        return _config_from_kubeconfig(Kubeconfig.load(paths), context.context)
     if context.context is None and _is_in_cluster(environ):
         return _service_account_config(environ)
     raise ClusterError(
@@ -94,82 +91,59 @@ def _kubeconfig_paths(context: KubeContext, environ: Mapping[str, str]) -> list[
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Kubeconfig:
-    """Several files merged: the first entry of a name wins."""
-
-    paths: list[Path]
-    current: str
-    contexts: dict[str, dict[str, Any]]
-    clusters: dict[str, dict[str, Any]]
-    users: dict[str, dict[str, Any]]
-
-    @classmethod
-    def load(cls, paths: list[Path]) -> _Kubeconfig:
-        read = cls(paths, "", {}, {}, {})
-        current = ""
-        for path in paths:
-            try:
-                document = yaml.safe_load(path.read_text()) or {}
-                current = current or document.get("current-context") or ""
-                for kind, into in (("context", read.contexts), ("cluster", read.clusters), ("user", read.users)):
-                    for entry in document.get(f"{kind}s") or ():
-                        into.setdefault(entry["name"], {**(entry.get(kind) or {}), "": path.parent})
-            except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-                message = f"{path} is not a valid kubeconfig: {_parse_error_text(error)}"
-                raise ClusterError(message, reason="InvalidKubeconfig") from error
-        return cls(paths, current, read.contexts, read.clusters, read.users)
-
-    def resolve_context(self, context_name: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """(name, context, its cluster, its user)."""
-        name, files = context_name or self.current, os.pathsep.join(map(str, self.paths))
-        if name not in self.contexts:
-            known = ", ".join(sorted(self.contexts)) or "none"
-            message = f"context {name!r} does not exist in {files}" if name else f"{files} has no current context"
-            raise NotFound(f"{message}; existing contexts: {known}", field="--context", reason="ContextNotFound")
-        context = self.contexts[name]
-        cluster = self.clusters.get(context.get("cluster", ""))
-        if cluster is None or not cluster.get("server"):
-            message = f"{files}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
-            raise ClusterError(message, reason="InvalidKubeconfig")
-        user = context.get("user")
-        if user and user not in self.users:
-            message = f"{files}: context {name!r} names user {user!r}, which does not exist"
-            raise ClusterError(message, reason="InvalidKubeconfig")
-        return name, context, cluster, self.users.get(user or "", {})
-
-
-def _parse_error_text(error: Exception) -> str:
-    """The error without the excerpt of the file that YAML errors show: it may contain a token."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return str(error)
-
-
-def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> ClientConfig:
-    name, context, cluster, user = config.resolve_context(context_name)
+def _config_from_kubeconfig(config: Kubeconfig, given_context: str | None) -> ClientConfig:
+    name = config.context_name(given_context)
     try:
+        context = config.context(name)
+        cluster, cluster_folder = config.cluster_of(context)
+        user, user_folder = config.user_of(context)
+        server = _parse_url("server", cluster.server or "", ("https", "http"))
+        if cluster.proxy_url:
+            _parse_url("proxy-url", cluster.proxy_url, ("http",))
+        if cluster.tls_server_name:
+            _check_host("tls-server-name", cluster.tls_server_name)
         tls, headers = (
             _login_by_official_client(config.paths, name)
-            if any(key in user for key in _PLUGIN_AUTH_KEYS)
-            else (_tls_context(cluster, user), _auth_header_source(user))
+            if user.exec or user.auth_provider
+            else (_tls_context(cluster, cluster_folder, user, user_folder), _auth_header_source(user, user_folder))
         )
         impersonation_headers = _impersonation_headers(user)
-        proxy_url = _proxy_url(cluster)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         message = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(message, reason="InvalidKubeconfig") from error
-    server = str(cluster["server"]).rstrip("/")
     return ClientConfig(
-        server=server,
-        tls=tls if server.startswith("https") else None,
+        server=server.geturl().rstrip("/"),
+        tls=tls if server.scheme == "https" else None,
         auth_headers=headers,
-        namespace=context.get("namespace") or DEFAULT_NAMESPACE,
+        namespace=context.namespace or DEFAULT_NAMESPACE,
         context_name=name,
-        server_name=cluster.get("tls-server-name") or None,
-        proxy_url=proxy_url,
+        server_name=cluster.tls_server_name or None,
+        proxy_url=cluster.proxy_url or None,
         impersonation_headers=impersonation_headers,
     )
+
+
+def _parse_url(field: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
+    """The URL with its scheme in lower case. Raises ValueError without the value, which may contain a password."""
+    try:
+        url = urlsplit(text)
+        _ = url.port  # parsed when it is read
+    except ValueError as error:
+        raise ValueError(f"{field}: must be a URL with a valid host and port") from error
+    if url.scheme not in schemes or not url.hostname:
+        raise ValueError(f"{field}: must be a URL that begins with {' or '.join(f'{one}://' for one in schemes)}")
+    _check_host(field, url.hostname)
+    return url
+
+
+def _check_host(field: str, host: str) -> None:
+    """Raises ValueError for a name that the first connection would refuse with another error."""
+    try:
+        host.encode("idna")
+    except ValueError as error:
+        raise ValueError(f"{field}: must be a valid host name; got {host!r}") from error
+    if not host.isprintable() or " " in host or host.startswith("."):
+        raise ValueError(f"{field}: must be a valid host name; got {host!r}")
 
 
 def _is_in_cluster(environ: Mapping[str, str]) -> bool:
@@ -188,22 +162,16 @@ def _service_account_config(environ: Mapping[str, str]) -> ClientConfig:
     )
 
 
-def _proxy_url(cluster: Mapping[str, Any]) -> str | None:
-    url = cluster.get("proxy-url")
-    if url and (urlsplit(str(url)).scheme != "http" or not urlsplit(str(url)).hostname):
-        raise ValueError("proxy-url: must be a URL that begins with http://")  # not shown: it may contain a password
-    return str(url) if url else None
-
-
-def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-    data, file = cluster.get("certificate-authority-data"), cluster.get("certificate-authority")
+def _tls_context(cluster: ClusterEntry, cluster_folder: Path, user: UserEntry, user_folder: Path) -> ssl.SSLContext:
+    data, file = cluster.certificate_authority_data, cluster.certificate_authority
     tls = ssl.create_default_context(
-        cafile=None if data or not file else str(cluster[""] / file),
-        cadata=_decode_base64(data).decode() if data else None,
+        cafile=None if data or not file else str(cluster_folder / file),
+        cadata=_decode_base64(data).decode("ascii") if data else None,
     )
-    if cluster.get("insecure-skip-tls-verify"):
+    if cluster.insecure_skip_tls_verify:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    certificate, key = (_inline_or_file(user, name) for name in ("client-certificate", "client-key"))
+    certificate = _inline_or_file(user.client_certificate_data, user.client_certificate, user_folder)
+    key = _inline_or_file(user.client_key_data, user.client_key, user_folder)
     if certificate:
         with tempfile.NamedTemporaryFile() as both:  # only its owner can read it, and ssl takes files alone
             both.write(certificate + b"\n" + (key or b""))  # a file of the certificate may hold the key, too
@@ -217,25 +185,25 @@ def _refuse_encrypted_key() -> str:
     raise ValueError("client-key: must not be encrypted with a passphrase; decrypt it: openssl pkey -in KEY -out NEW")
 
 
-def _inline_or_file(user: Mapping[str, Any], name: str) -> bytes | None:
+def _inline_or_file(data: str | None, file: str | None, folder: Path) -> bytes | None:
     """A user's value from the kubeconfig itself, or from the file it names."""
-    if user.get(f"{name}-data"):
-        return _decode_base64(user[f"{name}-data"])
-    return (user[""] / user[name]).read_bytes() if user.get(name) else None
+    if data:
+        return _decode_base64(data)
+    return (folder / file).read_bytes() if file else None
 
 
 def _decode_base64(text: str) -> bytes:
-    return base64.b64decode("".join(str(text).split()), validate=True)
+    return base64.b64decode("".join(text.split()), validate=True)
 
 
-def _auth_header_source(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
+def _auth_header_source(user: UserEntry, folder: Path) -> Callable[[], Mapping[str, str]]:
     fixed = {}
-    if user.get("tokenFile"):  # takes precedence, as in kubectl
-        return _token_file_source(user[""] / user["tokenFile"])
-    if user.get("token"):
-        return lambda: _authorization(f"Bearer {user['token']}")
-    if user.get("username"):
-        both = f"{user['username']}:{user.get('password', '')}".encode()
+    if user.token_file:  # takes precedence, as in kubectl
+        return _token_file_source(folder / user.token_file)
+    if user.token:
+        return lambda: _authorization(f"Bearer {user.token}")
+    if user.username:
+        both = f"{user.username}:{user.password or ''}".encode()
         fixed["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
     return lambda: fixed
 
@@ -260,26 +228,21 @@ def _authorization(value: str) -> Mapping[str, str]:
     return {"Authorization": value.strip()}
 
 
-def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _impersonation_headers(user: UserEntry) -> tuple[tuple[str, str], ...]:
     """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`. Raises ValueError if they are invalid, and if
     `as` is missing: the API server would ignore the others."""
-    headers = [("Impersonate-User", user["as"])] if user.get("as") else []
-    headers += [("Impersonate-Uid", user["as-uid"])] if user.get("as-uid") else []
-    groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
-    if not isinstance(groups, list):
-        raise ValueError("as-groups: must be a list of groups")
-    if not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
-        raise ValueError("as-user-extra: must be a mapping of lists")
-    headers += [("Impersonate-Group", group) for group in groups]
+    headers = [("Impersonate-User", user.as_)] if user.as_ else []
+    headers += [("Impersonate-Uid", user.as_uid)] if user.as_uid else []
+    headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
     headers += [
-        (f"Impersonate-Extra-{_escape_header_key(str(key))}", value)
-        for key, values in extra.items()
+        (f"Impersonate-Extra-{_escape_header_key(key)}", value)
+        for key, values in (user.as_user_extra or {}).items()
         for value in values
     ]
     for name, value in headers:
-        if not isinstance(value, str) or not value.isprintable():
+        if not value.isprintable():
             raise ValueError(f"{name}: must be a string without control characters; got {value!r}")
-    if headers and not user.get("as"):
+    if headers and not user.as_:
         raise ValueError("as-groups, as-uid and as-user-extra require `as`")
     return tuple(headers)
 

@@ -137,17 +137,20 @@ class _Query:
 
 def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
     """The unquoted segments of the path, and the parameters. Raises `InvalidSpec` BadRequest for a parameter that the
-    call does not have, so that a misspelled `dryRun` submits nothing, and for an invalid value."""
+    call does not have, so that a misspelled `dryRun` submits nothing, for a repeated one, and for an invalid value."""
     try:
         url = urlsplit(target)
     except ValueError as error:
         raise InvalidSpec(f"the URL {target!r} is invalid: {error}", reason=_BAD_REQUEST) from error
     segments = [unquote(segment) for segment in url.path.split("/") if segment]
-    given = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+    parameters = parse_qs(url.query, keep_blank_values=True)
     valid = _parameters(method, segments)
-    for name in given:
+    for name, values in parameters.items():
         if name not in valid:
             raise _bad_parameter(name, f"is no parameter of {method} {url.path}; valid: {', '.join(valid) or 'none'}")
+        if len(values) > 1:
+            raise _bad_parameter(name, f"must be given once; got {', '.join(map(repr, values))}")
+    given = {name: value for name, (value,) in parameters.items()}
     dry_run, timeout = given.get("dryRun", "false"), given.get("timeout", "0")
     if dry_run not in ("true", "false"):
         raise _bad_parameter("dryRun", f"must be true or false; got {dry_run!r}")
