@@ -6,6 +6,7 @@ Invalid arguments are rejected here, before anything is submitted.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from pathlib import Path
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
-from muster_components.trainer.config import parse_trace_config
+from muster_components.trainer.config import TrainConfig, parse_trace_config
 from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, InputError
 from muster_components.trainer.flags import parse_train_config
+from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, find_schedule, refusal
+from muster_components.trainer.parallel.spec import MeshShape
 
 GRACE_PERIOD = "60s"
 """Time to save a checkpoint when the job is preempted or stopped."""
@@ -85,12 +88,20 @@ class SchedulingArgs:
 
 
 def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
-    """The app of `fsdp` and `ddp`. Raises InvalidArgument."""
+    """The app of `fsdp`, `ddp` and `pipeline`. Raises InvalidArgument."""
     return specs.AppDef(
         name=scheduling.name or f"{trainer.component}-{trainer.model}",
         roles=[_role(_trainer_command(trainer, _parse_layout(pods.j)), pods)],
         metadata=_metadata(scheduling, TRAINER_RULES),
     )
+
+
+def parse_switch(name: str, text: str | bool) -> bool:
+    """`True` or `False` in any case, since TorchX reads any other word as False. Raises InvalidArgument."""
+    values = {"true": True, "false": False}
+    if str(text).lower() not in values:
+        raise InvalidArgument(f"--{name} must be True or False; got {text!r}")
+    return values[str(text).lower()]
 
 
 def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
@@ -214,10 +225,25 @@ def _trainer_command(trainer: TrainerArgs, layout: NodeLayout) -> list[str]:
     try:
         config = parse_train_config([*flags, *trainer.extra_args], {})
         for nodes in range(layout.min_nodes, layout.nodes + 1):
-            config.parallel.spec.shape(nodes * layout.nproc)
+            shape = config.parallel.spec.shape(nodes * layout.nproc)
+            _check_schedule(config, shape)
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     return ["-m", "muster_components.trainer", *flags, *trainer.extra_args]
+
+
+def _check_schedule(config: TrainConfig, shape: MeshShape) -> None:
+    """Raises InputError if torch cannot run the schedule so. Micro-batches are checked if both sizes are given."""
+    if shape.pp == 1:
+        return
+    schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
+    data, stages = config.data, shape.pp * schedule.stages_per_rank
+    micro_batches = stages
+    if data.global_batch is not None and data.micro_batch is not None:
+        micro_batches = math.ceil(math.ceil(data.global_batch / shape.data_ranks) / data.micro_batch)
+    backend = None if config.parallel.compile is False else "inductor"
+    if reason := refusal(schedule, ranks=shape.pp, micro_batches=micro_batches, compile_backend=backend):
+        raise InputError(reason)
 
 
 _COMPONENT_FLAGS = ("queue", "priority", "max_runtime", "name", "max_restarts", "cpu", "gpu", "memMB", "env", "image")

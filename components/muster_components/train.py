@@ -27,7 +27,7 @@ def fsdp(
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
     precision: str = "auto",
-    compile: bool = True,
+    compile: str = "True",
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
@@ -57,7 +57,7 @@ def fsdp(
         global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
         lr: peak learning rate (default: the recipe's)
         precision: auto, bf16 or fp32; auto is bf16 if the GPU supports it
-        compile: whether to compile the blocks; False for eager
+        compile: True, or False for eager
         checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
         trace_ranks: ranks to profile, such as 0,3 (default: all)
@@ -83,7 +83,7 @@ def fsdp(
             global_batch=global_batch,
             lr=lr,
             precision=precision,
-            compile=compile,
+            compile=app_builder.parse_switch("compile", compile),
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
         ),
@@ -110,7 +110,7 @@ def ddp(
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
     precision: str = "auto",
-    compile: bool = True,
+    compile: str = "True",
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
@@ -140,7 +140,7 @@ def ddp(
             global_batch=global_batch,
             lr=lr,
             precision=precision,
-            compile=compile,
+            compile=app_builder.parse_switch("compile", compile),
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
         ),
@@ -156,8 +156,78 @@ def ddp(
     )
 
 
-# ddp has the arguments of fsdp; TorchX reads their help from the docstring.
-ddp.__doc__ = f"{ddp.__doc__}\n    Args:{(fsdp.__doc__ or '').partition('Args:')[2]}"
+def pipeline(
+    *trainer_args: str,
+    model: str,
+    data: str,
+    steps: int = 100,
+    j: str = "1x2",
+    parallel: Optional[str] = None,
+    schedule: Optional[str] = None,
+    micro_batch: Optional[int] = None,
+    seq_len: Optional[int] = None,
+    global_batch: Optional[int] = None,
+    lr: Optional[float] = None,
+    precision: str = "auto",
+    compile: str = "True",
+    checkpoint_every: Optional[int] = None,
+    trace_steps: Optional[str] = None,
+    trace_ranks: Optional[str] = None,
+    queue: Optional[str] = None,
+    priority: Optional[int] = None,
+    max_runtime: Optional[str] = None,
+    name: Optional[str] = None,
+    max_restarts: int = 3,
+    cpu: Optional[int] = None,
+    gpu: Optional[int] = None,
+    memMB: Optional[int] = None,
+    env: Optional[Dict[str, str]] = None,
+    image: str = torchx.IMAGE,
+) -> specs.AppDef:
+    """Trains a model as a pipeline: each rank has some of the blocks, and passes hidden states on to the next.
+
+    Usage: torchx run -s muster_local muster.train.pipeline -j 1x2 --model gpt:10m --data DIR --steps 60
+    """
+    pipeline_args = [
+        *(["--schedule", schedule] if schedule is not None else []),
+        *(["--micro_batch", str(micro_batch)] if micro_batch is not None else []),
+    ]
+    return app_builder.training_app(
+        app_builder.TrainerArgs(
+            component="pipeline",
+            parallel=parallel or "pp=2,fsdp",
+            model=model,
+            data=data,
+            steps=steps,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            lr=lr,
+            precision=precision,
+            compile=app_builder.parse_switch("compile", compile),
+            checkpoint_every=checkpoint_every,
+            extra_args=(*pipeline_args, *trainer_args),
+        ),
+        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        app_builder.SchedulingArgs(
+            name=name,
+            queue=queue,
+            priority=priority,
+            max_runtime=max_runtime,
+            trace_steps=trace_steps,
+            trace_ranks=trace_ranks,
+        ),
+    )
+
+
+# These have the arguments of fsdp; TorchX reads their help from the docstring.
+_ARGUMENTS = (fsdp.__doc__ or "").partition("Args:")[2]
+ddp.__doc__ = f"{ddp.__doc__}\n    Args:{_ARGUMENTS}"
+_PIPELINE_ARGUMENTS = """
+        schedule: GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV (default: 1F1B)
+        micro_batch: sequences per micro-batch (default: four micro-batches for each stage)"""
+pipeline.__doc__ = f"{pipeline.__doc__}\n    Args:{_PIPELINE_ARGUMENTS}" + _ARGUMENTS.replace(
+    "the component's name, all ranks", "pp=2, and fsdp over the other ranks"
+)
 
 
 def script(

@@ -26,7 +26,7 @@ def built(name: str, arguments: str) -> AppDef:
 
 
 def test_torchx_takes_every_component_for_a_valid_one() -> None:
-    for name in ("fsdp", "ddp", "script"):
+    for name in ("fsdp", "ddp", "pipeline", "script"):
         component = get_component(f"muster.train.{name}")
         assert component.validation_errors == []
         assert "Usage: torchx run -s muster_local muster.train." in component.description
@@ -107,6 +107,30 @@ def test_a_script_runs_with_tracing_and_heartbeat_attached() -> None:
         "my/train.py", "--lr", "0.1",
     ]  # fmt: skip
     assert built("script", "-m pkg.train").roles[0].args[-2:] == ["-m", "pkg.train"]
+
+
+def test_a_pipeline_is_two_stages_and_fsdp_over_the_other_ranks() -> None:
+    args = built("pipeline", "-j 1x4 --model gpt:1m --data DIR --schedule GPipe --micro_batch 2").roles[0].args
+    assert args[args.index("muster_components.trainer") + 1 :] == [
+        "--parallel", "pp=2,fsdp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--schedule", "GPipe",
+        "--micro_batch", "2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--schedule ZBVZeroBubble", "torch cannot do for compiled modules (backend inductor)"),
+        ("--schedule 2F2B", "--schedule must be one of GPipe, 1F1B"),
+        ("-j 1x1", "--parallel pp=2,fsdp needs a multiple of 2 ranks; got 1"),
+        ("--global_batch 8 --micro_batch 8", "needs at least as many micro-batches as stages, 2; got 1"),
+        ("--compile yes", "--compile must be True or False; got 'yes'"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused_at_submission(arguments: str, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(expected)):
+        built("pipeline", f"--model gpt:1m --data DIR {arguments}")
+    built("pipeline", "--model gpt:1m --data DIR --schedule ZBVZeroBubble --compile False")
 
 
 def test_both_parallel_components_document_the_same_arguments() -> None:
