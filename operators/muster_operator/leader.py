@@ -177,8 +177,7 @@ class Leader:
 
     def _retry(self, term: LeaderTerm, uids: Iterable[str]) -> None:
         if term is self.term:
-            # A job with a write of unknown outcome is decided again once that is known.
-            term.engine.recheck({uid for uid in uids if not self._queue.uncertain.concerns(uid)})
+            term.engine.recheck({uid for uid in uids if not self._queue.uncertain.recheck_when_settled(uid)})
             self._wakeup.set()
 
     async def _wait_until_synced(self) -> None:

@@ -52,6 +52,7 @@ class _UncertainWrite:
     write: Write | None  # None: the object only has to be read
     since: float
     blocks: bool
+    recheck: bool  # the job is to be decided again once the outcome is known
     task: asyncio.Task[None] | None = None
 
 
@@ -83,6 +84,13 @@ class UncertainWrites:
     def concerns(self, uid: str) -> bool:
         """Whether the outcome of a write of this job is unknown."""
         return bool(self._writes) and any(one.target.uid == uid for one in self._writes.values())
+
+    def recheck_when_settled(self, uid: str) -> bool:
+        """The pause of this job is over. If the outcome of one of its writes is unknown the job is decided again once
+        that is known (True)."""
+        for one in self._writes.values():
+            one.recheck = one.recheck or one.target.uid == uid
+        return self.concerns(uid)
 
     def block_decisions(self, uid: str) -> None:
         """A decision needs this job: nothing is decided until the outcome of its writes is known."""
@@ -116,7 +124,9 @@ class UncertainWrites:
         earlier = self._writes.pop(target.path, None)
         if earlier is not None and earlier.task is not None:
             earlier.task.cancel()
-        one = self._writes[target.path] = _UncertainWrite(target, write, self.clock(), blocks)
+        one = self._writes[target.path] = _UncertainWrite(
+            target, write, self.clock(), blocks, recheck=write is not None
+        )
         one.task = asyncio.create_task(self._resolve(one))
 
     async def _resolve(self, one: _UncertainWrite) -> None:
@@ -133,9 +143,10 @@ class UncertainWrites:
             else:
                 break
         self._forget(one)
-        if one.write is not None:  # else its rejection was handled when it was answered
+        if one.recheck:
             self._settled_jobs.add(one.target.uid)
             self.changed()
+        if one.write is not None:  # else its rejection was handled when it was answered
             one.target.on_settled()
         _LOG.info("write settled", extra={"object": one.target.path, "had_answer": one.write is None})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
+from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, admitted, serve, tried
 from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
@@ -149,5 +151,43 @@ def test_a_deleted_service_is_created_again_before_the_next_attempt() -> None:
         harness.term.engine.recheck()
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2
+
+    serve(server, scenario)
+
+
+class SlowReads(Server):
+    """An API server that answers reads of pods once `reads` is set."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__([("POST", "/pods/bad-", code)])
+        self.reads = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.endswith("/pods"):
+            await self.reads.wait()
+        return await super().answer(request)
+
+
+@pytest.mark.parametrize("code", [409, 500])
+def test_a_job_whose_pause_ends_before_its_pods_are_read_is_decided_again_after_the_read(code: int) -> None:
+    server = SlowReads(code)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        end_pause = harness.leader._retry
+        harness.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # the test ends the pause
+        harness.submit("bad", 5, admitted())
+        await harness.run_cycle()
+        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2
+        server.refuses.clear()
+        end_pause(harness.term, ["uid-bad"])
+        harness.wakeup.clear()
+        server.reads.set()
+        async with asyncio.timeout(60):
+            while harness.uncertain.concerns("uid-bad"):  # noqa: ASYNC110 - a condition of another task
+                await asyncio.sleep(0.01)
+        assert harness.wakeup.is_set()
+        await harness.run_cycle()
+        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 4
 
     serve(server, scenario)
