@@ -7,7 +7,7 @@ because the watch may lag. It is also read after a conflict that our own earlier
 Until then no other write of that job is made (`concerns`), and its capacity counts as taken: an admission as if it was
 written (`JobCache.assume_status`), a release as if it was not. Other jobs are decided on, except (`settle`) where a
 decision on the state before the write may contradict it: a nomination or an eviction concerns several jobs, and a
-decision may need to write the job itself. While many writes are uncertain nothing is decided.
+decision may need to write the job itself. While many writes have no answer nothing is decided.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
 _REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then reading is enough
 _SETTLE_S = 1.0  # a decision waits this long for the outcome of a new uncertain write
-_MAX_WRITES = 8  # more at a time: nothing is decided
+_MAX_WRITES = 8  # more without an answer at a time: nothing is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ class WriteTarget:
     affects: Literal["no job", "its job", "several jobs"] = "its job"
     still_wanted: Callable[[], bool] = lambda: True
     on_settled: Callable[[], None] = lambda: None
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether the object is a pod; else it is the job itself."""
+        return self.path.rpartition("/")[0].endswith("/pods")
 
 
 @dataclass(slots=True)
@@ -74,7 +79,8 @@ class UncertainWrites:
             return await write()
         except ApiError as error:
             if error.code == 409 or error.code >= 500:
-                self._record(target, None, blocks=True)  # the read is quick, since the API server answers
+                # The read is quick, since the API server answers. Decisions need no pod: its job's status counts.
+                self._record(target, None, blocks=not target.is_pod)
             raise
         except NoAnswer:
             if target.affects != "no job":  # else the guard by version is enough
@@ -105,8 +111,9 @@ class UncertainWrites:
         if tasks:
             await asyncio.wait(tasks, timeout=_SETTLE_S)
         blocking = [path for path, one in self._writes.items() if one.blocks]
-        if blocking or len(self._writes) > _MAX_WRITES:
-            raise ClusterError(f"the outcome of writes is not known yet: {', '.join(blocking or self._writes)}")
+        unanswered = [path for path, one in self._writes.items() if one.write is not None]
+        if blocking or len(unanswered) > _MAX_WRITES:
+            raise ClusterError(f"the outcome of writes is not known yet: {', '.join(blocking or unanswered)}")
 
     def take_settled_jobs(self) -> set[str]:
         """Jobs with a write whose outcome became known since the last call: they are to be decided again."""

@@ -191,3 +191,23 @@ def test_a_job_whose_pause_ends_before_its_pods_are_read_is_decided_again_after_
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 4
 
     serve(server, scenario)
+
+
+@pytest.mark.parametrize("code", [409, 500])
+def test_many_rejected_pods_that_are_still_read_delay_no_other_job(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_operator.uncertain_writes._SETTLE_S", 0.05)
+    monkeypatch.setattr("muster_operator.uncertain_writes._MAX_WRITES", 1)
+    server = SlowReads(code)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
+        await harness.run_cycle()
+        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2
+        harness.submit("good", 6)
+        await harness.run_cycle()
+        assert harness.phase("good") == "Admitted"
+        assert harness.uncertain.concerns("uid-bad")
+        harness.uncertain.clear()
+
+    serve(server, scenario)
