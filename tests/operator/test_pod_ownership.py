@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from tests.operator.caches import new_cache
-from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
+from tests.operator.objects import job_document, job_seen, name_of, node_seen, pod_seen, read, template
 
 from muster.api.spec import ROLE_LABEL
-from muster.cluster import ObservedState, PodView
-from muster.kube.objects import V1Pod
+from muster.cluster import DeletePod, ObservedState, PodView
+from muster.engine import CycleResult, Engine
+from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod
+from muster.model import Admit
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 
@@ -174,3 +176,50 @@ def test_pods_of_a_deleted_job_are_unmanaged_also_for_a_new_job_of_its_name(cach
     cache.jobs.on_upsert(again)
     observed = cache.observe()
     assert (observed.pods, unmanaged_on_node(observed)) == ({}, UNMANAGED)
+
+
+def decide_with_a_waiting_gang(cache: ClusterCache, *pods: V1Pod) -> CycleResult:
+    """A cycle with these pods and two jobs on a node of 8 GPUs: one runs with one pod of one GPU there, and one of
+    another namespace waits for four GPUs."""
+    meta = {"name": "h200", "uid": "f", "resourceVersion": "1"}
+    flavor = {"metadata": meta, "spec": {"nodeLabels": {"rack": "r1"}}}
+    cache.flavors.on_upsert(read(RawCustomObject, flavor))
+    share = {"flavor": "h200", "guaranteed": {"nvidia.com/gpu": "8", "pods": "100"}}
+    queue = {"metadata": {**meta, "name": "research"}}
+    cache.queues.on_upsert(read(RawCustomObject, {**queue, "spec": {"namespaceSelector": {}, "resources": [share]}}))
+    running = job_document(roles=[{"name": "trainer", "replicas": 1, "template": template()}])
+    at = "2026-11-21T10:00:00Z"
+    conditions = [
+        {"type": kind, "status": "True", "reason": kind, "lastTransitionTime": at} for kind in ("Admitted", "PodsReady")
+    ]
+    placement = [{"role": "trainer", "flavor": "h200", "nodes": [{"node": "n1", "indexes": "0"}]}]
+    times = {"submittedAt": at, "admittedAt": at, "startedAt": at}
+    running["status"] = {**times, "observedGeneration": 1, "placement": placement, "conditions": conditions}
+    cache.jobs.on_upsert(read(RawTrainingJob, running))
+    waiting = job_document("victim", 2, roles=[{"name": "trainer", "replicas": 4, "template": template()}])
+    waiting["metadata"]["namespace"] = "other"
+    cache.jobs.on_upsert(read(RawTrainingJob, waiting))
+    for pod in pods:
+        cache.pods.on_upsert(pod)
+    return Engine().reconcile(cache.observe())
+
+
+def admitted(result: CycleResult) -> list[str]:
+    return [one.gang_uid for one in result.decisions if isinstance(one, Admit)]
+
+
+def test_pods_outside_the_placement_use_their_node_and_are_deleted(cache: ClusterCache) -> None:
+    extra = [pod_seen(owner=UID, slot=(index, 0)) for index in range(1, 8)]
+    result = decide_with_a_waiting_gang(cache, pod_seen(owner=UID), *extra)
+    assert admitted(result) == []
+    assert {one.name for one in result.writes if isinstance(one, DeletePod)} == {pod.metadata.name for pod in extra}
+
+
+def test_a_pod_of_the_placement_uses_what_it_requests(cache: ClusterCache) -> None:
+    pod = pod_seen(owner=UID)
+    pod.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
+    assert admitted(decide_with_a_waiting_gang(cache, pod)) == []
+
+
+def test_the_waiting_gang_fits_beside_the_pod_of_the_placement(cache: ClusterCache) -> None:
+    assert admitted(decide_with_a_waiting_gang(cache, pod_seen(owner=UID))) == ["uid-victim"]

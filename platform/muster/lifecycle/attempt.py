@@ -37,7 +37,15 @@ from muster.lifecycle.failure import (
     to_last_failure,
 )
 from muster.lifecycle.observation import Observation, Timeouts, max_grace_period_s
-from muster.lifecycle.placement import PodSlotKey, from_status, pod_count, pod_name, pod_slots, recorded_finished_pods
+from muster.lifecycle.placement import (
+    PodSlotKey,
+    from_status,
+    pod_count,
+    pod_name,
+    pod_slots,
+    pods_of_placement,
+    recorded_finished_pods,
+)
 from muster.lifecycle.transitions import START_TIMEOUT
 from muster.model import Placement, RolePlacement
 
@@ -59,8 +67,8 @@ class _AttemptContext:
     status: TrainingJobStatus
     observation: Observation
     timeouts: Timeouts
-    pods: tuple[PodView, ...]  # of the present attempt
-    old_pods_gone: bool  # nothing is left of older attempts
+    pods: tuple[PodView, ...]  # of the present attempt and its placement
+    old_pods_gone: bool  # no other pods are left
     finished: frozenset[PodSlotKey]  # pods that completed and were deleted
 
 
@@ -82,7 +90,7 @@ def evaluate_attempt(
 def _attempt_context(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
 ) -> _AttemptContext:
-    pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt)
+    pods = pods_of_placement(status, observation.pods)
     finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
     return _AttemptContext(job, status, observation, timeouts, pods, len(pods) == len(observation.pods), finished)
 

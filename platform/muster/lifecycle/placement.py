@@ -73,6 +73,22 @@ def pod_slots(placement: Iterable[RolePlacementStatus]) -> Iterator[PodSlot]:
                 index += 1
 
 
+def pods_of_placement(status: TrainingJobStatus, pods: Iterable[PodView]) -> tuple[PodView, ...]:
+    """The pods of the present attempt whose role, index and node are those of a slot of the placement.
+
+    Names of pods can be computed, so a user can create others under names that follow from the attempt. A pod that is
+    neither bound nor pinned, as far as is known, has no node yet.
+    """
+    node_of = {(slot.role, slot.index): slot.node for slot in pod_slots(status.placement)}
+    return tuple(
+        pod
+        for pod in pods
+        if pod.attempt == status.attempt
+        and (node := node_of.get((pod.role, pod.index))) is not None
+        and pod.node in ("", node)
+    )
+
+
 def pod_count(placement: Iterable[RolePlacementStatus]) -> int:
     """Number of pods."""
     return sum(len(index_range(share.indexes)) for part in placement for share in part.nodes)
@@ -133,13 +149,12 @@ def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
 
 
 def newly_finished_pods(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodView]:
-    """Pods of the present attempt that have done so since."""
+    """Pods of the placement that have done so since."""
     known = recorded_finished_pods(status)
     return [
         pod
-        for pod in pods
-        if pod.attempt == status.attempt
-        and pod.phase == "Succeeded"
+        for pod in pods_of_placement(status, pods)
+        if pod.phase == "Succeeded"
         and not pod.deleting  # otherwise it may have been stopped
         and (pod.role, pod.index) not in known
     ]

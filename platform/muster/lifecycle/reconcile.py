@@ -33,6 +33,7 @@ from muster.lifecycle.placement import (
     newly_finished_pods,
     pod_name,
     pod_slots,
+    pods_of_placement,
     recorded_finished_pods,
     to_finished_pods,
     without_nodes,
@@ -182,9 +183,10 @@ class _JobReconciler:
         return without_nodes(places, frozenset(names - good))
 
     def _create_missing_pods(self) -> None:
-        """Create missing pods of the present attempt, once no pod of older ones is left."""
+        """Create missing pods of the present attempt, once no pod of older ones or outside its placement is left."""
         status, now = self.status, self.observation.now
-        stale = [pod for pod in self.observation.pods if pod.attempt != status.attempt]
+        own = {pod.name for pod in pods_of_placement(status, self.observation.pods)}
+        stale = [pod for pod in self.observation.pods if pod.name not in own]
         self._delete_pods(stale)
         if stale:
             return

@@ -69,6 +69,7 @@ class ClusterState:
         self.nominations: dict[str, model.Nomination] = {}
         self.rejected: dict[str, Wait] = {}
         self.blamed: dict[str, list[spec.BlamedNode]] = {}
+        self.uncharged: dict[str, Mapping[str, model.Resources]] = {}  # as in the projection
         self.timers = TimerQueue()
         self.nodes: Mapping[str, NodeView] = {}
         self.node_projection = NodeProjection()
@@ -163,7 +164,7 @@ class ClusterState:
         self._job_ids.discard(id(entry.job))
         self.fair_share.charge(uid, entry.charge, {}, now, now)
         self.timers.schedule(uid, NEVER)
-        for index in (self.pending, self.running, self.nominations, self.rejected, self.blamed):
+        for index in (self.pending, self.running, self.nominations, self.rejected, self.blamed, self.uncharged):
             index.pop(uid, None)
         self.nominated_or_evicting.discard(uid)
         self.unbound.discard(uid)

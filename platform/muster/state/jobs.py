@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from muster import model
 from muster.api import spec
@@ -26,13 +26,15 @@ _MAX_TERMINATING_AMOUNT = 2**56  # of anything, by one gang: pods created by oth
 
 @dataclass(frozen=True, slots=True)
 class JobProjection:
-    """At most one of `pending`, `running` and `rejected` is set. `changes_at`: when it may change by time alone."""
+    """At most one of `pending`, `running` and `rejected` is set. `changes_at`: when it may change by time alone.
+    `uncharged`: by node, what pods of a running gang use beyond what the gang is charged for."""
 
     pending: Gang | None = None
     running: RunningGang | None = None
     nomination: Nomination | None = None
     rejected: Wait | None = None
     changes_at: float = NEVER
+    uncharged: Mapping[str, Resources] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ def project_job(
     """The projection of a workload now; `gang` is its gang."""
     admission = workload.admission(now)
     if admission is not None:
-        return JobProjection(running=_running_gang(workload, admission, pods, gang))
+        running = _running_gang(workload, admission, pods, gang)
+        return JobProjection(running=running, uncharged=_uncharged_usage(running, pods))
     nomination = workload.nomination(now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
     if any(pod.phase in ACTIVE_POD_PHASES for pod in pods):
@@ -93,6 +96,28 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
         retained_placement=placement if resizing and not admission.evicting else retained,
         retained_until=admission.retained_until if retained else None,
     )
+
+
+def _uncharged_usage(running: RunningGang, pods: Iterable[PodView]) -> dict[str, Resources]:
+    """By node, what pods use beyond the requests of the roles on the nodes of the placement.
+
+    Users can create pods under the names of a job's pods, and admission plugins may change requests. Such pods must not
+    hide what they use. Pods that kube-scheduler has not bound use nothing.
+    """
+    requests = {role.name: role.request for role in running.gang.roles}
+    surplus = Counter[tuple[str, Resources]]()  # pods, by node and request
+    for pod in pods:
+        if pod.phase in ACTIVE_POD_PHASES and pod.pending_reason != "Unschedulable":
+            surplus[pod.node, pod.request or requests.get(pod.role, _SLOT)] += 1
+    for part in running.placement:
+        for node, count in part.nodes:
+            surplus[node, requests[part.role]] -= count
+    usage: dict[str, Resources] = {}
+    for (node, request), count in surplus.items():
+        if count:
+            usage[node] = usage.get(node, Resources()).plus(request.times(count))
+    excess = {node: Resources.of({name: max(0, one) for name, one in total}) for node, total in usage.items()}
+    return {node: amounts for node, amounts in excess.items() if amounts}
 
 
 def _with_stale_pods(placement: Placement, stale: Iterable[PodView]) -> Placement:

@@ -15,7 +15,7 @@ from muster.api.spec import TrainingJob
 from muster.api.validation import QueueReadiness
 from muster.cluster import ObservedState, PodView
 from muster.lifecycle.failure import shared_blamed_nodes
-from muster.model import DecayedUsage, Role, Snapshot, Wait
+from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.projection import AllowedNamespaces, reuse_equal, reuse_tuple
@@ -65,7 +65,7 @@ def build_snapshot(
     shared = shared_blamed_nodes(state.blamed, now, len(observed.nodes)) if state.blamed else {}
     state.last_snapshot = snapshot = Snapshot(
         now=now,
-        nodes=state.node_projection.nodes,
+        nodes=_with_uncharged_usage(state.node_projection.nodes, state.uncharged.values(), last.nodes if last else ()),
         flavors=state.node_projection.flavors,
         queues=state.queue_projection.queues,
         pending=reuse_tuple(state.pending.values(), last.pending if last else ()),
@@ -82,6 +82,26 @@ def build_snapshot(
         overlaps=state.node_projection.overlaps,
         wake_at=min(shared.values(), default=None),
     )
+
+
+def _with_uncharged_usage(
+    nodes: tuple[NodeInfo, ...], usages: Iterable[Mapping[str, Resources]], before: tuple[NodeInfo, ...]
+) -> tuple[NodeInfo, ...]:
+    """The nodes, with what pods of gangs use of them uncharged as unmanaged usage; reuses nodes of `before`."""
+    total: dict[str, Resources] = {}
+    for usage in usages:
+        for name, amount in usage.items():
+            total[name] = total.get(name, Resources()).plus(amount)
+    if not total:
+        return nodes
+    known = {node.name: node for node in before if node.name in total}
+    fresh = (
+        reuse_equal(known.get(node.name), replace(node, unmanaged_usage=node.unmanaged_usage.plus(total[node.name])))
+        if node.name in total
+        else node
+        for node in nodes
+    )
+    return reuse_tuple(fresh, before)
 
 
 def _same_nodes(a: Snapshot, b: Snapshot) -> bool:
@@ -111,6 +131,7 @@ def _project_jobs(
         _set_or_remove(state.running, uid, projection.running)
         _set_or_remove(state.nominations, uid, projection.nomination)
         _set_or_remove(state.rejected, uid, projection.rejected)
+        _set_or_remove(state.uncharged, uid, projection.uncharged or None)
         _set_or_remove(state.blamed, uid, job.status.blamed_nodes or None)
         state.schedule(uid)
 
@@ -164,6 +185,7 @@ def _project_job(
         nomination=reuse_equal(old.nomination, fresh.nomination),
         rejected=reuse_equal(old.rejected, fresh.rejected),
         changes_at=fresh.changes_at,
+        uncharged=fresh.uncharged,
     )
 
 
