@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.backoff import Backoff
 from muster.cluster import ObjectWrites
@@ -30,7 +30,7 @@ _CONFLICT_PAUSE_S = 0.05  # for the watch to deliver the change
 _MAX_IDLE_S = 60.0
 _INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # minimum interval between the starts of cycles, times the time to decide
 _START_WITHIN_S = 2.0  # what is not started by then is decided again on newer state,
-_POLL_S = 1.0  # longest sleep while deferred statuses wait
+_POLL_S = 1.0  # longest sleep while deferred statuses wait, or jobs are paused
 _MIN_WRITE_FACTOR = (
     6.0  # but not before writing took this many times as long as deciding: otherwise most decisions would be discarded
 )
@@ -44,6 +44,7 @@ class LeaderTerm:
     id: str = field(default_factory=lambda: secrets.token_hex(3))
     cycles: int = 0
     last_cycle: CycleResult | None = None
+    paused: frozenset[str] = frozenset()  # jobs that the last cycle left out
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
     refusals: Backoff = field(default_factory=lambda: Backoff(0.1, 5.0))  # of cycles with a rejected status
@@ -111,7 +112,9 @@ class Leader:
         if result.unwritten:
             return 0.0
         assert term.last_cycle is not None
-        wake_at, longest_s = term.last_cycle.wake_at, _POLL_S if self._queue.has_deferred() else _MAX_IDLE_S
+        wake_at, longest_s = term.last_cycle.wake_at, _MAX_IDLE_S
+        if term.paused or self._queue.has_deferred():
+            longest_s = _POLL_S
         longest_s = min(longest_s, self._writer.events.due_in_s())
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
@@ -151,7 +154,9 @@ class Leader:
         self._writer.metrics.cycle_started_at = time.time()
         term.cycles += 1
         CYCLE.set(f"{term.id}-{term.cycles}")
-        observed = self._cache.observe()
+        observed = replace(self._cache.observe(), paused=self._queue.paused_jobs())
+        term.engine.recheck(observed.paused | term.paused)
+        term.paused = observed.paused
         observed_at = time.monotonic()
         cycle = await asyncio.to_thread(term.engine.reconcile, observed)
         if outages.count != outages_before:

@@ -5,10 +5,11 @@ By priority: the phases of a scheduling cycle (`write_cycle`); finalizers, repor
 the one of `muster.cluster`. A long cycle stops starting jobs after a while: what was not started is decided again on
 newer state, so that other changes need not wait for thousands of writes.
 
-A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of
-one namespace is down, a policy forbids a delete, a quota is contended. Errors that affect all objects end the cycle: no
-connection, a lost Lease, failed authentication, too many requests. While the outcome of a write of a job is unknown
-(`uncertain_writes`), nothing else of that job is written.
+A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of one
+namespace is down, a policy forbids a delete, a quota is contended. So does a status with repeated conflicts, because
+its job is edited all the time. Errors that affect all objects end the cycle: no connection, a lost Lease, failed
+authentication, too many requests. While the outcome of a write of a job is unknown (`uncertain_writes`), nothing else
+of that job is written.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _LOG = logging.getLogger("muster.operator")
 _CONFLICT_CODES = (404, 409)  # the object changed or was deleted meanwhile
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _MIN_INVALID_PAUSE_S = 5.0  # for rejections that a user has to fix
+_MAX_CONFLICTS = 2  # of one job in a row, before it is paused
 _MAX_ENTRIES = 50_000
 _CONCURRENT_OBJECTS = 64
 _DEFERRED_BATCH = 64  # deferred statuses between two checks for changes
@@ -164,6 +166,7 @@ class WriteQueue:
         self._is_incomplete = False  # the last cycle left something unwritten
         self._deferred: dict[str, ObjectWrites] = {}  # by job, oldest first
         self._retries: dict[str, _RetryState] = {}
+        self._conflicts: dict[str, int] = {}  # by job: consecutive conflicts of its status
         self._clock = clock
 
     def begin_term(self) -> None:
@@ -218,9 +221,12 @@ class WriteQueue:
                 self._skip_uncertain(item, result)
                 continue
             try:
-                if not await write_object(item, result):
+                if await write_object(item, result):
+                    self._conflicts.pop(item.job_uid, None)
+                else:
                     result.conflicts += 1
                     result.unwritten.add(item.job_uid)
+                    self._record_conflict(item.job_uid, result.deferred)
             except ClusterError as error:
                 result.unwritten.add(item.job_uid)
                 if not is_server_wide(error):
@@ -234,6 +240,19 @@ class WriteQueue:
                 result.refused += 1
                 bug = ApiError(500, "", f"{type(error).__name__}: {error}")
                 self.record_refusal(object_key(item), bug, result.deferred)
+
+    def _record_conflict(self, uid: str, deferred: set[str]) -> None:
+        """The status of a job was rejected because the job changed. After two in a row it is paused."""
+        if len(self._conflicts) >= _MAX_ENTRIES and uid not in self._conflicts:
+            self._conflicts.clear()  # costs only a later pause
+        self._conflicts[uid] = count = self._conflicts.get(uid, 0) + 1
+        if count >= _MAX_CONFLICTS:
+            self.record_failure(uid, ApiError(409, "Conflict", "the job changed"), deferred)
+
+    def paused_jobs(self) -> frozenset[str]:
+        """Jobs that are not decided on now, since their statuses conflict repeatedly."""
+        conflicts = self._conflicts.items()
+        return frozenset(uid for uid, count in conflicts if count >= _MAX_CONFLICTS and not self.may_retry(uid))
 
     def _skip_uncertain(self, item: ObjectWrites, result: WriteResult) -> None:
         """Leave out the writes of a job until the outcome of an earlier one is known. Other writes may depend on its

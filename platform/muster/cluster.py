@@ -15,6 +15,8 @@ five rules:
 3. A refused status of a job (Conflict; a job that was removed counts as refused) ends the writes of that object only,
    but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.
+   A job whose status is refused repeatedly may be paused (`ObservedState.paused`), so that it does not stop the later
+   phases of every cycle; it is passed to `Engine.recheck` when the pause begins and when it ends.
 4. Then pass the jobs whose writes did not all succeed to `Engine.recheck`, observe, and run a cycle at once. Statuses
    of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that was
    removed, and an event that cannot be recorded, do not count as refused. Nor does a pod that the cluster does not
@@ -146,6 +148,7 @@ class ObservedState:
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
     pod_rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
     decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
+    paused: frozenset[str] = frozenset()  # uids of jobs that are not reconciled now; their capacity stays charged
 
 
 @dataclass(frozen=True, slots=True)

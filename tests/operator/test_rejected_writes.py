@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import OperatorHarness, Server, admitted, serve, tried
+from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve, tried
 from tests.operator.caches import relist
 from tests.operator.objects import pod_seen
 
@@ -16,6 +17,7 @@ from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer
 from muster_operator.cache.cached_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"
+WAITING: dict[str, Any] = {"observedGeneration": 1, "phase": "Pending", "submittedAt": NOW, "conditions": []}
 
 
 @pytest.mark.parametrize("code", [403, 409, 422, 500, 503])
@@ -209,5 +211,37 @@ def test_many_rejected_pods_that_are_still_read_delay_no_other_job(code: int, mo
         assert harness.phase("good") == "Admitted"
         assert harness.uncertain.concerns("uid-bad")
         harness.uncertain.clear()
+
+    serve(server, scenario)
+
+
+@pytest.mark.parametrize("status", [WAITING, admitted()], ids=["waiting", "with capacity"])
+def test_a_job_that_is_edited_all_the_time_delays_no_other_job(status: dict[str, Any]) -> None:
+    server = Server()
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        server.edited["trainingjobs/edited/"] = 9999  # the newest version is never delivered in time
+
+        async def cycle_after_edit(version: int) -> None:
+            harness.submit("edited", version, status, suspend=True)
+            await harness.run_cycle()
+
+        edits = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
+        for version in (10, 11):
+            await cycle_after_edit(version)
+        assert (server.count(edits), harness.queue.pause_s("uid-edited")) == (2, 1.0)
+        harness.submit("good", 12)
+        await cycle_after_edit(13)
+        assert harness.phase("good") == "Admitted"
+        assert server.count(edits) == 2
+        harness.now = 1.0
+        await cycle_after_edit(14)
+        assert (server.count(edits), harness.queue.pause_s("uid-edited")) == (3, 2.0)
+        await cycle_after_edit(15)
+        harness.now = 3.0
+        server.edited.clear()
+        await harness.run_cycle()
+        assert (server.count(edits), harness.queue.failures("uid-edited")) == (4, 0)
 
     serve(server, scenario)

@@ -96,10 +96,14 @@ class Engine:
         changes = state.update(observed)
         updater = StatusUpdater(observed, state.jobs, state.nodes, self._timeouts)
         for uid in changes.reconcile:
-            updater.reconcile_job(uid)
+            if uid not in observed.paused:
+                updater.reconcile_job(uid)
         updater.sync_nominations(
-            state.nominated_or_evicting
-            | {uid for uid in changes.reconcile if has_nomination_or_eviction(updater.latest_status(uid))}
+            (
+                state.nominated_or_evicting
+                | {uid for uid in changes.reconcile if has_nomination_or_eviction(updater.latest_status(uid))}
+            )
+            - observed.paused
         )
         # 2. Plan on the result.
         usage = state.fair_share.published_usage(now)

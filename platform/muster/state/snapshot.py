@@ -127,6 +127,8 @@ def _project_jobs(
         projection, rejection = entry.projection, observed.pod_rejections.get(uid)
         if projection.pending is not None and rejection is not None:
             projection = replace(projection, pending=None, rejected=Wait(uid, "PodRejected", rejection))
+        if uid in observed.paused:
+            projection = replace(projection, pending=None, rejected=None)
         _set_or_remove(state.pending, uid, projection.pending)
         _set_or_remove(state.running, uid, projection.running)
         _set_or_remove(state.nominations, uid, projection.nomination)
