@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from tests.cluster_client.server import Server
+from tests.cluster_client.server import NODES, Handler, Server
 from tests.kube.impersonation import HEADERS, USER_FIELDS, received
 from tests.kube.proxy import run_proxy
 
+from muster.errors import ClusterError
 from muster.kube.config import ClientConfig, KubeContext, load_config
 from muster.kube.sync_client import KubeClient
 
@@ -50,3 +52,38 @@ def test_requests_pass_through_the_proxy_of_the_kubeconfig() -> None:
     assert f"Proxy-Authorization: Basic {login}" in connect
     assert request.startswith("GET /version HTTP/1.1")
     assert "Proxy-Authorization" not in request
+
+
+def answer_with(body: bytes) -> Any:
+    """A fault that answers 200 with this body."""
+
+    def fault(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>" + b"x" * 500, b"[]", b"null", b"3", b'{"a": "\xff"}', b'{"x": ' + b"9" * 5000 + b"}"]
+)
+def test_an_answer_other_than_an_object_is_an_error_with_its_beginning(server: Server, body: bytes) -> None:
+    server.fail("GET", NODES, answer_with(body))
+    with pytest.raises(ClusterError) as error:
+        server.connection().get(NODES)
+    assert error.value.reason == "InvalidAnswer"
+    assert repr(body[:200].decode(errors="replace")) in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"items": [1], "metadata": {}}', b'{"items": {}, "metadata": {}}', b'{"items": [], "metadata": 1}'],
+)
+def test_an_answer_other_than_a_list_of_objects_is_an_error(server: Server, body: bytes) -> None:
+    server.fail("GET", NODES, answer_with(body))
+    with pytest.raises(ClusterError) as error:
+        list(server.connection().list_items(NODES))
+    assert error.value.reason == "InvalidAnswer"

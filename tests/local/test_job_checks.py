@@ -8,6 +8,7 @@ import pytest
 from tests.local.support import container_job, has
 
 from muster.errors import InvalidSpec
+from muster.local.environment import INTERPRETER_ANNOTATION, MAX_ARGUMENT_BYTES
 from muster.local.job_checks import check_local_support
 
 BASE = {"PATH": "/usr/bin:/bin"}
@@ -30,6 +31,12 @@ BASE = {"PATH": "/usr/bin:/bin"}
         ({"env": [{"name": "A", "value": "b\0c"}]}, {}, "env[0].value: must not contain the character NUL"),
         ({"command": ["true", "a\0b"]}, {}, "containers[0].command[1]: must not contain the character NUL"),
         ({"args": ["a\0b"]}, {}, "containers[0].args[0]: must not contain the character NUL"),
+        (
+            {"env": [{"name": "A", "value": "b" * MAX_ARGUMENT_BYTES}]},
+            {},
+            f"env[0].value: must have at most {MAX_ARGUMENT_BYTES} bytes",
+        ),
+        ({"args": ["a" * (MAX_ARGUMENT_BYTES + 1)]}, {}, "containers[0].args[0]: must have at most"),
         ({"envFrom": [{"secretRef": {}}]}, {}, "containers[0].envFrom: there are no secrets"),
         ({"lifecycle": {"preStop": {}}}, {}, "containers[0].lifecycle: hooks do not run"),
         ({"command": []}, {}, "containers[0].command: must not be empty"),
@@ -58,3 +65,14 @@ def test_fields_that_only_a_container_needs_are_ignored_with_a_notice() -> None:
     assert [notice.split(".")[-1] for notice in notices] == [
         f"{field} is ignored on this host" for field in ("hostNetwork", "image", "readinessProbe")
     ]
+
+
+@pytest.mark.parametrize("value", ["/\0", "/" + "a" * MAX_ARGUMENT_BYTES])
+def test_an_interpreter_with_which_no_process_can_start_is_refused(value: str) -> None:
+    job = container_job({})
+    job = job.model_copy(
+        update={"metadata": job.metadata.model_copy(update={"annotations": {INTERPRETER_ANNOTATION: value}})}
+    )
+    field = f"metadata.annotations[{INTERPRETER_ANNOTATION}]"
+    with pytest.raises(InvalidSpec, check=has("must ", field=field)):
+        check_local_support(job, BASE)

@@ -22,6 +22,7 @@ JsonObject = dict[str, Any]
 _TIMEOUT_S = 60.0
 _PAGE_SIZE = 500
 _CHUNK_BYTES = 65536
+_MAX_SHOWN_BYTES = 200  # of an answer in an error
 UNREACHABLE_TIMEOUT_S = 120.0
 """How long a watch retries an unreachable API server; an upgrade of a control plane takes about this long."""
 
@@ -38,11 +39,15 @@ class KubeClient:
         return self.request("GET", path, query=query)
 
     def list_items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[JsonObject]:
-        """The objects of a collection, page by page."""
+        """The objects of a collection, page by page. Raises as `request` does."""
         more = ""
         while True:
             page = self.get(path, {**(query or {}), "limit": str(_PAGE_SIZE)} | ({"continue": more} if more else {}))
-            yield from page["items"] or ()
+            items, metadata = page.get("items", False), page.get("metadata")
+            items = [] if items is None else items
+            if not isinstance(items, list) or not all(map(_is_object, items)) or not _is_object(metadata):
+                raise _invalid_answer("GET", path, json.dumps(page).encode(), "list of objects")
+            yield from items
             more = page["metadata"].get("continue", "")
             if not more:
                 return
@@ -59,7 +64,8 @@ class KubeClient:
         """One request, retried on 429 and 503.
 
         Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) for the server's error responses;
-        `ClusterError` if it does not answer, does not authenticate the user, or does not serve Muster's API.
+        `ClusterError` if it does not answer, does not authenticate the user, or does not serve Muster's API, and
+        `ClusterError` InvalidAnswer if a proxy answers in its place, for example with a page to sign in.
         """
         url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
@@ -71,7 +77,13 @@ class KubeClient:
             code, answer, retry_after = self._attempt(method, url, payload, content_type)
         if not 200 <= code < 300:
             raise user_error(code, answer, method, path)
-        return decode_json(answer) if answer else {}
+        try:
+            item = decode_json(answer) if answer else {}
+        except ValueError as error:
+            raise _invalid_answer(method, path, answer) from error
+        if not _is_object(item):
+            raise _invalid_answer(method, path, answer)
+        return item
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
@@ -189,6 +201,16 @@ def decode_json(text: bytes) -> JsonObject:
 
         read = json.loads(truncate_depth(text))
     return read
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _invalid_answer(method: str, path: str, answer: bytes, expected: str = "object") -> ClusterError:
+    start = answer[:_MAX_SHOWN_BYTES].decode(errors="replace")
+    message = f"{method} {path}: the answer must be a Kubernetes {expected}; it begins with {start!r}"
+    return ClusterError(message, reason="InvalidAnswer")
 
 
 def _proxy_for(scheme: str, host: str) -> str | None:

@@ -73,12 +73,17 @@ SUBMITTER_ANNOTATIONS = frozenset(
 )
 _KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION}
 _MIN_LOG_LIMIT_BYTES = 2**20
+MAX_ARGUMENT_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1
+"""Most bytes of one argument or variable (`NAME=value`) of a process: Linux' MAX_ARG_STRLEN without the final NUL."""
 
 
 def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None) -> None:
     """Raises `InvalidSpec` for an unknown name, and for a value that is invalid or immutable; `old` is the stored
     job."""
     _refuse_unknown(job, {} if old is None else old.metadata.annotations)
+    if problem := process_text_problem(job.metadata.annotations.get(INTERPRETER_ANNOTATION, "")):
+        field = f"metadata.annotations[{INTERPRETER_ANNOTATION}]"
+        raise InvalidSpec(f"{field}: {problem}", field=field)
     job_log_limit(job, 0)
     allows_oversubscription(job)
     if (
@@ -93,6 +98,17 @@ def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None
             " to change it, delete the job and submit it again",
             field=field,
         )
+
+
+def process_text_problem(text: str) -> str | None:
+    """Why no process can be started with this argument, or with this variable as `NAME=value`; None if one can."""
+    if "\0" in text:
+        return "must not contain the character NUL"
+    try:
+        size = len(os.fsencode(text))
+    except UnicodeEncodeError:
+        return "must be valid Unicode"
+    return f"must have at most {MAX_ARGUMENT_BYTES} bytes; got {size}" if size > MAX_ARGUMENT_BYTES else None
 
 
 def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:

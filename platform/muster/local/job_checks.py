@@ -35,6 +35,7 @@ from muster.local.environment import (
     command_line,
     find_executable,
     interpreter_environment,
+    process_text_problem,
     working_directory,
 )
 from muster.local.nodes import GPU
@@ -145,12 +146,12 @@ def _invalid_process_fields(container: spec.Container) -> Iterator[tuple[str, st
         field = f"containers[0].env[{number}]"
         if not variable.name or "=" in variable.name or "\0" in variable.name:
             yield f"{field}.name", f"must be a name without '=' and the character NUL; got {variable.name!r}"
-        if "\0" in (variable.value or ""):
-            yield f"{field}.value", "must not contain the character NUL"
+        elif problem := process_text_problem(f"{variable.name}={variable.value or ''}"):
+            yield f"{field}.value", problem
     for part, texts in (("command", container.command), ("args", container.args)):
         for number, text in enumerate(texts):
-            if "\0" in text:
-                yield f"containers[0].{part}[{number}]", f"must not contain the character NUL; got {text[:60]!r}"
+            if problem := process_text_problem(text):
+                yield f"containers[0].{part}[{number}]", f"{problem}; it begins with {text[:60]!r}"
 
 
 def _refused_fields(part: spec.ExtensibleModel, fields: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import socket
 import socketserver
 import struct
+import sys
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
@@ -27,9 +29,12 @@ from muster.api.yaml_input import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.local import API_VERSION
 from muster.local.control_loop import ControlLoop
+from muster.local.environment import process_text_problem
 from muster.local.service import DaemonService
 
+_LOG = logging.getLogger("muster.local")
 _MAX_REQUEST_BYTES = 16 * 2**20
+_MAX_DIGITS = 12  # of Content-Length
 _MAX_WATCH_S = 60.0
 _BAD_REQUEST = "BadRequest"
 _HTTP_STATUS: tuple[tuple[type[MusterError], int], ...] = (
@@ -61,7 +66,9 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return bool(uid == os.getuid())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignored: the client closed the connection."""
+        """Logged, unless the client closed the connection or sends nothing."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            _LOG.exception("internal error outside of a call")
 
 
 class RequestHandler(BaseHTTPRequestHandler):
@@ -101,15 +108,18 @@ class RequestHandler(BaseHTTPRequestHandler):
         except ValidationError as error:
             return _error_response(_to_invalid_spec(error))
         except Exception as error:
+            _LOG.exception("internal error in %s %r", self.command, self.path)
             message = f"internal error: {type(error).__name__}: {error}; see daemon.log"
             return _error_response(MusterError(message))
 
     def _body(self) -> Any:
         content_length = self.headers.get("Content-Length") or "0"
-        length = int(content_length) if content_length.isdecimal() else _MAX_REQUEST_BYTES + 1
+        is_number = content_length.isascii() and content_length.isdecimal() and len(content_length) <= _MAX_DIGITS
+        length = int(content_length) if is_number else _MAX_REQUEST_BYTES + 1
         if length > _MAX_REQUEST_BYTES:
             self.close_connection = True
-            raise InvalidSpec(f"Content-Length: must be at most {_MAX_REQUEST_BYTES} bytes; got {content_length}")
+            got = content_length[: 2 * _MAX_DIGITS]
+            raise InvalidSpec(f"Content-Length: must be at most {_MAX_REQUEST_BYTES} bytes; got {got!r}")
         if not length:
             return None
         try:
@@ -259,26 +269,27 @@ def _parse_submission(body: Any) -> tuple[list[Any], list[dict[str, str] | None]
     environments = body.get("environments") if isinstance(body, dict) else None
     if not isinstance(objects, list):
         raise InvalidSpec("objects: must be a list of objects", field="objects")
-    if (
-        not isinstance(environments, list)
-        or len(environments) != len(objects)
-        or not all(of is None or _is_environment(of) for of in environments)
-    ):
-        message = "environments: must be a list with, for each object, null or an object of strings with PATH"
-        raise InvalidSpec(message, field="environments")
+    if not isinstance(environments, list) or len(environments) != len(objects):
+        raise InvalidSpec("environments: must be a list with one entry for each object", field="environments")
+    for number, environment in enumerate(environments):
+        if environment is not None and (problem := _environment_problem(environment)):
+            field = f"environments[{number}]"
+            raise InvalidSpec(f"{field}: {problem}", field=field)
     return objects, environments
 
 
-def _is_environment(value: Any) -> bool:
-    """Whether a process can be started with it."""
-    return (
-        isinstance(value, dict)
-        and "PATH" in value
-        and all(
-            isinstance(text, str) and name and "=" not in name and "\0" not in name + text
-            for name, text in value.items()
-        )
-    )
+def _environment_problem(value: Any) -> str | None:
+    """Why no process can be started with it; None if one can."""
+    if not isinstance(value, dict) or "PATH" not in value:
+        return "must be null or an object of strings with PATH"
+    for name, text in value.items():
+        if not name or "=" in name:
+            return f"{name[:60]!r}: must be a name without '='"
+        if not isinstance(text, str):
+            return f"{name[:60]!r}: must be a string"
+        if problem := process_text_problem(f"{name}={text}"):
+            return f"{name[:60]!r}: {problem}"
+    return None
 
 
 def _parse_delete_targets(body: Any) -> list[tuple[str, str, str]]:
