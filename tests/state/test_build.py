@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.worlds import flavor, nodes, queue
+from tests.state.observed_worlds import NOW, PLACED, admitted, advance, named, pod, snapshot, world
 
 from muster.api import spec
-from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState, PodView
+from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState
 from muster.engine import replay
-from muster.lifecycle import pod_name, transitions
+from muster.lifecycle import transitions
 from muster.model import (
     NodeTaint,
     Nomination,
@@ -22,41 +23,7 @@ from muster.model import (
     Snapshot,
     Topology,
 )
-from muster.state import BuildResult, ClusterState, build_snapshot, snapshot_of
-
-NOW = 1000.0
-PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
-
-
-def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> ObservedState:
-    parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
-    return ObservedState(now=NOW, jobs=jobs, pods=pods or {}, **parts)
-
-
-def advance(state: ClusterState, observed: ObservedState, **fields: Any) -> BuildResult:
-    """The snapshot of the next cycle."""
-    return build_snapshot(state, observed, state.update(observed), **fields)
-
-
-def named(name: str, **fields: Any) -> spec.TrainingJob:
-    one = job(name, **fields)
-    meta = one.metadata.model_copy(update={"uid": name})
-    return one.model_copy(update={"metadata": meta, "status": spec.TrainingJobStatus(submitted_at=NOW - 10)})
-
-
-def admitted(name: str, **fields: Any) -> spec.TrainingJob:
-    one = named(name, **fields)
-    return one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW - 5)})
-
-
-def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: Any = "Running") -> PodView:
-    uid = one.metadata.uid
-    return PodView(pod_name(uid, uid, "trainer", index, attempt), uid, "trainer", index, attempt, node, phase)
-
-
-def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
-    return snapshot_of(world(*jobs, **fields)).snapshot
-
+from muster.state import BuildResult, ClusterState, snapshot_of
 
 # ---- nodes, flavors, queues
 

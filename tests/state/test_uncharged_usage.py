@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.worlds import nodes
-from tests.state.test_build import admitted, advance, named, pod, snapshot, world
+from tests.state.observed_worlds import admitted, advance, named, pod, snapshot, world
 
 from muster.api import spec
 from muster.cluster import PodView
