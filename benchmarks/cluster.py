@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the control plane is that of the tests
 
+from benchmarks.scale.bench_cluster import bench_cluster
 from benchmarks.scale.cases import CASES, MUSTERS_OWN
 from benchmarks.scale.contender import Contender, Rate
 from benchmarks.scale.measure import Row
@@ -36,7 +37,6 @@ from benchmarks.scale.muster import MUSTER
 from benchmarks.scale.order import Turn, turns
 from benchmarks.scale.peers.known import BUILT, GANG_SCHEDULERS, NAMES, Missing, contender
 from benchmarks.scale.table import details, failed, medians, overview
-from benchmarks.scale.world import world
 
 RATES = {"kueue": Rate(300, 500)}  # as Kueue was measured
 COLUMNS = (
@@ -56,10 +56,10 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for turn in turns(args.case or list(CASES), list(contenders), args.repeat, MUSTERS_OWN):
         rows.append(dataclasses.asdict(_measured(turn, contenders[turn.scheduler], args)))
-        _tell(rows[-1:], args)
+        _print_rows(rows[-1:], args)
     together = medians(rows)
     if args.repeat > 1:
-        _tell(together, args)
+        _print_rows(together, args)
     if args.table:
         print(f"\n{overview(together, GANG_SCHEDULERS)}\n\n{details(together)}")
     return int(any(map(failed, rows)))
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a folder with {', '.join(needs)}")
     parser.add_argument("--no-muster", action="store_true", help="only those of --beside")
     parser.add_argument("--nodes", type=int, default=500, help="of 8 GPUs, 20 in a rack (default: %(default)d)")
-    parser.add_argument("--repeat", type=int, default=1, help="in how many worlds each case is measured")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="how often each case is measured, each time on a new control plane"
+    )
     parser.add_argument("--qps", type=int, help="a scheduler's calls a second (default: 1000; of case kueue 300)")
     parser.add_argument("--burst", type=int, help="in one burst (default: 2000; of case kueue 500)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -91,8 +93,8 @@ def _contenders(args: argparse.Namespace) -> dict[str, Contender]:
             raise Missing(f"--{name} PATH is of use only with --beside {name}")
     if args.no_muster and not args.beside:
         raise Missing("--no-muster needs a --beside: there is nothing to measure")
-    mine = {} if args.no_muster else {"muster": MUSTER}
-    return mine | {name: contender(name, paths.get(name)) for name in args.beside}
+    measured = {} if args.no_muster else {"muster": MUSTER}
+    return measured | {name: contender(name, paths.get(name)) for name in args.beside}
 
 
 def _measured(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
@@ -110,18 +112,18 @@ def _measured(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
 
 
 def measure(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
-    """One repetition, in a world of its own."""
+    """One repetition, on a control plane of its own."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as temporary:
         folder = Path(temporary)
         if args.keep is not None:
             folder = args.keep / f"{turn.case}-{turn.scheduler}-{turn.number}"
         usual = RATES.get(turn.case, Rate())
         rate = Rate(args.qps or usual.qps, args.burst or usual.burst)
-        with world(folder, args.nodes, rate, one) as ready:
+        with bench_cluster(folder, args.nodes, rate, one) as ready:
             return asyncio.run(CASES[turn.case](ready))  # type: ignore[arg-type]
 
 
-def _tell(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> None:
+def _print_rows(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> None:
     for row in rows:
         if args.out is not None:
             with args.out.open("a") as file:

@@ -5,7 +5,7 @@
 
 30 queues in 5 cohorts. A queue owns 20 CPUs and may borrow 100 more from its cohort. 15,000 jobs of one pod come to
 them: 350 small, 100 medium and 50 large ones to each queue. There are more nodes than the queues may use, as in a test
-of quota alone, and a job that has to leave is gone at once, as there. The work itself takes 66 s. It stands in
+of quota alone, and a job that is evicted terminates at once, as there. The work itself takes 66 s. Its source is
 kubernetes-sigs/kueue, test/performance/scheduler/configs/baseline/generator.yaml.
 """
 
@@ -24,7 +24,7 @@ NODES, NODE_CPUS = 100, 96
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Jobs that are alike: how many come to each queue, one every `every_s`, and what each asks for."""
+    """Jobs that are alike: how many come to each queue, one every `every_s`, and what each requests."""
 
     name: str
     count: int

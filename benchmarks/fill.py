@@ -56,54 +56,56 @@ def gangs_of(count: int, prefix: str = "g") -> tuple[Gang, ...]:
     return tuple(Gang(f"{prefix}{i}", f"ns/{prefix}{i}", "default", 0, float(i), (ROLE,)) for i in range(count))
 
 
-def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple[Plans, Snapshot, PlannerCache | None]:
+def _timed(
+    case: str, snapshot: Snapshot, batches: list[tuple[Gang, ...]]
+) -> tuple[Plans, Snapshot, PlannerCache | None]:
     """Plan after plan, each with the next batch waiting beside those that wait still."""
     cache: PlannerCache | None = None
     times: list[float] = []
     placed, wall = 0, 0.0
     for number, batch in enumerate(batches, 1):
-        world = replace(world, now=float(number), pending=(*world.pending, *batch), running=_ready(world))
+        snapshot = replace(snapshot, now=float(number), pending=(*snapshot.pending, *batch), running=_ready(snapshot))
         began, process = time.perf_counter(), time.process_time()
-        made = plan(world, cache)
+        made = plan(snapshot, cache)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
         cache = made.cache
-        world = _started(world, made.decisions)
+        snapshot = _started(snapshot, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
-    return _plans(case, placed, times, wall), world, cache
+    return _plans(case, placed, times, wall), snapshot, cache
 
 
 def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50) -> Plans:
     """The cluster is full and a quarter as many gangs wait; before every plan some end."""
-    _, world, cache = _timed("", empty(nodes), [gangs])
-    world = replace(world, pending=gangs_of(len(gangs) // 4 + plans * size, "w"))
-    cache = plan(world, cache).cache
+    _, snapshot, cache = _timed("", empty(nodes), [gangs])
+    snapshot = replace(snapshot, pending=gangs_of(len(gangs) // 4 + plans * size, "w"))
+    cache = plan(snapshot, cache).cache
     times: list[float] = []
     placed, wall = 0, 0.0
     for number in range(plans):
-        world = replace(world, now=world.now + 1, running=_ready(world)[size:])
+        snapshot = replace(snapshot, now=snapshot.now + 1, running=_ready(snapshot)[size:])
         began, process = time.perf_counter(), time.process_time()
-        made = plan(world, cache)
+        made = plan(snapshot, cache)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
         cache = made.cache
-        world = _started(world, made.decisions)
+        snapshot = _started(snapshot, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
         assert placed == (number + 1) * size, "what came free was not used"
     return _plans(f"full, {size} end a plan", placed, times, wall)
 
 
-def _ready(world: Snapshot) -> tuple[RunningGang, ...]:
+def _ready(snapshot: Snapshot) -> tuple[RunningGang, ...]:
     """Those who started in the last plan run now."""
-    return tuple(r if r.started_at is not None else replace(r, started_at=world.now) for r in world.running)
+    return tuple(r if r.started_at is not None else replace(r, started_at=snapshot.now) for r in snapshot.running)
 
 
-def _started(world: Snapshot, decisions: tuple[object, ...]) -> Snapshot:
-    """The world once the admitted have started."""
+def _started(snapshot: Snapshot, decisions: tuple[object, ...]) -> Snapshot:
+    """The snapshot once the admitted have started."""
     placement = {decision.gang_uid: decision.placement for decision in decisions if isinstance(decision, Admit)}
-    come = [RunningGang(g, placement[g.uid], admitted_at=world.now) for g in world.pending if g.uid in placement]
-    waiting = tuple(g for g in world.pending if g.uid not in placement)
-    return replace(world, pending=waiting, running=(*world.running, *come))
+    come = [RunningGang(g, placement[g.uid], admitted_at=snapshot.now) for g in snapshot.pending if g.uid in placement]
+    waiting = tuple(g for g in snapshot.pending if g.uid not in placement)
+    return replace(snapshot, pending=waiting, running=(*snapshot.running, *come))
 
 
 def _plans(case: str, placed: int, times: list[float], wall_s: float) -> Plans:

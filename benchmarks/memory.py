@@ -46,10 +46,10 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=list(CASES), help="repeat for several; default: all")
     parser.add_argument("--jobs", type=int, default=1000, help="(default: %(default)d)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    asked = parser.parse_args()
-    for case in asked.case or list(CASES):
-        row = measured(case, asked.jobs // 10 if case == "refused" else asked.jobs)
-        print(json.dumps(row) if asked.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    args = parser.parse_args()
+    for case in args.case or list(CASES):
+        row = measured(case, args.jobs // 10 if case == "refused" else args.jobs)
+        print(json.dumps(row) if args.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     return 0
 
 

@@ -6,7 +6,7 @@
     python benchmarks/planner.py --case fill      # thousands of gangs of one GPU fill a cluster: see fill.py
     python benchmarks/planner.py --case reclaim   # a guarantee is reclaimed, node by node: see reclaim.py
 
-The world is a busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
+A busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
 8 to 1,024 GPUs in it that were placed by the planner itself and a part of which has ended since; and the same mix
 waiting, several times more than fits, so that a plan admits some, preempts for some, reserves for some, and the others
 wait. `process_*` figures count the time of this process only, for busy machines.
@@ -58,7 +58,7 @@ NODE = Resources.of({GPU: 8, "cpu": 192_000, "memory": 2 << 40, "pods": 110})
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a world is."""
+    """How large a cluster is."""
 
     nodes: int
     gangs: int
@@ -124,7 +124,7 @@ def gangs_of(
     return tuple(gangs)
 
 
-def busy_world(size: Size, seed: int) -> Snapshot:
+def busy_cluster(size: Size, seed: int) -> Snapshot:
     """A cluster that has been in use for a while: about a third of it by the same mix as waits, the rest by gangs of
     8 to 64 GPUs; then one gang in eight ended."""
     draw = random.Random(seed)
@@ -146,7 +146,7 @@ def busy_world(size: Size, seed: int) -> Snapshot:
     return replace(snapshot, now=12_000.0, pending=waiting, running=running, nominations=())
 
 
-def crowded_world(size: Size, seed: int) -> Snapshot:
+def crowded_cluster(size: Size, seed: int) -> Snapshot:
     """Nine of ten nodes taken by one gang of 8 GPUs each; the usual mix waits."""
     draw = random.Random(seed)
     gpus = size.nodes * GPUS_A_NODE
@@ -161,7 +161,7 @@ def crowded_world(size: Size, seed: int) -> Snapshot:
 
 
 def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
-    """The world right after the decisions were carried out; victims are still terminating."""
+    """The snapshot right after the decisions were carried out; victims are still terminating."""
     gang_of = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
     nominations = {nomination.gang_uid: nomination for nomination in snapshot.nominations}
@@ -201,10 +201,10 @@ def timed(snapshot: Snapshot, cache: PlannerCache | None = None) -> tuple[float,
 
 def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed: int) -> dict[str, float | int]:
     """The three figures, as medians, and the smallest of each (what a quiet machine would show)."""
-    world = make(size, seed)
-    full = [timed(world) for _ in range(rounds)]
+    snapshot = make(size, seed)
+    full = [timed(snapshot) for _ in range(rounds)]
     first = full[-1][2]
-    settled, before = until_quiet(world, first)
+    settled, before = until_quiet(snapshot, first)
     draw = random.Random(seed + 1)
     arrivals = [timed(s, before.cache) for s in arrivals_of(settled, size, rounds, draw)]
     releases = [timed(s, before.cache) for s in releases_of(settled, rounds, draw)]
@@ -215,48 +215,48 @@ def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed
         figures[f"min_{name}_s"] = min(run[0] for run in runs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     figures["peak_rss_mib"] = peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
-    figures["running"] = len(world.running)
+    figures["running"] = len(snapshot.running)
     figures["placed"] = sum(isinstance(d, Admit) for d in first.decisions)
     figures["nominated"] = sum(isinstance(d, Nominate) for d in first.decisions)
     figures["waiting"] = sum(isinstance(d, Wait) for d in first.decisions)
     return figures
 
 
-def until_quiet(world: Snapshot, made: PlanResult) -> tuple[Snapshot, PlanResult]:
-    """The world once plans have nothing more to do for now (victims are still terminating), and its plan."""
+def until_quiet(snapshot: Snapshot, made: PlanResult) -> tuple[Snapshot, PlanResult]:
+    """The snapshot once plans have nothing more to do for now (victims are still terminating), and its plan."""
     while not all(isinstance(decision, Wait) for decision in made.decisions):
-        world = replace(applied(world, made), now=world.now + 1)
-        made = plan(world, made.cache)
-    return world, made
+        snapshot = replace(applied(snapshot, made), now=snapshot.now + 1)
+        made = plan(snapshot, made.cache)
+    return snapshot, made
 
 
 def arrivals_of(settled: Snapshot, size: Size, rounds: int, draw: random.Random) -> list[Snapshot]:
-    """Worlds with one more gang that cannot start: it wants a whole block, and none is free."""
+    """Snapshots with one more gang that cannot start: it requires a whole block, and none is free."""
     teams = [queue.name for queue in settled.queues if "/" in queue.name]
     pods = min(128, max(1, size.nodes // 4))
-    worlds = []
+    snapshots = []
     for i in range(rounds):
         role = Role("trainer", pods, pods, POD)
         topology = Topology("block")
         gang = Gang(f"new{i}", f"team/new{i}", draw.choice(teams), 0, settled.now, (role,), topology=topology)
-        worlds.append(replace(settled, now=settled.now + 1 + i, pending=(*settled.pending, gang)))
-    return worlds
+        snapshots.append(replace(settled, now=settled.now + 1 + i, pending=(*settled.pending, gang)))
+    return snapshots
 
 
 def releases_of(settled: Snapshot, rounds: int, draw: random.Random) -> list[Snapshot]:
-    """Worlds with one running gang of 8 GPUs less."""
+    """Snapshots with one running gang of 8 GPUs less."""
     small = [r for r in settled.running if sum(part.replicas for part in r.placement) == 1 and r.state == "admitted"]
-    worlds = []
+    snapshots = []
     for i, ended in enumerate(draw.sample(small, min(rounds, len(small)))):
         running = tuple(r for r in settled.running if r is not ended)
-        worlds.append(replace(settled, now=settled.now + 1 + i, running=running))
-    return worlds
+        snapshots.append(replace(settled, now=settled.now + 1 + i, running=running))
+    return snapshots
 
 
 def check_cache(size: Size, seed: int) -> None:
     """What is timed is right: a plan with a cache equals the plan without."""
-    world = busy_world(size, seed)
-    settled, before = until_quiet(world, plan(world))
+    snapshot = busy_cluster(size, seed)
+    settled, before = until_quiet(snapshot, plan(snapshot))
     cache: PlannerCache = before.cache
     for snapshot in (*arrivals_of(settled, size, 2, random.Random(0)), *releases_of(settled, 2, random.Random(0))):
         quick = plan(snapshot, cache)
@@ -287,7 +287,7 @@ def main() -> None:
         lines = [f"{result.case:<30} {result.victims:>6} victims: {result.plan_s:.2f} s" for result in results]
         print(json.dumps([asdict(result) for result in results], indent=2) if args.json else "\n".join(lines))
         return
-    make = crowded_world if args.case == "crowd" else busy_world
+    make = crowded_cluster if args.case == "crowd" else busy_cluster
     sizes = [Size(args.nodes or 10_000, args.gangs, args.queues)]
     if args.sweep:
         sizes = [Size(n, max(20, n // 5), max(4, n // 50)) for n in (100, 300, 1_000, 3_000, 10_000)]

@@ -2,7 +2,7 @@
 
 `python benchmarks/planner.py --case reclaim` runs it. The small gangs started in turn, node after node, so that those
 who started last are one on every node. In the last case a few GPUs are free and the borrower is above its guarantee by
-less than a node, so that whom the gang may ask are too few, in whatever order.
+less than a node, so that too few gangs may be evicted, in whatever order.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def _borrower(turn: int, node: int) -> RunningGang:
     return RunningGang(gang, placement, admitted_at=float(turn), started_at=float(turn))
 
 
-def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
-    cache = plan(world).cache
-    owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
-    world = replace(world, now=world.now + 1, pending=(owner,))
+def _timed(case: str, snapshot: Snapshot, pods: int) -> Reclaim:
+    cache = plan(snapshot).cache
+    owner = Gang("owner", "ns/owner", "owner", 0, snapshot.now, (Role("main", pods, pods, WHOLE),))
+    snapshot = replace(snapshot, now=snapshot.now + 1, pending=(owner,))
     began = time.process_time()
-    made = plan(world, cache)
+    made = plan(snapshot, cache)
     took = time.process_time() - began
     victims = sum(isinstance(decision, Evict) for decision in made.decisions)
     ineffective = not any(isinstance(decision, Nominate) for decision in made.decisions)
     assert ineffective == (victims == 0) == case.endswith("without effect"), f"{case}: {victims} victims"
-    return Reclaim(case, len(world.nodes), victims, took)
+    return Reclaim(case, len(snapshot.nodes), victims, took)

@@ -55,12 +55,12 @@ def read_one(path: Path) -> int:
 
 def analyse_one(path: Path) -> int:
     """Read and analyse."""
-    from muster.tracing.analysis import TraceSummary, summarise_trace_file
+    from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
 
     found = summarise_trace_file(path)
-    if not isinstance(found, TraceSummary):
+    if not isinstance(found, AnalysedTrace):
         raise SystemExit(f"{path}: {found.reason}")
-    return found.events
+    return found.summary.events
 
 
 def report_all(folder: Path) -> int:

@@ -52,11 +52,13 @@ def home_of_the_tests() -> Iterator[Path]:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """`--dist loadfile` that runs all tests of tests/kubelets on one worker: a machine has one cluster of theirs at a
-    time."""
+    """`--dist loadfile` with two exceptions: all tests of tests/kubelets run on one worker, since a machine has one
+    cluster of theirs at a time; and each example, which takes as long as whole files, may have its own worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.startswith("tests/examples/"):
+            return nodeid
         return "tests/kubelets" if file.startswith("tests/kubelets/") else file
 
 

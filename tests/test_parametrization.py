@@ -1,4 +1,4 @@
-"""Two runs of one commit test the same worlds, whatever else was imported before."""
+"""Two runs of one commit test the same examples, whatever else was imported before."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-@pytest.mark.skipif(not settings.default or not settings.default.derandomize, reason="other worlds in every run")
-def test_worlds_do_not_depend_on_the_modules_that_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not settings.default or not settings.default.derandomize, reason="other examples in every run")
+def test_examples_do_not_depend_on_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> list[int]:
         seen: list[int] = []
 

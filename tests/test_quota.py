@@ -6,7 +6,7 @@ from functools import cache
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scheduling.worlds import GPU, queue
+from tests.scheduling.snapshots import GPU, queue
 
 from muster.model import QueueInfo, Quota
 from muster.quota import UNLIMITED, QuotaUsage, queue_tree
@@ -101,7 +101,7 @@ def test_roots_never_borrow_from_each_other() -> None:
     assert avail([queue("r1", guaranteed=8), queue("r2", guaranteed=80)], {})["r1"] == 8
 
 
-# -- the same formulas once more, written down as they are said, against the tables that everybody counts with
+# -- the same formulas once more, written as in docs/scheduling.md, compared with the tables of the planner
 
 
 class Words:

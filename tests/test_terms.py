@@ -14,6 +14,16 @@ def test_a_retired_word_is_found_in_identifiers_but_not_in_longer_words() -> Non
     assert [(line, word) for line, word, _ in terms.retired_terms(text)] == [(1, "told"), (2, "ROOM"), (2, "Room")]
 
 
+def test_an_identifier_is_retired_where_the_word_has_other_uses_in_text() -> None:
+    source = '"""A foreign key; the beat."""\nforeign_key = 1\nclass Hold:\n    beat: int = 2\n'
+    assert [(line, name) for line, name, _ in terms.retired_names(source)] == [(3, "Hold"), (4, "beat")]
+
+
+def test_verdict_is_a_term_of_trace_findings_only() -> None:
+    assert [word for _, word, _ in terms.retired_terms("verdict", "platform/muster/engine/engine.py")] == ["verdict"]
+    assert terms.retired_terms("verdict", "platform/muster/tracing/findings.py") == []
+
+
 def test_a_public_class_name_is_unique_and_a_private_one_need_not_be() -> None:
     sources = [("a.py", "class Queue: ...\nclass _Row: ..."), ("b.py", "class Queue: ...\nclass _Row: ...")]
     assert terms.duplicate_classes(sources) == {"Queue": ["a.py", "b.py"]}

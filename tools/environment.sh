@@ -58,7 +58,8 @@ rm -f "$env/.stamp"
 [ "$("$env/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null)" = "$("$PYTHON" -c 'import sys; print(sys.version)')" ] ||
   $uv venv --quiet --clear --python "$PYTHON" "$env"
 
-$uv pip sync --quiet --python "$env/bin/python" --require-hashes "${layers[@]}"
+# Not quiet: torch and what it needs are 5 GB. uv shows progress in a terminal, and one line per package elsewhere.
+$uv pip sync --python "$env/bin/python" --require-hashes "${layers[@]}"
 $uv pip install --quiet --python "$env/bin/python" --no-deps --no-build-isolation --editable .
 
 # torch.compile builds C++ at run time.

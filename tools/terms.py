@@ -49,19 +49,70 @@ RETIRED = {
     "no gang, no other, none": r"(?i:nobody)",
     "capacity, quota": r"(?i:room)",
     "the client, the user, any process that": r"(?i:whoever)",
+    "another client, a user, every user": r"(?i:somebody|anybody|everybody)",
+    "is not reconciled, does not depend on": r"(?i:stands? still|at peace|knows nothing of)",
+    "failure of a node": r"(?i:collateral)",
+    "evaluate_attempt, Transition, PodSlot": r"(?i:judge[ds]?|ruling|seats?)",
+    "ReconcileResult, QueueReadiness, result": r"(?i:verdicts?)",
+    "scenario, copy, snapshot": r"(?i:story|twins?)|(?i:(?:an?|the|small|random) worlds?)(?! sizes?\b)",
+    "truncate_depth, crdgen, find, Timeouts": r"shorn|misfits|ROOM_KEEPERS|find_access|first_objects|job_words",
+    "client config, sync, Nomination": r"find_context|pass_over|in_front|must_agree|unborn",
 }
 """Regular expressions of retired terms, by the term to use; they match whole words, also between underscores."""
+_EXEMPT_FROM = {
+    "ReconcileResult, QueueReadiness, result": (
+        ".importlinter",
+        "platform/muster/tracing/",
+        "platform/muster/cli/",
+        "tests/tracing/",
+        "tests/cli/",
+        "docs/tracing.md",
+        "docs/cli.md",
+    ),
+}
+"""Paths in which one of these terms is right. `verdicts` is a key of the JSON report of a trace."""
+RETIRED_NAMES = {
+    "ObservedState, Snapshot": r"World|worlds|World(?:View|State)",
+    "fault, error, failure": r"(?i:troubles?)",
+    "heartbeat": r"beats?|kept_beats",
+    "unmanaged": r"foreign",
+    "admission": r"stays?",
+    "ChangeTracker, TimerQueue, Nomination": r"Alarms|Hold",
+    "Transition, AttemptContext, JobReconciler": r"Ruling|_Case|_Life|Draft",
+    "PlannerCache, PlacementGroup, PreemptionResult": r"Memo|Spot|Bundles|Freed|Victims|Several|Entitlement",
+    "FreeCapacity, IntersectionView, ReservedView, NodeUsage": r"Room|Both|Less|Load|Spread",
+    "DaemonClient, InformerSet, PodControl, LRUCache": r"Caller|Watching|Admitting|Alone|ByName",
+    "ClientConfig, KubeContext, JobDetails, Outlier": r"Access|JobStory|Beyond|Collected",
+    "RankLayout, SignalReceived, TrainStep, SchedulingArgs": r"Place|Told|Stepper|Asked",
+}
+"""Regular expressions of whole identifiers in Python, where the word has other uses in text."""
 _PATTERNS = {term: re.compile(rf"(?<![^\W_])(?:{pattern})(?![^\W_])") for term, pattern in RETIRED.items()}
 
 
-def retired_terms(text: str) -> list[tuple[int, str, str]]:
+def retired_terms(text: str, path: str = "") -> list[tuple[int, str, str]]:
     """Return line number from 1, the retired term found there, and the term to use."""
+    patterns = {t: p for t, p in _PATTERNS.items() if not path.startswith(_EXEMPT_FROM.get(t, ("//",)))}
     return [
         (number, found.group(), term)
         for number, line in enumerate(text.splitlines(), start=1)
-        for term, pattern in _PATTERNS.items()
+        for term, pattern in patterns.items()
         for found in pattern.finditer(line)
     ]
+
+
+def retired_names(source: str) -> list[tuple[int, str, str]]:
+    """Return line number from 1, the retired identifier defined or used there, and the term to use."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case _:
+                continue
+        found |= {(node.lineno, name, term) for term, pattern in RETIRED_NAMES.items() if re.fullmatch(pattern, name)}
+    return sorted(found)
 
 
 def duplicate_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -84,7 +135,9 @@ def main(root: Path) -> int:
             texts[name] = content.decode(errors="replace")
     found = 0
     for name, text in texts.items():
-        for number, old, new in () if name.startswith(EXEMPT) else retired_terms(text):
+        if name.startswith(EXEMPT):
+            continue
+        for number, old, new in retired_terms(text, name) + (retired_names(text) if name.endswith(".py") else []):
             print(f"{name}:{number}: {old!r} is retired; use: {new}")
             found += 1
     product = ((name, text) for name, text in texts.items() if name.startswith(PRODUCT) and name.endswith(".py"))

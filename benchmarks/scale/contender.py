@@ -61,8 +61,8 @@ class Scheduler(Protocol):
         """Process ids of programs that were started with it and are not its own, by name."""
 
     @property
-    def look_s(self) -> float:
-        """How often `writes` may be asked without much cost."""
+    def count_interval_s(self) -> float:
+        """How often `writes` may be called without much cost, in seconds."""
 
     def check(self) -> None:
         """Raises where one of its programs has ended."""
@@ -70,7 +70,7 @@ class Scheduler(Protocol):
     def writes(self) -> dict[str, float]:
         """Writes to the API that its own programs made, by kind; reads left out."""
 
-    def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> bool | None:
+    def agrees(self, own: Mapping[str, float], served: Mapping[str, float]) -> bool | None:
         """Whether its own count fits what the API server counted of all clients; None: it has no count of its own."""
 
     def one_queue(self) -> None:

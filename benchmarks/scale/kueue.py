@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import cohorts
+from benchmarks.scale.bench_cluster import BenchCluster
 from benchmarks.scale.client import Request
 from benchmarks.scale.measure import Meter, Row
 from benchmarks.scale.muster import add_queue, request
 from benchmarks.scale.observation import Seen, Watch
 from benchmarks.scale.work import NAMESPACE, Jobs
-from benchmarks.scale.world import World
 
 _LIMIT_S = 1500.0
 
 
-async def kueue(world: World) -> Row:
+async def kueue(cluster: BenchCluster) -> Row:
     """Until the last pod has ended; how long jobs waited for a node, by kind."""
-    _add_queues(world)
+    _add_queues(cluster)
     arrivals = cohorts.arrivals()
     groups = {
         kind.name: Jobs(
@@ -36,15 +36,15 @@ async def kueue(world: World) -> Row:
         for kind in cohorts.KINDS
     }
     timed = [(one.at_s, _request(groups[one.kind.name], one)) for one in arrivals]
-    async with Watch(world.client, NAMESPACE) as seen:
-        meter = Meter(world, "kueue", [])
+    async with Watch(cluster.client, NAMESPACE) as seen:
+        meter = Meter(cluster, "kueue", [])
         meter.pods = len(arrivals)
-        creating = asyncio.create_task(world.client.create_timed(timed))
+        creating = asyncio.create_task(cluster.client.create_timed(timed))
         ended = {one.name for one in arrivals}
         await meter.until(seen, "all ended", lambda: _ended(seen, creating) >= len(ended), _LIMIT_S)
         meter.ready()
         waits = _waits(seen, arrivals, meter.began)
-        again = _ran_again(world)
+        again = _ran_again(cluster)
         return await meter.row(
             seen,
             created_s=await creating,
@@ -57,10 +57,10 @@ async def kueue(world: World) -> Row:
         )
 
 
-def _ran_again(world: World) -> dict[str, int]:
+def _ran_again(cluster: BenchCluster) -> dict[str, int]:
     """Jobs that started more than once: because they lost a pod, failed, or were preempted."""
     why: Counter[str] = Counter()
-    for job in world.plane.api.items(f"/apis/muster.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"):
+    for job in cluster.plane.api.items(f"/apis/muster.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"):
         status = job.get("status", {})
         if status.get("attempt"):
             why["lost" if status.get("nodeLosses") else "failed" if status.get("restarts") else "preempted"] += 1
@@ -91,13 +91,13 @@ def _request(jobs: Jobs, one: cohorts.Arrival) -> Request:
     return request(replace(jobs, queue=one.queue), one.name)
 
 
-def _add_queues(world: World) -> None:
+def _add_queues(cluster: BenchCluster) -> None:
     def cpus(count: int) -> dict[str, Any]:
         return {"cpu": str(count)}
 
     owned = cohorts.OWNED_CPUS * cohorts.QUEUES
     for number in range(cohorts.COHORTS):
-        add_queue(world.plane, f"cohort{number}", None, cpus(owned), limit=cpus(owned))
+        add_queue(cluster.plane, f"cohort{number}", None, cpus(owned), limit=cpus(owned))
     for name, cohort in cohorts.queues():
         most = cohorts.OWNED_CPUS + cohorts.BORROWED_CPUS
-        add_queue(world.plane, name, cohort, cpus(cohorts.OWNED_CPUS), limit=cpus(most))
+        add_queue(cluster.plane, name, cohort, cpus(cohorts.OWNED_CPUS), limit=cpus(most))

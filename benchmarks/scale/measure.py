@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.scale.bench_cluster import BenchCluster
 from benchmarks.scale.observation import Seen, Watch
 from benchmarks.scale.programs import difference
 from benchmarks.scale.work import NAMESPACE, Jobs
-from benchmarks.scale.world import World
 
 _QUIET_S, _NEVER_QUIET_S = 2.0, 60.0
-_LOOK_S = 0.05
-_TELL_S = 10.0
+_POLL_S = 0.05
+_REPORT_S = 10.0
 
 
 class TooSlow(Exception):
@@ -63,16 +63,16 @@ class Row:
 class Meter:
     """Begins with the first create."""
 
-    def __init__(self, world: World, case: str, jobs: Sequence[Jobs]) -> None:
-        self.world = world
+    def __init__(self, cluster: BenchCluster, case: str, jobs: Sequence[Jobs]) -> None:
+        self.cluster = cluster
         self.case = case
         self.jobs = jobs
         self.sizes = {name: group.pods for group in jobs for name in group.names()}
         self.pods = sum(self.sizes.values())
         self.load = os.getloadavg()[0]
-        self._served = world.served()
-        self._writes = world.scheduler.writes()
-        self._cpu = world.cpu_s()
+        self._served = cluster.served()
+        self._writes = cluster.scheduler.writes()
+        self._cpu = cluster.cpu_s()
         self.began = time.monotonic()
         self._at_bound: float | None = None
         self._cpu_at_bound: float | None = None
@@ -80,24 +80,24 @@ class Meter:
 
     async def create(self) -> float:
         """Create the jobs; seconds until the last was acknowledged."""
-        requests = [request for group in self.jobs for request in self.world.scheduler.requests(group)]
+        requests = [request for group in self.jobs for request in self.cluster.scheduler.requests(group)]
         self.began = time.monotonic()
-        await self.world.client.create_all(requests)
+        await self.cluster.client.create_all(requests)
         return time.monotonic() - self.began
 
     async def until(self, seen: Seen, what: str, holds: Callable[[], bool], limit_s: float) -> None:
         """Wait until it holds. Raises TooSlow, and the error that ended the watch."""
-        until, tell_at = time.monotonic() + limit_s, time.monotonic() + _TELL_S
+        until, report_at = time.monotonic() + limit_s, time.monotonic() + _REPORT_S
         while not holds():
             if seen.error is not None:
                 raise seen.error
-            if time.monotonic() > tell_at:
-                tell_at += _TELL_S
+            if time.monotonic() > report_at:
+                report_at += _REPORT_S
                 print(f"{self.case}: {self._far(seen)}", file=sys.stderr, flush=True)
-            self.world.scheduler.check()
+            self.cluster.scheduler.check()
             if time.monotonic() > until:
                 raise TooSlow(f"{self.case}: not within {limit_s:g} s: {what}; {self._far(seen)}")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def bound(self) -> None:
         """The last pod is bound now."""
@@ -110,7 +110,7 @@ class Meter:
 
     def used(self) -> dict[str, float]:
         """CPU so far, by program."""
-        return {name: round(value - self._cpu[name], 2) for name, value in self.world.cpu_s().items()}
+        return {name: round(value - self._cpu[name], 2) for name, value in self.cluster.cpu_s().items()}
 
     async def quiet(self) -> float | None:
         """Wait until the operator has written nothing for two seconds; seconds until its last write.
@@ -120,7 +120,7 @@ class Meter:
         last, since = self._written(), time.monotonic()
         until = since + _NEVER_QUIET_S
         while time.monotonic() - since < _QUIET_S:
-            await asyncio.sleep(self.world.scheduler.look_s)
+            await asyncio.sleep(self.cluster.scheduler.count_interval_s)
             now = self._written()
             if now != last:
                 last, since = now, time.monotonic()
@@ -132,27 +132,27 @@ class Meter:
         """Everything together, once the operator is quiet."""
         used = self._at_ready or self.used()
         quiet_s = await self.quiet()
-        ours, all_ = self._written(), difference(self.world.served(), self._served)
+        own, all_ = self._written(), difference(self.cluster.served(), self._served)
         partial = set(seen.partial(lambda gang: self.sizes.get(gang, 0)))
         pods = self.pods
         values: dict[str, Any] = {
-            "scheduler": self.world.scheduler.name,
-            "operator_cpu_s": sum(used[name] for name in self.world.scheduler.own),
-            "operator_rss_mib": self.world.peak_rss_mib(),
-            "writes_per_pod": sum(ours.values()) / pods,
+            "scheduler": self.cluster.scheduler.name,
+            "operator_cpu_s": sum(used[name] for name in self.cluster.scheduler.own),
+            "operator_rss_mib": self.cluster.peak_rss_mib(),
+            "writes_per_pod": sum(own.values()) / pods,
             "writes_to_bound_per_pod": None if self._at_bound is None else self._at_bound / pods,
             "cpu_to_bound_s": self._cpu_at_bound,
             "partial_gangs": len(partial) + (seen.spread_s() > start_s),
             "bind_spread_s": seen.spread_s(),
             "to_quiet_s": quiet_s,
-            "writes": ours,
-            "writes_agree": self.world.scheduler.agrees(ours, all_),
+            "writes": own,
+            "writes_agree": self.cluster.scheduler.agrees(own, all_),
             "served": all_,
             "cpu_s": dict(used),
             "load_before": self.load,
             "watches": seen.watches,
-            "qps": self.world.rate.qps,
-            "burst": self.world.rate.burst,
+            "qps": self.cluster.rate.qps,
+            "burst": self.cluster.rate.burst,
         }
         return Row(case=self.case, pods=pods, **_rounded(values | more))
 
@@ -161,13 +161,13 @@ class Meter:
         return f"{len(seen.bound)} bound, {len(seen.ready)} Ready of {self.pods} after {since:.0f} s"
 
     def _written(self) -> dict[str, float]:
-        return difference(self.world.scheduler.writes(), self._writes)
+        return difference(self.cluster.scheduler.writes(), self._writes)
 
 
-async def until_bound_and_ready(world: World, case: str, jobs: Sequence[Jobs], limit_s: float = 400.0) -> Row:
+async def until_bound_and_ready(cluster: BenchCluster, case: str, jobs: Sequence[Jobs], limit_s: float = 400.0) -> Row:
     """Create all jobs at once and wait for all of their pods."""
-    async with Watch(world.client, NAMESPACE) as seen:
-        meter = Meter(world, case, jobs)
+    async with Watch(cluster.client, NAMESPACE) as seen:
+        meter = Meter(cluster, case, jobs)
         creating = asyncio.create_task(meter.create())
         await meter.until(seen, "all bound", lambda: len(seen.bound) >= meter.pods or _failed(creating), limit_s)
         created_s = await creating

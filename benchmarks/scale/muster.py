@@ -38,7 +38,7 @@ class Muster:
     client: Client
     gpus: int
     name: str = "muster"
-    look_s: float = 0.25
+    count_interval_s: float = 0.25
 
     @property
     def own(self) -> dict[str, int]:
@@ -61,9 +61,9 @@ class Muster:
                 counted[key] = counted.get(key, 0.0) + value
         return counted
 
-    def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> bool:
+    def agrees(self, own: Mapping[str, float], served: Mapping[str, float]) -> bool:
         """Whether the API server served as many of _ALONE as the operator sent."""
-        return all(ours.get(key, 0.0) == served.get(key, 0.0) for key in _ALONE)
+        return all(own.get(key, 0.0) == served.get(key, 0.0) for key in _ALONE)
 
     def one_queue(self) -> None:
         add_queue(self.plane, "all", None, {GPU: str(self.gpus)})

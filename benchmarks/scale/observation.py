@@ -62,7 +62,7 @@ class Seen:
     ready: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
     succeeded: set[str] = field(default_factory=set)  # gangs with a pod that ended well
-    gone: dict[str, float] = field(default_factory=dict)
+    deleted: dict[str, float] = field(default_factory=dict)
     gang_of: dict[str, str] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     node_of: dict[str, str] = field(default_factory=dict)
@@ -72,9 +72,9 @@ class Seen:
 
     def partial(self, size_of: Callable[[str], int]) -> list[str]:
         """Gangs that have some but not all pods bound now, and whose pods are not being deleted."""
-        leaving = {self.gang_of[pod] for pod in self.stopping}
+        stopping_gangs = {self.gang_of[pod] for pod in self.stopping}
         bound = Counter(self.gang_of[pod] for pod in self.node_of)
-        return [gang for gang, count in bound.items() if count < size_of(gang) and gang not in leaving]
+        return [gang for gang, count in bound.items() if count < size_of(gang) and gang not in stopping_gangs]
 
     def spread_s(self) -> float:
         """The longest time from a gang's first pod bound to its last."""
@@ -96,7 +96,7 @@ class Seen:
         self.events += 1
         self.gang_of[name] = pod.metadata.labels.get(JOB, "")
         if event.type == "DELETED":
-            self.gone[name] = now
+            self.deleted[name] = now
             self.node_of.pop(name, None)
             self.stopping.discard(name)
             return pod.metadata.resource_version

@@ -39,8 +39,8 @@ def figure(row: Row) -> str:
     if failed(row):
         return "failed"
     notes = row.get("notes", {})
-    if row["case"] == "verdict":
-        return _number(notes.get("verdict_s"))
+    if row["case"] == "first-decision":
+        return _number(notes.get("decision_s"))
     if row["case"] == "wait":
         partly = f" ({notes['pods_bound']:g} pods bound)" if notes.get("pods_bound") else ""
         return f"{_number(row['operator_cpu_s'])} CPU{partly}"
@@ -113,7 +113,7 @@ def _seconds(row: Row) -> float | None:
         return None
     if row["case"] == "wait":
         return float(row["operator_cpu_s"])
-    found = row["notes"].get("verdict_s") if row["case"] == "verdict" else row["create_to_bound_s"]
+    found = row["notes"].get("decision_s") if row["case"] == "first-decision" else row["create_to_bound_s"]
     return None if found is None else float(found)
 
 

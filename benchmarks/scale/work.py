@@ -11,7 +11,7 @@ from tests.cluster.controlplane.nodes import GPU
 Json = dict[str, Any]
 
 NAMESPACE = "bench"
-JOB = "muster.dev/job"  # the label by which the watch knows a pod's job, in the peers' worlds too
+JOB = "muster.dev/job"  # the label by which the watch knows a pod's job, with other schedulers too
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Jobs:
         """In the order in which they are created."""
         return (f"{self.prefix}-{index}" for index in range(self.count))
 
-    def asks(self, pods: int = 1) -> dict[str, str]:
-        """What so many of a job's pods ask for."""
+    def resources(self, pods: int = 1) -> dict[str, str]:
+        """What so many of a job's pods request."""
         wanted = {"cpu": str((self.gpus or self.cpus) * pods)}
         if self.gpus:
             wanted |= {"memory": f"{self.gpus * pods}Gi", GPU: str(self.gpus * pods)}
@@ -44,5 +44,5 @@ class Jobs:
     def pod_spec(self) -> Json:
         """The spec of each pod."""
         limits = {GPU: str(self.gpus)} if self.gpus else {}
-        container = {"name": "main", "image": "none", "resources": {"requests": self.asks(), "limits": limits}}
+        container = {"name": "main", "image": "none", "resources": {"requests": self.resources(), "limits": limits}}
         return {"containers": [container], "terminationGracePeriodSeconds": 1}

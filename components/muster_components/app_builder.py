@@ -6,28 +6,31 @@ Invalid arguments are rejected here, before anything is submitted.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
-from muster_components.trainer.config import TrainConfig, parse_trace_config
-from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, InputError
+from muster_components.trainer.config import Device, TrainConfig, parse_trace_config
+from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_IMPORT, InputError
 from muster_components.trainer.flags import parse_train_config
-from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, find_schedule, refusal
-from muster_components.trainer.parallel.spec import MeshShape
+from muster_components.trainer.models.recipes import ModelConfig
+from muster_components.trainer.plan import HostCapabilities, require_plan
 
 GRACE_PERIOD = "60s"
 """Time to save a checkpoint when the job is preempted or stopped."""
-TRAINER_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT, EXIT_DIVERGED], "action": "FailJob"}]
-"""Exit codes for which a retry would fail again: invalid input, or a loss that is not finite (the sample order is
-fixed)."""
-SCRIPT_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT], "action": "FailJob"}]
-"""The exit code of argparse, Python and the launcher for a usage error: a retry would fail again."""
+TRAINER_RULES: list[dict[str, object]] = [
+    {"onExitCodes": [EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_IMPORT], "action": "FailJob"}
+]
+"""Exit codes for which a retry would fail again: invalid input, a loss that is not finite (the sample order is fixed),
+or no torch."""
+SCRIPT_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT, EXIT_IMPORT], "action": "FailJob"}]
+"""The exit code of argparse, Python and the launcher for a usage error, and that without torch: a retry would fail
+again."""
 
 
 class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
@@ -91,7 +94,7 @@ def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs
     """The app of `fsdp`, `ddp` and `pipeline`. Raises InvalidArgument."""
     return specs.AppDef(
         name=scheduling.name or f"{trainer.component}-{trainer.model}",
-        roles=[_role(_trainer_command(trainer, _parse_layout(pods.j)), pods)],
+        roles=[_role(_trainer_command(trainer, pods), pods)],
         metadata=_metadata(scheduling, TRAINER_RULES),
     )
 
@@ -201,9 +204,11 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
     return {f"muster.dev/{key}": value for key, value in values.items() if value is not None}
 
 
-def _trainer_command(trainer: TrainerArgs, layout: NodeLayout) -> list[str]:
+def _trainer_command(trainer: TrainerArgs, pods: PodArgs) -> list[str]:
     """The trainer's command; flags that are not given have the trainer's defaults. Raises InvalidArgument for flags
     that the trainer would reject."""
+    layout, gpus = _parse_layout(pods.j), _check_integer("gpu", pods.gpu, 0)
+    devices: tuple[Device, ...] = ("cpu", "cuda") if gpus is None else ("cuda",) if gpus else ("cpu",)
     given = {
         "model": trainer.model,
         "data": trainer.data,
@@ -225,25 +230,32 @@ def _trainer_command(trainer: TrainerArgs, layout: NodeLayout) -> list[str]:
     try:
         config = parse_train_config([*flags, *trainer.extra_args], {})
         for nodes in range(layout.min_nodes, layout.nodes + 1):
-            shape = config.parallel.spec.shape(nodes * layout.nproc)
-            _check_schedule(config, shape)
+            require_plan(config, nodes * layout.nproc, devices)
+        _check_memory(config, layout)
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     return ["-m", "muster_components.trainer", *flags, *trainer.extra_args]
 
 
-def _check_schedule(config: TrainConfig, shape: MeshShape) -> None:
-    """Raises InputError if torch cannot run the schedule so. Micro-batches are checked if both sizes are given."""
-    if shape.pp == 1:
+def _check_memory(config: TrainConfig, layout: NodeLayout) -> None:
+    """Raises InputError if no GPU of the kind that `--device` names can hold the plan, on the fewest nodes.
+
+    Only for recipes and where torch is installed: other models may exist on the nodes alone. The trainer checks again.
+    """
+    device = config.planning.device
+    checks = config.planning.check or config.parallel.auto
+    if device is None or not checks or not isinstance(config.model, ModelConfig) or find_spec("torch") is None:
         return
-    schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
-    data, stages = config.data, shape.pp * schedule.stages_per_rank
-    micro_batches = stages
-    if data.global_batch is not None and data.micro_batch is not None:
-        micro_batches = math.ceil(math.ceil(data.global_batch / shape.data_ranks) / data.micro_batch)
-    backend = None if config.parallel.compile is False else "inductor"
-    if reason := refusal(schedule, ranks=shape.pp, micro_batches=micro_batches, compile_backend=backend):
-        raise InputError(reason)
+    # Imported here: torch takes seconds to import.
+    from muster_components.trainer.planning.command import planner_for
+
+    world_size = layout.min_nodes * layout.nproc
+    host = HostCapabilities(device="cuda", world_size=world_size, has_compiler=True, has_bf16=True)
+    planner, _, plan = planner_for(config, host, device, layout.nproc)
+    if config.parallel.auto:
+        planner.choose(config)
+    else:
+        planner.check(plan)
 
 
 _COMPONENT_FLAGS = ("queue", "priority", "max_runtime", "name", "max_restarts", "cpu", "gpu", "memMB", "env", "image")

@@ -52,7 +52,7 @@ def fsdp(
         data: text or token files, a saved data set, or my.module:dataset
         steps: optimizer steps
         j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
-        parallel: how the ranks divide the work, such as fsdp=4 or hsdp=2x4 (default: the component's name, all ranks)
+        parallel: how the ranks divide the work, such as fsdp=4, or auto (default: the component's name, all ranks)
         seq_len: tokens per sequence (default: 128 on CPU, 1024 on GPU)
         global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
         lr: peak learning rate (default: the recipe's)
@@ -163,7 +163,7 @@ def pipeline(
     steps: int = 100,
     j: str = "1x2",
     parallel: Optional[str] = None,
-    schedule: Optional[str] = None,
+    pipeline_schedule: Optional[str] = None,
     micro_batch: Optional[int] = None,
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
@@ -189,7 +189,7 @@ def pipeline(
     Usage: torchx run -s muster_local muster.train.pipeline -j 1x2 --model gpt:10m --data DIR --steps 60
     """
     pipeline_args = [
-        *(["--schedule", schedule] if schedule is not None else []),
+        *(["--pipeline_schedule", pipeline_schedule] if pipeline_schedule is not None else []),
         *(["--micro_batch", str(micro_batch)] if micro_batch is not None else []),
     ]
     return app_builder.training_app(
@@ -223,7 +223,7 @@ def pipeline(
 _ARGUMENTS = (fsdp.__doc__ or "").partition("Args:")[2]
 ddp.__doc__ = f"{ddp.__doc__}\n    Args:{_ARGUMENTS}"
 _PIPELINE_ARGUMENTS = """
-        schedule: GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV (default: 1F1B)
+        pipeline_schedule: GPipe, 1F1B (the default), Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV
         micro_batch: sequences per micro-batch (default: four micro-batches for each stage)"""
 pipeline.__doc__ = f"{pipeline.__doc__}\n    Args:{_PIPELINE_ARGUMENTS}" + _ARGUMENTS.replace(
     "the component's name, all ranks", "pp=2, and fsdp over the other ranks"

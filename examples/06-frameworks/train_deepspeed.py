@@ -30,8 +30,8 @@ engine, _, loader, _ = deepspeed.initialize(
 if os.path.exists(os.path.join(args.output, "latest")):
     engine.load_checkpoint(args.output)
 
-asked_to_stop = torch.zeros(1, device=engine.device)
-signal.signal(signal.SIGTERM, lambda number, frame: asked_to_stop.fill_(1))
+stop_requested = torch.zeros(1, device=engine.device)
+signal.signal(signal.SIGTERM, lambda number, frame: stop_requested.fill_(1))
 first = deepspeed.comm.get_rank() == 0
 if first:
     print(f"starts after step {engine.global_steps} on {deepspeed.comm.get_world_size()} ranks", flush=True)
@@ -42,7 +42,7 @@ while engine.global_steps < args.steps:
         engine.step()
         if first and engine.global_steps % 100 == 0:
             print(f"step {engine.global_steps} loss {loss.item():.4f}", flush=True)
-        stop = asked_to_stop.clone()
+        stop = stop_requested.clone()
         deepspeed.comm.all_reduce(stop)  # the same on all ranks
         if stop.item() or engine.global_steps % args.save_every == 0:
             engine.save_checkpoint(args.output)

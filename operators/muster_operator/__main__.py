@@ -23,6 +23,8 @@ from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.specs import TemplateCache
+from muster_operator.captures.capture_cache import CaptureCache
+from muster_operator.captures.capture_controller import CaptureController
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns, PodTemplateReader
@@ -69,7 +71,9 @@ class Operator:
             templates=template_reader.templates,
             most_template_bytes=settings.template_bytes,
         )
-        self._informers = InformerSet(api, cache)
+        capture_wakeup = asyncio.Event()
+        captures = CaptureCache(capture_wakeup.set)
+        self._informers = InformerSet(api, cache, captures)
         self._job_metrics = JobMetrics(metrics, cache.jobs.visible, time.time)
         key_name = f"{settings.lease_name}-collector-key"
         token_key = SharedKey(api, namespace, key_name)
@@ -105,6 +109,16 @@ class Operator:
                 record_event=job_events.record,
                 on_change=wakeup.set,
             )
+        self._captures = CaptureController(
+            queue=queue,
+            cache=cache,
+            captures=captures,
+            config=collectors.config,
+            tokens=self._tokens,
+            metrics=metrics,
+            is_leading=lambda: self._leader.term is not None and fence(),
+            wakeup=capture_wakeup,
+        )
         self._server = OperatorServer(
             ServerCallbacks(
                 self._exposition, self._liveness_error, self._readiness_error, self._positions, self._snapshot
@@ -124,6 +138,7 @@ class Operator:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "lead": self._run_leader,
             "events": self._events.run,
+            "captures": self._captures.run,
             "dry-runs": lambda: self._dry_runs.refresh_periodically(self._cache.jobs.refresh_dry_runs),
         }
         if self._heartbeat_poller is not None:

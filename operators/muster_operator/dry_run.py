@@ -95,10 +95,7 @@ class PodTemplateReader:
 
     async def _fetch(self, job: CachedJob, role: str) -> bytes:
         path, name = TRAINING_JOBS.path(job.namespace), job.job.metadata.name
-        try:
-            found = await read_by_name(self.api, path, name, _Job)
-        except ValueError as error:
-            raise ClusterError(f"job {job.key} cannot be read: {error}") from error
+        found = await read_by_name(self.api, path, name, _Job)
         roles = (one for item in found if item.metadata.uid == job.uid for one in item.spec.roles)
         return next((bytes(one.template) for one in roles if one.name == role), b"")
 

@@ -4,16 +4,19 @@ object."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, TypeVar
 
 import msgspec
 
 from muster.api.yaml_input.undecodable import decode_truncated
+from muster.errors import ClusterError
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.reflector import Reflector
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.captures.capture_cache import CaptureCache
 
 _LOG = logging.getLogger("muster.operator")
 _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
@@ -21,24 +24,32 @@ T = TypeVar("T")
 
 
 class _RawList(msgspec.Struct):
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None
 
 
 _raw_list = msgspec.json.Decoder(_RawList)
 
 
 async def read_by_name(api: AsyncKubeClient, collection: str, name: str, kind: type[T]) -> list[T]:
-    """The object of this name in the collection at a path, empty if there is none. It is listed, because the operator
-    has no right to `get`. Raises as `AsyncKubeClient.get` does, and ValueError where the answer cannot be read."""
+    """The object of this name in the collection at a path, empty if there is none or it cannot be read, which the watch
+    reports. It is listed, because the operator has no right to `get`. Raises as `AsyncKubeClient.get` does, and
+    ClusterError where the answer is not a list."""
     answer = await api.get(collection, {"fieldSelector": f"metadata.name={name}"})
-    decode = msgspec.json.Decoder(kind).decode
-    return [decode_truncated(decode, item) for item in decode_truncated(_raw_list.decode, answer).items]
+    try:
+        items = decode_truncated(_raw_list.decode, answer).items or ()
+    except ValueError as error:
+        raise ClusterError(f"the answer to a list of {collection} is not a list: {answer[:200]!r}") from error
+    found, decode = [], msgspec.json.Decoder(kind).decode
+    for item in items:
+        with contextlib.suppress(ValueError):
+            found.append(decode_truncated(decode, item))
+    return found
 
 
 class InformerSet:
-    """The watches that keep the cache up to date."""
+    """The watches that keep the caches up to date."""
 
-    def __init__(self, api: AsyncKubeClient, cache: ClusterCache) -> None:
+    def __init__(self, api: AsyncKubeClient, cache: ClusterCache, captures: CaptureCache) -> None:
         self._reflectors: list[Reflector[Any]] = [
             Reflector(api, resources.NODES, objects.V1Node, cache.nodes),
             Reflector(api, resources.PODS, objects.V1Pod, cache.pods),
@@ -47,6 +58,7 @@ class InformerSet:
             Reflector(api, resources.QUEUES, objects.RawCustomObject, cache.queues),
             Reflector(api, resources.FLAVORS, objects.RawCustomObject, cache.flavors),
             Reflector(api, resources.TRAINING_JOBS, objects.RawTrainingJob, cache.jobs, _JOB_PAGE_SIZE),
+            Reflector(api, resources.TRACE_CAPTURES, objects.RawCustomObject, captures),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""

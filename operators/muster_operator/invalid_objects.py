@@ -70,8 +70,8 @@ class InvalidObjectReporter:
         for flavor in flavors.all():
             if any(condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions):
                 await self._report_valid_flavor(flavor)
-        if not (jobs.invalid or queues.invalid or flavors.invalid):
-            self._reported.clear()
+        jobs_now, queues_now, flavors_now = (map(_version, kind.invalid.values()) for kind in (jobs, queues, flavors))
+        self._reported &= {*jobs_now, *queues_now, *flavors_now}
 
     async def _read_again(self, key: str, one: InvalidJob) -> None:
         path = TRAINING_JOBS.path(one.metadata.namespace)
@@ -134,8 +134,7 @@ class InvalidObjectReporter:
         return None if written is None else written.resource_version
 
     def _record_event_once(self, of: Resource, one: InvalidJob | InvalidObject) -> None:
-        key = one.metadata.uid, one.metadata.generation
-        if key not in self._reported:
+        if (key := _version(one)) not in self._reported:
             self._reported.add(key)
             self._record_event(of, one)
 
@@ -147,3 +146,7 @@ class InvalidObjectReporter:
         event = RecordEvent(meta.uid, "Warning", INVALID, one.error)
         manifest = event_manifest(meta, event, self.clock(), self.instance, of)
         self.events.enqueue(PendingEvent(meta.namespace or "default", manifest))
+
+
+def _version(one: InvalidJob | InvalidObject) -> tuple[str, int]:
+    return one.metadata.uid, one.metadata.generation

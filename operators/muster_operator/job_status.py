@@ -30,14 +30,17 @@ class TraceStatusTracker:
     def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
         """The status with its traces; the same object if unchanged.
 
-        The count never decreases: pods of earlier attempts are gone, their traces are not.
+        The count never decreases: pods of earlier attempts are deleted, their traces are not.
         """
-        if known.job.spec.trace is None or not self._config.image:
+        if (known.job.spec.trace is None and not self._config.all_jobs) or not self._config.image:
             return status
         old = status.traces or spec.TraceStatus()
         files = max(old.files, self._cache.trace_counts.count(known.uid))
         has_run = status.started_at is not None or known.job.status.started_at is not None
-        if status.traces is None and not has_run and files == 0:
+        is_stored = known.job.spec.trace is not None or bool(
+            self._config.store
+        )  # with a store, logs and metrics are too
+        if status.traces is None and files == 0 and not (has_run and is_stored):
             return status
         new = spec.TraceStatus(report=old.report, files=files, location=run_location(known.job, self._config))
         return status if new == status.traces else status.model_copy(update={"traces": new})
@@ -97,9 +100,9 @@ def _merge_value(before: Any, after: Any) -> Any:
     """A value that merges `before` into `after`: lists replace, missing keys become None."""
     if not isinstance(after, dict):
         return _drop_nulls(after)
-    gone = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
+    removed = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
     old = before if isinstance(before, dict) else {}
-    return {**gone, **{name: _merge_value(old.get(name), value) for name, value in after.items()}}
+    return {**removed, **{name: _merge_value(old.get(name), value) for name, value in after.items()}}
 
 
 def _drop_nulls(value: Any) -> Any:

@@ -149,12 +149,12 @@ class JobWriter:
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         call = self.api.patch(resource.path(None, name, "status"), msgspec.json.encode(patch))
-        version = await _version_unless_gone(call)
+        version = await _version_unless_deleted(call)
         if version is not None:
             cache.on_written(name, version, {"status": status})
 
     async def _remove(self, uid: str, result: WriteResult) -> None:
-        """Delete a job whose TTL expired. One that a user deletes is gone once its pods are."""
+        """Delete a job whose TTL expired. One that a user deletes is removed once its pods are."""
         known = self.cache.jobs.get(uid)
         if known is None or known.job.metadata.deletion_timestamp is not None:
             return
@@ -163,7 +163,7 @@ class JobWriter:
         options = {"preconditions": preconditions, "propagationPolicy": "Background"}
         path = TRAINING_JOBS.path(known.namespace, meta.name)
         try:
-            await _version_unless_gone(self.api.delete(path, msgspec.json.encode(options)))
+            await _version_unless_deleted(self.api.delete(path, msgspec.json.encode(options)))
         except ApiError as error:
             if is_server_wide(error):
                 raise
@@ -184,7 +184,7 @@ def _affected_jobs(
     return "no job" if before == after else "its job"
 
 
-async def _version_unless_gone(call: Awaitable[bytes]) -> int | None:
+async def _version_unless_deleted(call: Awaitable[bytes]) -> int | None:
     """The version after the call; None if no object of that name, uid and version exists."""
     try:
         return written_metadata(await call).version
@@ -218,8 +218,8 @@ async def reconcile_finalizers(queues: CustomObjectCache[spec.Queue], jobs: JobC
     """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
     for errors that affect all objects."""
     every = queues.all()
-    leaving = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    named = queues_in_use(jobs) if leaving else set[str]()
+    deleting = any(queue.metadata.deletion_timestamp is not None for queue in every)
+    named = queues_in_use(jobs) if deleting else set[str]()
     for queue in every:
         finalizers = desired_finalizers(queue, named)
         if finalizers is None:

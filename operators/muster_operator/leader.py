@@ -38,7 +38,7 @@ _MIN_WRITE_FACTOR = (
 
 @dataclass(slots=True)
 class LeaderTerm:
-    """One period of leadership, with an engine of its own that knows nothing of earlier ones."""
+    """One period of leadership, with a new engine without state of earlier ones."""
 
     engine: Engine
     id: str = field(default_factory=lambda: secrets.token_hex(3))
@@ -151,7 +151,7 @@ class Leader:
         """Observe and decide. Raises Fenced where the API server was unreachable meanwhile."""
         outages = self._queue.api.outages
         outages_before, began = outages.count, time.monotonic()
-        self._writer.metrics.cycle_started_at = time.time()
+        self._writer.metrics.on_cycle_started()
         term.cycles += 1
         CYCLE.set(f"{term.id}-{term.cycles}")
         observed = replace(self._cache.observe(), paused=self._queue.paused_jobs())

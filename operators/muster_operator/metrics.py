@@ -103,12 +103,21 @@ class JobMetrics:
     def __init__(
         self, metrics: OperatorMetrics, jobs: Callable[[], Iterable[spec.TrainingJob]], clock: Callable[[], float]
     ) -> None:
-        self.cycle_started_at = 0.0
+        self._cycle_started_at = 0.0
         self._metrics = metrics
         self._jobs = jobs
         self._clock = clock
         self._scraped_jobs: dict[str, spec.TrainingJob] = {}
         self._running: dict[str, _RunningUsage] = {}
+
+    @property
+    def cycle_started_at(self) -> float:
+        """When the present scheduling cycle started; 0 before the first."""
+        return self._cycle_started_at
+
+    def on_cycle_started(self) -> None:
+        """A scheduling cycle starts now."""
+        self._cycle_started_at = self._clock()
 
     def on_status_written(
         self, before: spec.TrainingJob, status: spec.TrainingJobStatus, cycle_started_at: float

@@ -218,6 +218,12 @@ def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
         help='such as {"requests": {"cpu": "100m"}}; with requests equal to limits, Guaranteed pods stay Guaranteed',
     )
     add(
+        "--collector-all-jobs",
+        action="store_true",
+        help="add a collector to every pod of every job, so that traces can be requested while the job runs (default: "
+        "jobs with a trace, a stall timeout or durable checkpoints)",
+    )
+    add(
         "--collector-store",
         metavar="URL",
         type=_store_url,
@@ -253,6 +259,7 @@ def _collector_settings(flags: argparse.Namespace) -> CollectorSettings:
         resources=flags.collector_resources,
         store=flags.collector_store,
         store_secret=flags.collector_store_secret,
+        all_jobs=flags.collector_all_jobs,
     )
     return CollectorSettings(config, flags.heartbeat_interval_seconds)
 

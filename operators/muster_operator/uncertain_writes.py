@@ -182,7 +182,5 @@ class UncertainWrites:
                     self.cache.jobs.on_read(job)
         except ClusterError:
             raise
-        except ValueError:
-            return  # the watch reports the error
         except Exception:  # a bug that this object caused: the watch skips it, and others are decided on
             _LOG.exception("object skipped", extra={"object": path})

@@ -1,15 +1,18 @@
-"""All writes of a leader: in which order, how many at once, and what waits after a failure.
+"""The writes of a leader: in which order, how many at once, and what waits after a failure.
 
-By priority: the phases of a scheduling cycle (`write_cycle`); finalizers, reports of invalid objects and trace statuses
-(`patch`, `write`); statuses that can wait (`next_deferred`); Events (`must_defer_events`). The order within a cycle is
-the one of `muster.cluster`. A long cycle stops starting jobs after a while: what was not started is decided again on
-newer state, so that other changes need not wait for thousands of writes.
+By priority: the phases of a scheduling cycle (`write_cycle`), with what pods need before they are created (Services,
+Secrets, PodGroups); finalizers, reports of invalid objects, trace statuses and TraceCaptures (`patch`, `delete`,
+`write`); statuses that can wait (`next_deferred`). The order within a cycle is the one of `muster.cluster`. A long
+cycle stops starting jobs after a while: what was not started is decided again on newer state, so that other changes
+need not wait for thousands of writes.
 
 A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of one
 namespace is down, a policy forbids a delete, a quota is contended. So does a status with repeated conflicts, because
 its job is edited all the time. Errors that affect all objects end the cycle: no connection, a lost Lease, failed
 authentication, too many requests. While the outcome of a write of a job is unknown (`uncertain_writes`), nothing else
 of that job is written.
+
+docs/architecture.md has the requests that do not pass this queue: Lease, Events, dry runs, the key of the collectors.
 """
 
 from __future__ import annotations
@@ -170,10 +173,10 @@ class WriteQueue:
         self._clock = clock
 
     def begin_term(self) -> None:
-        """A term begins: writes of the previous one are obsolete, and the timers that ended pauses are gone."""
+        """A term begins: writes of the previous one are obsolete, and the timers that ended pauses are cancelled."""
         self._deferred.clear()
         for state in self._retries.values():
-            state.backoff.retry_at = float("-inf")
+            state.backoff.end_pause()
 
     # ---- the writes of a scheduling cycle
 
@@ -295,10 +298,19 @@ class WriteQueue:
         """Patch the object at `path`, unless it has a pause. Returns its new metadata; None if it was not written: it
         changed meanwhile (the event of the change starts the next cycle), or the write was rejected. Raises
         ClusterError for errors that affect all objects."""
+        return await self._write_one(path, self.api.patch, body)
+
+    async def delete(self, path: str, options: bytes) -> None:
+        """Delete the object at `path`, unless it has a pause. Raises as `patch` does."""
+        await self._write_one(path, self.api.delete, options)
+
+    async def _write_one(
+        self, path: str, call: Callable[[str, bytes], Awaitable[bytes]], body: bytes
+    ) -> V1PodMeta | None:
         if not self.may_retry(path):
             return None
         try:
-            answer = await self.api.patch(path, body)
+            answer = await call(path, body)
         except ClusterError as error:
             if is_server_wide(error):
                 raise
@@ -324,8 +336,7 @@ class WriteQueue:
             self._retries.clear()  # costs only shorter pauses
         backoff = self._retries.setdefault(key, _RetryState()).backoff
         invalid = isinstance(error, ApiError) and error.code in INVALID_REQUEST_CODES
-        backoff.min_s = _MIN_INVALID_PAUSE_S if invalid else _MIN_PAUSE_S
-        backoff.fail(self._clock())
+        backoff.fail(self._clock(), _MIN_INVALID_PAUSE_S if invalid else _MIN_PAUSE_S)
 
     def may_retry(self, key: str) -> bool:
         """Whether the object has no pause at present."""

@@ -29,14 +29,18 @@ class Backoff:
     pause_s: float = 0.0  # after the last failure
     retry_at: float = -inf  # end of that pause
 
-    def fail(self, now: float) -> float:
-        """Count a failure; returns the seconds to wait."""
+    def fail(self, now: float, min_s: float | None = None) -> float:
+        """Count a failure; returns the seconds to wait. `min_s` replaces the minimum for this failure."""
         if now - (self.retry_at - self.pause_s) > self.reset_after_s:
             self.failures = 0
         self.failures += 1
-        self.pause_s = backoff_s(self.failures, self.min_s, self.max_s, self.factor)
+        self.pause_s = backoff_s(self.failures, self.min_s if min_s is None else min_s, self.max_s, self.factor)
         self.retry_at = now + self.pause_s
         return self.pause_s
+
+    def end_pause(self) -> None:
+        """The next attempt may start now. The failures still count."""
+        self.retry_at = -inf
 
     def reset(self) -> None:
         """A success: the next failure is a first one."""

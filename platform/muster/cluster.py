@@ -16,7 +16,8 @@ five rules:
    but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.
    A job whose status is refused repeatedly may be paused (`ObservedState.paused`), so that it does not stop the later
-   phases of every cycle; it is passed to `Engine.recheck` when the pause begins and when it ends.
+   phases of every cycle; it is passed to `Engine.recheck` when the pause begins and when it ends. A cycle writes
+   nothing of a paused job: it is not preempted either.
 4. Then pass the jobs whose writes did not all succeed to `Engine.recheck`, observe, and run a cycle at once. Statuses
    of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that was
    removed, and an event that cannot be recorded, do not count as refused. Nor does a pod that the cluster does not
@@ -77,7 +78,7 @@ class NodeView:
 class PodView:
     """An observed pod. A pod that is not observed no longer exists, and its capacity is free.
 
-    phase `Lost`: its node is gone or unknown. `exit_code` is of the main container (128 + signal when a signal ended
+    phase `Lost`: its node is deleted or unknown. `exit_code` is of the main container (128 + signal when a signal ended
     it). `log_tail` (at most 4 KiB) is filled in for failed pods. `failed_at` is when its first rank failed, if
     known: the pod itself ends after its other ranks, and has `failed_at`, `exit_code` and `log_tail` even before that
     once another pod of its attempt has failed. `request` is the request of this pod, its slot included, whatever the
@@ -148,7 +149,7 @@ class ObservedState:
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
     pod_rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
     decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
-    paused: frozenset[str] = frozenset()  # uids of jobs that are not reconciled now; their capacity stays charged
+    paused: frozenset[str] = frozenset()  # uids of jobs that are not written now; their capacity stays charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class RecordEvent:
 
 @dataclass(frozen=True, slots=True)
 class RemoveJob:
-    """Delete a finished job whose TTL has expired, or finish a requested deletion (its pods are gone)."""
+    """Delete a finished job whose TTL has expired, or finish a requested deletion (its pods are deleted)."""
 
     job_uid: str
 

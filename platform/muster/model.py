@@ -225,9 +225,9 @@ class RunningGang:
 
     `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from there, or from `started_at`.
 
-    `retained_placement`, of a gang that is not `admitted`, is where it continues once its old pods are gone; empty if
-    it leaves. Either it is being resized, or that capacity will be nominated for it until `retained_until` at the
-    latest (it lost a node, for example, and restarts with the other nodes).
+    `retained_placement`, of a gang that is not `admitted`, is where it continues once its old pods are deleted; empty
+    if it releases its capacity. Either it is being resized, or that capacity will be nominated for it until
+    `retained_until` at the latest (it lost a node, for example, and restarts with the other nodes).
     """
 
     gang: Gang
@@ -291,6 +291,7 @@ class Snapshot:
     nominations: tuple[Nomination, ...] = ()
     usage: tuple[DecayedUsage, ...] = ()
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded for all gangs for now
+    paused: frozenset[str] = frozenset()  # uids of gangs that are left as they are: not preempted, and not resized
 
 
 WaitReason = Literal[

@@ -247,7 +247,7 @@ class QuotaUsage:
 
     def fits(self, queue: int, amounts: CellAmounts) -> bool:
         """Whether a request is within the queue's quota."""
-        for cell, amount in amounts:  # noqa: SIM110  # asked tens of thousands of times a plan: no generator
+        for cell, amount in amounts:  # noqa: SIM110  # called tens of thousands of times a plan: no generator
             if amount > self.available(queue, cell):
                 return False
         return True

@@ -102,7 +102,7 @@ class _QueueTable:
         self.by_name = {queue.metadata.name: queue for queue in queues}
         self.tree = quota_tree(queues)
         self.charges = QuotaUsage(self.tree)
-        self.verdicts = queue_readiness(queues, unreadable)
+        self.readiness = queue_readiness(queues, unreadable)
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
         self.subtree_usage: dict[str, dict[_FlavorResource, int]] = {name: {} for name in self.by_name}
         self.decayed_usage: dict[str, dict[_FlavorResource, float]] = {name: {} for name in self.by_name}
@@ -149,7 +149,7 @@ class _QueueTable:
             for child in sorted(self.tree.queues[below].name for below in self.tree.children[self.tree.index[name]]):
                 visit(child, depth + 1)
 
-        in_cycle = {name for name, verdict in self.verdicts.items() if verdict.reason == "Cycle"}
+        in_cycle = {name for name, queue_state in self.readiness.items() if queue_state.reason == "Cycle"}
         for name, queue in sorted(self.by_name.items()):
             if name in in_cycle:
                 order.append((name, 0))
@@ -158,16 +158,16 @@ class _QueueTable:
         return order
 
     def row(self, name: str, depth: int) -> dict[str, Any]:
-        queue, verdict = self.by_name[name], self.verdicts[name]
-        countable = all(self.verdicts[above].reason != "Cycle" for above in self.paths[name])
+        queue, queue_state = self.by_name[name], self.readiness[name]
+        countable = all(self.readiness[above].reason != "Cycle" for above in self.paths[name])
         return {
             "name": name,
             "parent": queue.spec.parent,
             "depth": depth,
-            "active": verdict.active,
-            "reason": verdict.reason,
-            "message": verdict.message,
-            "overcommitted": verdict.overcommitted_message,
+            "active": queue_state.active,
+            "reason": queue_state.reason,
+            "message": queue_state.message,
+            "overcommitted": queue_state.overcommitted_message,
             "weight": queue.spec.weight,
             "share": self.share(name) if countable else 0.0,
             "waiting": self.waiting[name],

@@ -89,10 +89,10 @@ def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condi
     assert message == [
         "spec.resources: neither this queue nor one above it names a flavor, so its jobs cannot use any node"
     ]
-    verdicts = queue_readiness(
+    readiness = queue_readiness(
         [shared("a"), shared("b", resources=gpus(limit=1)), shared("c", "b"), shared("top"), shared("d", "top")]
     )
-    assert {name: (one.active, one.reason) for name, one in verdicts.items()} == {
+    assert {name: (one.active, one.reason) for name, one in readiness.items()} == {
         "a": (True, "NoResources"),
         "b": (True, "Ready"),
         "c": (True, "Ready"),

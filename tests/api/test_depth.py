@@ -36,7 +36,7 @@ def depth(value: Any) -> int:
 
 
 def cut(value: Any, levels: int) -> Any:
-    """The plain way to say what `shorn` does."""
+    """What `truncate_depth` does, written simply."""
     if not isinstance(value, dict | list):
         return value
     if levels == 0:
@@ -77,7 +77,7 @@ def test_a_truncated_text_is_equal_down_to_its_depth(value: Any, levels: int, pl
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'"', b"]]]]", b'{"a": "\\', b"\xff[[[", b'{"a":' + b"[" * 5000])
-def test_what_is_no_json_is_none_when_it_is_shorn(text: bytes) -> None:
+def test_what_is_no_json_is_none_when_its_depth_is_truncated(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_truncated(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(
             truncate_depth(text)[1:]

@@ -7,7 +7,15 @@ import json
 import pytest
 from tests.manifests.objects import job
 
-from muster.api.env_vars import REDACTED, is_secret_name, not_passed_message, parse_env_options, redact, redact_secrets
+from muster.api.env_vars import (
+    REDACTED,
+    OmittedVariables,
+    is_credential,
+    is_secret_name,
+    parse_env_options,
+    redact,
+    redact_secrets,
+)
 from muster.api.yaml_input import load_objects
 from muster.errors import InvalidSpec
 
@@ -26,14 +34,22 @@ def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
     assert is_secret_name(name) is secret
 
 
-def test_all_variables_that_a_job_does_not_get_are_named_with_the_way_to_pass_credentials() -> None:
-    names = [f"VARIABLE_{number}" for number in range(30)]
-    message = not_passed_message(names, "--env ")
-    assert all(name in message for name in names)
-    assert message.endswith("--env NAME passes one")
-    of_a_cloud = not_passed_message([*names, "AWS_PROFILE", "DB_PASSWORD"], "-cfg env=")
-    assert "AWS_PROFILE, DB_PASSWORD" in of_a_cloud
-    assert of_a_cloud.endswith("-cfg env=AWS_PROFILE")
+def test_variables_that_a_job_does_not_get_are_counted_in_one_line_with_credentials_first() -> None:
+    names = tuple(f"VARIABLE_{number}" for number in range(30))
+    message = OmittedVariables((*names, "AWS_PROFILE", "DB_PASSWORD"), "/home/omitted").message("-cfg env=")
+    assert message.startswith("32 variables of your environment")
+    assert "AWS_PROFILE, DB_PASSWORD, VARIABLE_0, ...; to pass one: -cfg env=AWS_PROFILE" in message
+    assert message.endswith("all names: /home/omitted")
+    assert len(message) < 200
+    few = OmittedVariables(("MY_OWN",), "/home/omitted").message("--env ")
+    assert few == "1 variable of your environment not passed to the job: MY_OWN; to pass one: --env MY_OWN"
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_REGION", "AZURE_CONFIG_DIR", "S3_BUCKET", "GCP_PROJECT"])
+def test_settings_of_a_cloud_that_select_no_credentials_are_no_credentials(name: str) -> None:
+    assert not is_credential(name)
+    assert is_credential("AWS_PROFILE")
+    assert is_credential("GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def test_a_url_is_shown_without_its_user_and_password() -> None:

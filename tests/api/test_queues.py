@@ -15,23 +15,23 @@ from muster.api.validation import (
 
 
 def test_a_healthy_tree_is_active() -> None:
-    assert {name: verdict.active for name, verdict in queue_readiness(COMPANY).items()} == {
+    assert {name: result.active for name, result in queue_readiness(COMPANY).items()} == {
         "company": True,
         "research": True,
     }
 
 
 def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_path() -> None:
-    verdicts = queue_readiness([queue("b", "c"), queue("a", "b"), queue("c", "a"), queue("leaf", "b"), queue("ok")])
-    assert {name: verdict.reason for name, verdict in verdicts.items()} == {
+    readiness = queue_readiness([queue("b", "c"), queue("a", "b"), queue("c", "a"), queue("leaf", "b"), queue("ok")])
+    assert {name: result.reason for name, result in readiness.items()} == {
         "a": "Cycle",
         "b": "Cycle",
         "c": "Cycle",
         "leaf": "ParentInactive",
         "ok": "NoResources",
     }
-    assert verdicts["c"].message.startswith("in a cycle: a → b → c → a ")
-    assert "a → b → c → a" in verdicts["leaf"].message
+    assert readiness["c"].message.startswith("in a cycle: a → b → c → a ")
+    assert "a → b → c → a" in readiness["leaf"].message
 
 
 def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
@@ -39,23 +39,23 @@ def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
 
 
 def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None:
-    verdicts = queue_readiness([queue("leaf", "team"), queue("team", "company")])
-    assert (verdicts["team"].reason, verdicts["leaf"].reason) == ("ParentNotFound", "ParentInactive")
-    assert verdicts["team"].message == "its parent 'company' does not exist; create it or remove spec.parent"
-    assert "parent 'company' does not exist" in verdicts["leaf"].message
+    readiness = queue_readiness([queue("leaf", "team"), queue("team", "company")])
+    assert (readiness["team"].reason, readiness["leaf"].reason) == ("ParentNotFound", "ParentInactive")
+    assert readiness["team"].message == "its parent 'company' does not exist; create it or remove spec.parent"
+    assert "parent 'company' does not exist" in readiness["leaf"].message
 
 
 def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> None:
     tree = [*COMPANY, queue("other")]
-    verdicts = queue_readiness(tree, {"company": "spec.weight: must be greater than 0; got -1", "gone": "whatever"})
-    assert {name: verdict.reason for name, verdict in verdicts.items()} == {
+    readiness = queue_readiness(tree, {"company": "spec.weight: must be greater than 0; got -1", "gone": "whatever"})
+    assert {name: result.reason for name, result in readiness.items()} == {
         "company": "InvalidSpec",
         "research": "ParentInactive",
         "other": "NoResources",
     }
     text = "it cannot be read: spec.weight: must be greater than 0; got -1"
-    assert verdicts["company"].message == text
-    assert verdicts["research"].message == f"its parent 'company' is inactive: {text}"
+    assert readiness["company"].message == text
+    assert readiness["research"].message == f"its parent 'company' is inactive: {text}"
 
 
 def test_a_queue_that_is_being_deleted_admits_nothing() -> None:
@@ -64,7 +64,7 @@ def test_a_queue_that_is_being_deleted_admits_nothing() -> None:
 
 
 def test_children_guaranteed_more_than_their_parent_overcommit_it_and_nothing_else() -> None:
-    verdicts = queue_readiness(
+    readiness = queue_readiness(
         [
             queue("root", resources=gpus(guaranteed=64)),
             queue("top", "root", resources=gpus(guaranteed=16)),
@@ -72,29 +72,31 @@ def test_children_guaranteed_more_than_their_parent_overcommit_it_and_nothing_el
             queue("b", "top", resources=gpus(guaranteed=8)),
         ]
     )
-    assert verdicts["top"].active
-    assert verdicts["top"].overcommitted_message == (
+    assert readiness["top"].active
+    assert readiness["top"].overcommitted_message == (
         "its children are guaranteed 24 nvidia.com/gpu of h200 together, it guarantees 16; "
-        "raise it to 24 or lower theirs (a, b)"
+        "raise it to 24 or lower those of its children (a, b)"
     )
-    assert [verdicts[name].overcommitted_message for name in ("root", "a", "b")] == [None] * 3
+    assert [readiness[name].overcommitted_message for name in ("root", "a", "b")] == [None] * 3
 
 
 def test_a_parent_that_sets_no_guarantee_is_not_overcommitted_but_its_parent_can_be() -> None:
-    verdicts = queue_readiness(
+    readiness = queue_readiness(
         [
             queue("root", resources=gpus(guaranteed=8)),
             queue("middle", "root"),
             queue("a", "middle", resources=gpus(guaranteed=9)),
         ]
     )
-    assert verdicts["middle"].overcommitted_message is None
-    assert "guaranteed 9 nvidia.com/gpu" in (verdicts["root"].overcommitted_message or "")
+    assert readiness["middle"].overcommitted_message is None
+    assert "guaranteed 9 nvidia.com/gpu" in (readiness["root"].overcommitted_message or "")
 
 
 def test_children_guaranteed_more_than_their_parents_limit_overcommit_it() -> None:
-    verdicts = queue_readiness([queue("top", resources=gpus(limit=8)), queue("a", "top", resources=gpus(guaranteed=9))])
-    assert "it is limited to 8" in (verdicts["top"].overcommitted_message or "")
+    readiness = queue_readiness(
+        [queue("top", resources=gpus(limit=8)), queue("a", "top", resources=gpus(guaranteed=9))]
+    )
+    assert "it is limited to 8" in (readiness["top"].overcommitted_message or "")
 
 
 def test_without_a_selector_on_the_path_no_namespace_may_use_a_queue() -> None:

@@ -59,6 +59,7 @@ def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
         ({"priority": 2**31}, "spec.priority: Input should be less than or equal to 2147483647"),
         ({"queue": "../x"}, "spec.queue: String should match pattern"),
         ({"trace": {"startStep": 0, "steps": 1}}, "spec.trace.startStep: Input should be greater than or equal to 1"),
+        ({"trace": {"startStep": 1, "steps": 5, "every": 5}}, "every: must be above steps (5); got 5"),
         ({"failurePolicy": {"rules": [{"onExitCodes": [256], "action": "FailJob"}]}}, "onExitCodes.0"),
         ({"failurePolicy": {"rules": [{"action": "FailJob"}]}}, "must have onExitCodes or onPodConditions"),
         ({"nonsense": 1}, "spec.nonsense: Extra inputs are not permitted"),

@@ -24,11 +24,11 @@ def test_of_each_number_the_median_is_taken_for_each_case_and_scheduler() -> Non
 
 
 def test_numbers_within_a_row_have_medians_too_and_what_is_no_number_is_the_last_ones() -> None:
-    notes = ({"verdict_s": 0.3, "said": "a"}, {"verdict_s": 0.1, "said": "b"}, {"verdict_s": 0.2, "said": "c"})
+    notes = ({"decision_s": 0.3, "said": "a"}, {"decision_s": 0.1, "said": "b"}, {"decision_s": 0.2, "said": "c"})
 
-    (found,) = medians([row("muster", None, case="verdict", notes=one, writes_agree=True) for one in notes])
+    (found,) = medians([row("muster", None, case="first-decision", notes=one, writes_agree=True) for one in notes])
 
-    assert found["notes"] == {"verdict_s": 0.2, "said": "c"}
+    assert found["notes"] == {"decision_s": 0.2, "said": "c"}
     assert found["writes_agree"] is True
     assert found["create_to_bound_s"] is None
 
@@ -57,7 +57,7 @@ def test_where_all_failed_the_row_says_so() -> None:
 def test_a_cell_says_what_its_case_is_about() -> None:
     assert figure(row("muster", 12.345)) == "12.3"
     assert figure(row("muster", 161.4)) == "161"
-    assert figure(row("muster", None, case="verdict", notes={"verdict_s": 0.031})) == "0.03"
+    assert figure(row("muster", None, case="first-decision", notes={"decision_s": 0.031})) == "0.03"
     assert figure(row("muster", None, case="wait", notes={"pods_bound": 0}, operator_cpu_s=0.5)) == "0.50 CPU"
     partly = row("kube-scheduler", None, case="wait", notes={"pods_bound": 500}, operator_cpu_s=2.3)
     assert figure(partly) == "2.30 CPU (500 pods bound)"

@@ -1,4 +1,4 @@
-"""A violation is reported when something is overdue; nothing is judged while no operator leads."""
+"""A violation is reported when something is overdue; nothing is checked while no operator leads."""
 
 from __future__ import annotations
 

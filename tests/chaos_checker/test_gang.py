@@ -150,8 +150,8 @@ def test_two_pods_of_one_slot() -> None:
     history = History()
     history.running("a", "n0")
     body = history._last["Pod", "ns/a-w-0-0"]
-    twin = {**body, "metadata": {**body["metadata"], "name": "twin", "uid": "uid-twin"}}
-    history.put("Pod", "ns/twin", twin)
+    duplicate = {**body, "metadata": {**body["metadata"], "name": "duplicate", "uid": "uid-duplicate"}}
+    history.put("Pod", "ns/duplicate", duplicate)
     assert history.rules == ["no pod twice"]
 
 

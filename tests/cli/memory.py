@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.api.spec import Queue, TrainingJob, TrainingJobStatus
+from muster.api.env_vars import OmittedVariables
+from muster.api.spec import (
+    ObjectMeta,
+    Queue,
+    TraceCapture,
+    TraceCaptureSpec,
+    TraceCaptureStatus,
+    TrainingJob,
+    TrainingJobStatus,
+)
 from muster.api.validation import apply_warnings, check_apply, check_submit, with_replicas
 from muster.api.yaml_input import AnyObject
+from muster.capture.protocol import HungRank
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
 
@@ -26,8 +36,10 @@ class MemoryClient:
     queue_rows: list[dict[str, Any]] = field(default_factory=list)
     node_rows: list[dict[str, Any]] = field(default_factory=list)
     kept_events: list[dict[str, Any]] = field(default_factory=list)
-    kept_beats: list[dict[str, Any]] = field(default_factory=list)
+    stored_heartbeats: list[dict[str, Any]] = field(default_factory=list)
     films: dict[str, list[TrainingJobStatus]] = field(default_factory=dict)
+    captures: list[TraceCaptureStatus] = field(default_factory=list)  # the states of the next capture
+    hung: list[HungRank] = field(default_factory=list)
     logs: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     logged: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest attempt that has a log
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -51,8 +63,8 @@ class MemoryClient:
             rows.append(row | ({"notices": message[item.metadata.name]} if item.metadata.name in message else {}))
         return rows
 
-    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        return self.not_passed
+    def newly_omitted(self, jobs: Sequence[TrainingJob]) -> OmittedVariables | None:
+        return OmittedVariables(tuple(self.not_passed), "/home/omitted") if self.not_passed else None
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         kept: dict[str, Any] = self.kept_queues if kind == "Queue" else self.kept_jobs
@@ -119,7 +131,7 @@ class MemoryClient:
         self.asked.append(("undrain", node))
 
     def jobs_on_node(self, node: str) -> list[TrainingJob]:
-        """Who is there the first time that somebody asks has left the second time."""
+        """What the first call returns is deleted before the second."""
         jobs, self.on_nodes = self.on_nodes, []
         return [self.kept_jobs[name] for name in jobs]
 
@@ -133,12 +145,22 @@ class MemoryClient:
         return self.kept_events
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        return self.kept_beats
+        return self.stored_heartbeats
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         for status in self.films.get(name, []):
             self.kept_jobs[name] = self.job(name, namespace).model_copy(update={"status": status})
             yield self.kept_jobs[name]
+
+    def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:
+        self.job(spec.job, namespace)
+        self.asked.append(("capture", spec))
+        for status in self.captures:
+            yield TraceCapture(metadata=ObjectMeta(name="c", namespace=namespace), spec=spec, status=status)
+
+    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+        self.job(name, namespace)
+        return self.hung
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
         self.job(name, namespace)

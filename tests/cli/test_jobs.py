@@ -292,7 +292,7 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
             lastCheckpoint={"step": 40, "at": NOW},
         )
     )
-    cluster.kept_beats = [
+    cluster.stored_heartbeats = [
         {"rank": 1, "attempt": 1, "step": 41, "steps": 60, "loss": 2.5, "tokens_per_s": 12_300.0, "eta_s": 70.0},
         {"rank": 0, "attempt": 0, "step": 59, "steps": 60},
     ]
@@ -303,10 +303,12 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
 
 def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Cancelled", "Cancelled", "cancelled by the user"))
-    cluster.kept_beats = [{"rank": 0, "attempt": 0, "step": 22, "steps": 10**5, "phase": "checkpoint", "eta_s": 1e5}]
+    cluster.stored_heartbeats = [
+        {"rank": 0, "attempt": 0, "step": 22, "steps": 10**5, "phase": "checkpoint", "eta_s": 1e5}
+    ]
     out = muster("describe", "llama").out
     assert "  step 22/100000\n" in out
-    cluster.kept_beats = [{"rank": 0, "attempt": 0, "phase": "setup"}]
+    cluster.stored_heartbeats = [{"rank": 0, "attempt": 0, "phase": "setup"}]
     assert "setup" not in muster("describe", "llama").out
 
 

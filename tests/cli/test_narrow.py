@@ -36,12 +36,12 @@ def test_in_a_narrow_terminal_bars_and_their_legend_are_omitted(
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_no_figure_of_live_progress_is_broken_in_two(columns: int) -> None:
-    beat = {
+    heartbeat = {
         "step": 11, "steps": 300, "attempt": 0, "phase": "train", "tokens_per_s": 1.2e6, "step_time_s": 0.9,
         "mfu": 0.473, "peak_memory_bytes": 33_700_000_000, "checkpoint_step": 50, "world_size": 8, "at": NOW,
     }  # fmt: skip
     console = Console(width=columns, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render_frame(WatchFrame(job(status=status("Running")), beat, NOW), LossCurve(), columns))
+    console.print(render_frame(WatchFrame(job(status=status("Running")), heartbeat, NOW), LossCurve(), columns))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert max(map(len, lines)) <= columns
     figures = [part for line in lines[1:] for part in line.split(" · ")]

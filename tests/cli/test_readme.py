@@ -16,10 +16,10 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_the_yaml_example_runs_as_pasted_into_an_empty_folder(
+def test_the_commands_run_as_pasted_into_an_empty_folder(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (text,) = [block.partition("```")[0] for block in README.read_text().split("```sh\n")[1:]]
+    text = "".join(block.partition("```")[0] for block in README.read_text().split("```sh\n")[1:])
     home = tmp_path_factory.mktemp("home")
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(home),
@@ -35,3 +35,5 @@ def test_the_yaml_example_runs_as_pasted_into_an_empty_folder(
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "default/llama-8b Succeeded" in ran.stdout
     assert [f"rank {rank} of 4" in ran.stdout for rank in range(4)] == [True] * 4
+    for result in ("suspended", "resumed", "is being cancelled"):
+        assert f"trainingjob default/llama-70b {result}" in ran.stdout

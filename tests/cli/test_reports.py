@@ -124,6 +124,18 @@ def test_describe_of_a_traced_job_without_traces_explains_how_they_are_recorded(
     assert "none recorded" not in muster("describe", "b").out
 
 
+@pytest.mark.parametrize(("step", "before"), [(12, True), (19, True), (20, False)])
+def test_describe_names_the_step_at_which_a_run_ended_before_it_could_be_traced(
+    cluster: MemoryClient, muster: Muster, step: int, before: bool
+) -> None:
+    over = status("Succeeded", traces={"files": 0, "report": ""})
+    cluster.kept_jobs["a"] = job("a", over, trace={"startStep": 20, "steps": 5})
+    cluster.stored_heartbeats = [{"rank": rank, "attempt": 0, "step": step, "phase": "done"} for rank in (0, 1)]
+    shown = " ".join(muster("describe", "a").out.split())
+    assert (f"the run ended at step {step}, before step 20" in shown) == before
+    assert ("trainer.instrument" in shown) != before
+
+
 def test_watch_ends_with_the_report_and_its_path_last(run_dir: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     cluster.films["llama"] = [status("Succeeded", startedAt=NOW, finishedAt=NOW + 10)]

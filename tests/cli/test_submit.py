@@ -65,11 +65,14 @@ def test_secrets_are_not_written_into_a_job_of_a_cluster(monkeypatch: pytest.Mon
     assert parse_env_overrides(["HF_HOME", "A=1"], on_host=False) == ([], {"HF_HOME": "/hf", "A": "1"})
 
 
-def test_variables_that_are_not_passed_are_listed_by_name(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+def test_variables_that_are_not_passed_are_counted_with_the_place_of_their_names(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
     cluster.not_passed = [f"NAME_{number}" for number in range(14)]
     (line,) = muster("submit", str(file)).err.splitlines()
-    assert ", ".join(cluster.not_passed) in line
-    assert "--env NAME" in line
+    assert "14 variables" in line
+    assert "--env NAME_0" in line
+    assert "/home/omitted" in line
     cluster.kept_jobs.clear()
     assert muster("submit", str(file), "--json").err == ""
 
@@ -280,3 +283,12 @@ def test_wait_prints_the_reason_of_a_failure_and_the_next_command(
     assert code.split()[-1] == "3"
     assert log.endswith("ValueError: [red]bad[/red] loss")
     assert command.endswith("muster describe team-a/llama")
+
+
+def test_submit_to_a_cluster_warns_of_a_script_that_may_record_no_trace(
+    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.cli.objects.selected_context", lambda: "prod")
+    assert "spec.trace may record nothing" in muster("submit", str(file), "--trace-steps", "20:25").err
+    cluster.kept_jobs.clear()
+    assert muster("submit", str(file)).err == ""

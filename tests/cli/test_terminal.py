@@ -21,7 +21,7 @@ FAILURE = {"pod": "llama-trainer-0", "exitCode": 1, "logTail": f"step 1{CLIPBOAR
 
 
 class Terminal(io.StringIO):
-    """Somebody looks at it."""
+    """It is a terminal."""
 
     def isatty(self) -> bool:
         return True

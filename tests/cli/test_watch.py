@@ -21,7 +21,7 @@ from muster.errors import NotFound
 from muster.heartbeats.progress import current_heartbeat
 
 
-def beat(step: int, **fields: Any) -> dict[str, Any]:
+def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
     return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train"} | fields
 
 
@@ -36,7 +36,7 @@ def test_watch_prints_a_line_for_each_change_and_ends_with_success(cluster: Memo
         status("Running", placement=placement("n1"), startedAt=NOW, lastCheckpoint={"step": 20, "at": NOW}),
         status("Succeeded", startedAt=NOW, finishedAt=NOW + 125),
     ]
-    cluster.kept_beats = [beat(60, phase="done", tokens_per_s=12_345.0, mfu=0.41)]
+    cluster.stored_heartbeats = [heartbeat(60, phase="done", tokens_per_s=12_345.0, mfu=0.41)]
     ended = muster("watch", "llama")
     assert ended.code == 0
     lines = ended.out.splitlines()
@@ -140,8 +140,8 @@ def test_the_frame_of_a_pending_job_shows_its_queue_position() -> None:
 def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     curve = LossCurve()
     for step, loss in ((10, 8.0), (20, 6.0), (30, 4.0)):
-        curve = curve.with_heartbeat(beat(step, loss=loss))
-    figures = beat(
+        curve = curve.with_heartbeat(heartbeat(step, loss=loss))
+    figures = heartbeat(
         30, tokens_per_s=1234.0, step_time_s=0.25, mfu=0.5, peak_memory_bytes=3 * 2**30, eta_s=7.5, world_size=2
     )
     text = drawn(WatchFrame(job(status=status("Running")), figures, NOW), curve)
@@ -152,7 +152,7 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
 
 @pytest.mark.parametrize(("phase", "expected"), [("setup", "setting up for 35s"), ("compile", "compiling for 35s")])
 def test_before_the_first_step_the_frame_shows_the_phase_and_its_duration(phase: str, expected: str) -> None:
-    frame = WatchFrame(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
+    frame = WatchFrame(job(status=status("Running")), heartbeat(0, phase=phase, loss=None, at=NOW), NOW + 35)
     assert drawn(frame).strip()[2:].startswith(expected)
 
 
@@ -163,10 +163,10 @@ def test_a_running_job_without_heartbeat_shows_that_no_step_was_reported() -> No
 
 def test_into_a_pipe_compilation_is_printed_at_once_and_every_30_s() -> None:
     one, out = job(status=status("Running")), io.StringIO()
-    compiling = beat(0, phase="compile", loss=None, at=NOW)
+    compiling = heartbeat(0, phase="compile", loss=None, at=NOW)
     sights = [WatchFrame(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
     _print_changes(
-        iter([*sights, WatchFrame(one, beat(1), NOW + 59.5), WatchFrame(one, beat(2), NOW + 65)]),
+        iter([*sights, WatchFrame(one, heartbeat(1), NOW + 59.5), WatchFrame(one, heartbeat(2), NOW + 65)]),
         Console(file=out, width=120),
     )
     lines = [line.partition(";")[0] for line in out.getvalue().splitlines()]
@@ -177,40 +177,40 @@ RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
 
 
 @pytest.mark.parametrize(
-    ("first_beat", "expected"),
+    ("first_one", "expected"),
     [
-        (beat(20, attempt=1, phase="compile", loss=None), ["resumed from step 20"]),
-        (beat(0, attempt=1, phase="compile", loss=None), ["restarted from step 0"]),
-        (beat(23, attempt=1), ["resumed from step 20"]),
-        (beat(7, attempt=1), ["attempt 1 is at step 7"]),
-        (beat(0, attempt=1, phase="setup", loss=None), []),
+        (heartbeat(20, attempt=1, phase="compile", loss=None), ["resumed from step 20"]),
+        (heartbeat(0, attempt=1, phase="compile", loss=None), ["restarted from step 0"]),
+        (heartbeat(23, attempt=1), ["resumed from step 20"]),
+        (heartbeat(7, attempt=1), ["attempt 1 is at step 7"]),
+        (heartbeat(0, attempt=1, phase="setup", loss=None), []),
     ],
 )
-def test_a_resumed_job_prints_once_from_which_step_it_resumes(first_beat: dict[str, Any], expected: list[str]) -> None:
+def test_a_resumed_job_prints_once_from_which_step_it_resumes(first_one: dict[str, Any], expected: list[str]) -> None:
     one = job(status=RESUMED)
-    for before in (None, beat(0, attempt=1, phase="setup", loss=None)):
-        lines = change_lines(WatchFrame(one, before, NOW), WatchFrame(one, first_beat, NOW + 1))
+    for before in (None, heartbeat(0, attempt=1, phase="setup", loss=None)):
+        lines = change_lines(WatchFrame(one, before, NOW), WatchFrame(one, first_one, NOW + 1))
         assert [line.plain for line in lines] == expected
     if expected:
         assert (
-            list(change_lines(WatchFrame(one, first_beat, NOW + 1), WatchFrame(one, beat(30, attempt=1), NOW + 2)))
+            list(change_lines(WatchFrame(one, first_one, NOW + 1), WatchFrame(one, heartbeat(30, attempt=1), NOW + 2)))
             == []
         )
 
 
 def test_a_heartbeat_of_an_earlier_attempt_is_no_progress_of_this_one() -> None:
     one = job(status=RESUMED)
-    assert current_heartbeat([beat(40)], one.status.attempt) is None
-    newest = beat(0, attempt=1, phase="setup", loss=None)
-    assert current_heartbeat([beat(40), newest], one.status.attempt) == newest
+    assert current_heartbeat([heartbeat(40)], one.status.attempt) is None
+    newest = heartbeat(0, attempt=1, phase="setup", loss=None)
+    assert current_heartbeat([heartbeat(40), newest], one.status.attempt) == newest
 
 
 def test_a_curve_forgets_what_a_resume_does_again() -> None:
     curve = (
         LossCurve()
-        .with_heartbeat(beat(10, loss=3.0))
-        .with_heartbeat(beat(20, loss=2.0))
-        .with_heartbeat(beat(15, loss=2.5))
+        .with_heartbeat(heartbeat(10, loss=3.0))
+        .with_heartbeat(heartbeat(20, loss=2.0))
+        .with_heartbeat(heartbeat(15, loss=2.5))
     )
     assert curve.losses == ((10, 3.0), (15, 2.5))
 

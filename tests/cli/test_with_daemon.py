@@ -1,4 +1,4 @@
-"""The verbs against the real daemon: one story from up to down, and signals."""
+"""The verbs against the real daemon: one run from up to down, and signals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: M
     assert [row["name"] for row in muster("nodes", "--json").rows] == ["node-0", "node-1"]
 
     def replayed() -> str:
-        saved = tmp_path / "world.json"
+        saved = tmp_path / "snapshot.json"
         assert muster("local", "snapshot", str(saved)).code == 0
         return muster("replay", str(saved)).out
 

@@ -75,7 +75,7 @@ def test_plain_kubectl_installs_and_updates_the_crds(plane: ControlPlane) -> Non
     again = plane.kubectl("apply", "-f", str(CRDS))
     assert again.splitlines() == [
         f"customresourcedefinition.apiextensions.k8s.io/{name}.muster.dev unchanged"
-        for name in ("trainingjobs", "queues", "flavors")
+        for name in ("trainingjobs", "queues", "flavors", "tracecaptures")
     ]
 
 

@@ -172,7 +172,9 @@ def test_no_role_of_the_cluster_reaches_a_status(plane: ControlPlane, role: str)
     rules = plane.api.get(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")["rules"]
     ours = [rule for rule in rules if "muster.dev" in rule["apiGroups"]]
     assert ours
-    assert {name for rule in ours for name in rule["resources"]} == {"trainingjobs", "trainingjobs/scale"}
+    assert {name for rule in ours for name in rule["resources"]} == {
+        "trainingjobs", "trainingjobs/scale", "tracecaptures",
+    }  # fmt: skip
 
 
 def test_a_viewer_of_a_namespace_may_only_read_jobs(plane: ControlPlane) -> None:
@@ -257,8 +259,13 @@ def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
 
     plane.wait_for("the job runs", lambda: phase() == "Running")
     assert {pod["spec"]["priorityClassName"] for pod in api.items(pods)} == {"muster-job"}
-    assert [len(pod["spec"].get("initContainers", ())) for pod in in_order(api.items(pods))] == [1, 0]
+    assert [len(pod["spec"].get("initContainers", ())) for pod in in_order(api.items(pods))] == [1, 1]
     assert len(api.items(secrets)) == 1
+    captures = "/apis/muster.dev/v1alpha1/namespaces/team-a/tracecaptures"
+    capture = {"job": "absent", "ttlSecondsAfterFinished": 1}
+    api.create(captures, {"apiVersion": "muster.dev/v1alpha1", "kind": "TraceCapture",
+                          "metadata": {"name": "brief", "namespace": "team-a"}, "spec": capture})  # fmt: skip
+    plane.wait_for("the capture fails, and is deleted", lambda: api.gone(f"{captures}/brief"))
     api.patch(path, {"spec": {"suspend": True}})
     plane.wait_for("the job is suspended", lambda: phase() == "Suspended" and not api.items(pods))
     api.patch(path, {"spec": {"suspend": False}})

@@ -93,7 +93,7 @@ def test_the_collectors_port_is_open_only_to_the_operators_pods(
     policy: Object, namespace: str, operator: Labels
 ) -> None:
     assert COLLECTOR_PORT in ports(policy, "TCP", SYSTEM, operator)
-    assert COLLECTOR_PORT not in ports(policy, "TCP", namespace, operator)  # labels anybody can write
+    assert COLLECTOR_PORT not in ports(policy, "TCP", namespace, operator)  # labels that any user can write
     assert COLLECTOR_PORT not in ports(policy, "TCP", SYSTEM, {"app": "other"})
 
 

@@ -12,7 +12,7 @@ from tests.cluster.controlplane.catalogue import LEAST_KUBERNETES, OLDEST, pinne
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "helm" / "crds.yaml"
-KINDS = ("trainingjobs", "queues", "flavors")
+KINDS = ("trainingjobs", "queues", "flavors", "tracecaptures")
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,12 @@ def oldest() -> Binary:
         pytest.fail(str(why), pytrace=False)
 
 
-def verdict(oldest: Binary, crds: Path) -> str:
+def result(oldest: Binary, crds: Path) -> str:
     return subprocess.run([oldest.path, crds], capture_output=True, text=True, check=False).stdout
 
 
 def test_the_oldest_kubernetes_accepts_our_crds(oldest: Binary) -> None:
-    assert verdict(oldest, CRDS).splitlines() == [f"{kind}.muster.dev was looked at" for kind in KINDS]
+    assert result(oldest, CRDS).splitlines() == [f"{kind}.muster.dev was looked at" for kind in KINDS]
 
 
 def test_it_refuses_a_rule_that_newer_ones_accept(oldest: Binary, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_it_refuses_a_rule_that_newer_ones_accept(oldest: Binary, tmp_path: Path
     rule["rule"] = "self.all(k, quantity(string(self[k])).compareTo(quantity('1')) >= 0)"
     dearer = tmp_path / "crds.yaml"
     dearer.write_text(yaml.safe_dump(jobs))
-    assert "estimated rule cost exceeds budget" in verdict(oldest, dearer)
+    assert "estimated rule cost exceeds budget" in result(oldest, dearer)
 
 
 def test_it_is_the_version_that_the_docs_name() -> None:

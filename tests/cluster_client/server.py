@@ -68,13 +68,13 @@ class Server:
         return [item for at, item in self.objects.items() if everywhere.fullmatch(at)]
 
     def connection(self) -> KubeClient:
-        """Somebody's connection to it."""
+        """A connection of a client."""
         return KubeClient(
             ClientConfig(server=f"http://127.0.0.1:{self.port}", tls=None, auth_headers=dict, context_name="test")
         )
 
     def client(self) -> KubernetesClusterClient:
-        """Somebody's client of it."""
+        """A client of the server."""
         return KubernetesClusterClient(self.connection())
 
 

@@ -107,7 +107,7 @@ def test_a_role_that_changed_places_is_not_taken_for_another_job(cluster: Server
     kept(cluster, "first")
 
     def edited(handler: Handler) -> None:
-        cluster.objects[LLAMA]["spec"]["roles"][0]["name"] = "judge"
+        cluster.objects[LLAMA]["spec"]["roles"][0]["name"] = "reviewer"
         answered(handler)
 
     cluster.fail("PATCH", LLAMA, edited)

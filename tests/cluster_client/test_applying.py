@@ -1,4 +1,4 @@
-"""Applying a queue that somebody else writes at that time: the operator its status, a person its spec or its end."""
+"""Applying a queue that another client writes at that time: the operator its status, a person its spec or its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def research(weight: int = 1, **meta: Any) -> dict[str, Any]:
 
 
 def meanwhile(server: Server, queue: dict[str, Any]) -> Fault:
-    """Somebody writes the queue between our reading and our writing."""
+    """Another client writes the queue between the read and the write."""
 
     def fault(handler: Handler) -> None:
         server.put(RESEARCH, queue)
@@ -38,7 +38,7 @@ def test_a_queue_that_is_being_deleted_is_refused(server: Server, weight: int) -
     with pytest.raises(Conflict) as error:
         server.client().apply([HEAVIER])
     assert str(error.value) == (
-        "queue 'research' is being deleted and waits for its unfinished jobs; apply it again once they are gone"
+        "queue 'research' is being deleted and waits for its unfinished jobs; apply it again once they have ended"
     )
     assert error.value.reason == "Deleting"
     assert server.objects[RESEARCH]["spec"] == {"weight": weight}
@@ -74,7 +74,7 @@ def test_a_status_that_is_written_all_the_time_ends_in_a_refusal(server: Server)
     [(research(3), "the object has been modified"), (research(**LEAVING), "queue 'research' is being deleted and")],
     ids=["edited", "deleted"],
 )
-def test_what_somebody_else_did_meanwhile_stands(server: Server, queue: dict[str, Any], message: str) -> None:
+def test_what_another_client_did_meanwhile_stands(server: Server, queue: dict[str, Any], message: str) -> None:
     server.put(RESEARCH, research())
     server.fail("PUT", RESEARCH, meanwhile(server, queue))
     with pytest.raises(Conflict, match=message):

@@ -94,3 +94,24 @@ def test_a_watch_that_is_cut_in_mid_line_is_begun_again(server: Server, whole: b
 
     server.fail("GET", JOBS, cut)
     assert [job.status.phase for job in server.client().watch("llama")] == ["Running", "Succeeded"]
+
+
+@pytest.mark.parametrize(
+    "event", ["[]", "5", "null", "{}", '{"type": "ADDED"}', '{"type": "ADDED", "object": null}', '{"object": {}}']
+)
+def test_a_watch_continues_after_an_event_that_is_not_one(server: Server, event: str) -> None:
+    kept(server, status("Running"))
+
+    def answer(handler: Handler) -> None:
+        kept(server, status("Succeeded"))
+        chunks(event + "\n")(handler)
+
+    server.fail("GET", JOBS, answer)
+    assert [job.status.phase for job in server.client().watch("llama")] == ["Running", "Succeeded"]
+
+
+@pytest.mark.parametrize("answer", ["{}", '{"metadata": null}', '{"metadata": [1]}'])
+def test_an_answer_without_metadata_is_an_error_of_the_cluster(server: Server, answer: str) -> None:
+    server.fail("GET", f"{JOBS}/llama", chunks(answer))
+    with pytest.raises(ClusterError, match="not a Kubernetes object"):
+        server.client().job("llama")

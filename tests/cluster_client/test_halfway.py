@@ -118,7 +118,7 @@ def test_a_job_that_may_have_been_created_is_named(cluster: Server) -> None:
     assert str(error.value).endswith("; it is unknown whether job default/a was created: muster describe default/a")
 
 
-def test_a_job_of_somebody_else_that_has_the_name_meanwhile_is_not_taken_for_the_own(cluster: Server) -> None:
+def test_a_job_of_another_user_that_has_the_name_meanwhile_is_not_taken_for_the_own(cluster: Server) -> None:
     def anothers(handler: Handler) -> None:
         handler.body["spec"]["priority"] = 7
         unanswered(handler)

@@ -141,7 +141,7 @@ def test_a_line_comes_with_its_time(line: str, at: float | None, text: str) -> N
     assert _split_timestamp(line) == (at, text)
 
 
-def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None:
+def test_what_a_status_tells_of_its_progress_reads_as_a_heartbeat_of_rank_0() -> None:
     progress = {
         "step": 40,
         "steps": 60,
@@ -157,8 +157,8 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None
     silent = TrainingJob.model_validate(document)
     reporting = TrainingJob.model_validate({**document, "status": {"progress": progress}})
     assert heartbeats_from_status(silent) == []
-    (beat,) = heartbeats_from_status(reporting)
-    assert beat == {
+    (heartbeat,) = heartbeats_from_status(reporting)
+    assert heartbeat == {
         "rank": 0,
         "attempt": 1,
         "step": 40,

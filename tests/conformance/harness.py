@@ -9,7 +9,7 @@ write a class with these methods and a test like `test_simulated.py`:
         with LocalHarness(tmp_path) as harness:
             play(scenario, harness)
 
-Backoff should be short (`Bounds(backoff_s=0.2)`), and `job()` may be changed by the harness before it submits it: a
+Backoff should be short (`Timeouts(backoff_s=0.2)`), and `job()` may be changed by the harness before it submits it: a
 real cluster puts `script.command()` into the main container.
 """
 

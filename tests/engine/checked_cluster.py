@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
@@ -62,14 +62,14 @@ class Watched(SimCluster):
         self.deleted.add(uid)
 
     def observe(self) -> ObservedState:
-        world = super().observe()
+        observed = super().observe()
         self.limits = {
             queue.metadata.name: int(entry.limit[GPU])
-            for queue in world.queues
+            for queue in observed.queues
             for entry in queue.spec.resources
             if GPU in entry.limit
         }
-        return world
+        return observed
 
     def _is_current(self, write: WriteStatus) -> bool:
         """Whether the write will not be refused."""
@@ -106,7 +106,7 @@ class Watched(SimCluster):
         if after.eviction is not None and before.eviction != after.eviction:
             hold = self.job(after.eviction.beneficiary).status.nomination
             assert hold is not None, "a gang is evicted before capacity is nominated"
-            assert write.job_uid in hold.victims, "somebody leaves whom the hold does not name"
+            assert write.job_uid in hold.victims, "a gang is evicted that the nomination does not name"
         if is_admitted(after) and not is_admitted(before):
             self._check_admission(write)
 

@@ -8,13 +8,13 @@ from functools import partial
 
 from hypothesis import strategies as st
 from tests.engine.checked_cluster import Watched
-from tests.engine.worlds import job, queue
+from tests.engine.objects import job, queue
 
 from muster.api import spec
 from muster.lifecycle import is_admitted, is_finished
 from muster.simulate import JobBehavior
 
-Trouble = tuple[float, str, int]
+Fault = tuple[float, str, int]
 """When, what, and a number that chooses the pod, node, job or queue."""
 
 
@@ -118,7 +118,7 @@ def _edit_quota(cluster: Watched, number: int) -> None:
 
 
 def _delete_queue(cluster: Watched, number: int) -> None:
-    """A queue is being deleted, or cannot be found in the tree; later somebody makes it anew."""
+    """A queue is being deleted, or cannot be found in the tree; later it is created again."""
     name = ("red", "blue")[number % 2]
     old = queue(name, 4, "all" if number % 3 else "nowhere")
     gone = old.metadata.model_copy(update={"deletion_timestamp": cluster.now if number % 3 else None})
@@ -140,12 +140,12 @@ KINDS: dict[str, Callable[[Watched, int], None]] = {
     "quota": _edit_quota,
     "queue": _delete_queue,
 }
-TROUBLES = st.lists(st.tuples(st.floats(0, 120), st.sampled_from(list(KINDS)), st.integers(0, 11)), max_size=5)
+FAULTS = st.lists(st.tuples(st.floats(0, 120), st.sampled_from(list(KINDS)), st.integers(0, 11)), max_size=5)
 
 
-def plan_trouble(cluster: Watched, troubles: list[Trouble]) -> None:
-    """Put troubles on the cluster's agenda."""
-    for at, kind, number in troubles:
+def schedule_faults(cluster: Watched, faults: list[Fault]) -> None:
+    """Schedule faults of the cluster."""
+    for at, kind, number in faults:
         cluster.schedule(at, partial(KINDS[kind], cluster, number))
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
-from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.faults import FAULTS, KILLS, Arrivals, Fault, check_end, may_fail, schedule_faults
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.api.spec import TERMINAL_PHASES
@@ -50,13 +50,13 @@ def check_killed(arrivals: Arrivals, kills: list[int]) -> None:
             assert (status.phase, status.restarts) == ("Succeeded", 0)
 
 
-def check_troubled(arrivals: Arrivals, kills: list[int], troubles: list[Trouble]) -> None:
+def check_with_faults(arrivals: Arrivals, kills: list[int], faults: list[Fault]) -> None:
     cluster = cluster_of(arrivals)
-    plan_trouble(cluster, troubles)
+    schedule_faults(cluster, faults)
     run(cluster, list(kills))
     check_end(cluster, [wanted.metadata.name for _, wanted, _ in arrivals], may_fail(arrivals))
     losses = [cluster.job(uid).status.node_losses for uid in cluster.job_uids()]
-    assert max(losses, default=0) <= len(troubles)
+    assert max(losses, default=0) <= len(faults)
 
 
 @given(workloads(), KILLS)
@@ -66,11 +66,11 @@ def test_killed_between_any_two_writes_every_job_still_ends_and_no_pod_runs_twic
     check_killed(arrivals, kills)
 
 
-@given(workloads(), KILLS, TROUBLES)
+@given(workloads(), KILLS, FAULTS)
 def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
-    arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
+    arrivals: Arrivals, kills: list[int], faults: list[Fault]
 ) -> None:
-    check_troubled(arrivals, kills, troubles)
+    check_with_faults(arrivals, kills, faults)
 
 
 @given(workloads(), st.lists(st.tuples(st.integers(3, 60), st.integers(0, 11)), min_size=1, max_size=4))
@@ -78,7 +78,7 @@ def test_roles_edited_while_pods_terminate_take_no_capacity_of_others(
     arrivals: Arrivals, edits: list[tuple[int, int]]
 ) -> None:
     crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exit_codes=())) for _, wanted, work in arrivals]
-    check_troubled(crowd, [], [(float(at), "roles", number) for at, number in edits])
+    check_with_faults(crowd, [], [(float(at), "roles", number) for at, number in edits])
 
 
 @given(workloads(), st.dictionaries(st.integers(0, 60), st.tuples(st.integers(0, 5), st.booleans()), max_size=4))

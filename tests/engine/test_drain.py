@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.engine import Engine, run_cycle
@@ -85,70 +85,70 @@ def test_what_a_queue_used_before_its_half_life_was_edited_faded_by_the_old_one(
 
 def test_a_status_that_another_writer_changed_later_changes_nothing() -> None:
     engine, cluster = running(130)
-    world = cluster.observe()
-    later = with_uid(world.queues[0], "", usage=77.0, at=125.0)
+    observed = cluster.observe()
+    later = with_uid(observed.queues[0], "", usage=77.0, at=125.0)
     changed = later.model_copy(update={"spec": later.spec.model_copy(update={"weight": 3.0})})
-    engine.reconcile(replace(world, queues=(changed,)))
+    engine.reconcile(replace(observed, queues=(changed,)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
 @pytest.mark.parametrize("same_spec", [True, False])
 def test_a_queue_that_was_deleted_and_created_anew_begins_anew(same_spec: bool) -> None:
     engine, cluster = running(130)
-    world = cluster.observe()
-    first = with_uid(world.queues[0], "1", usage=gpu_seconds(engine, 130), at=130.0)
-    engine.reconcile(replace(world, queues=(first,)))
+    observed = cluster.observe()
+    first = with_uid(observed.queues[0], "1", usage=gpu_seconds(engine, 130), at=130.0)
+    engine.reconcile(replace(observed, queues=(first,)))
     wanted = first.spec if same_spec else first.spec.model_copy()
-    engine.reconcile(replace(world, queues=(with_uid(first, "2").model_copy(update={"spec": wanted}),)))
+    engine.reconcile(replace(observed, queues=(with_uid(first, "2").model_copy(update={"spec": wanted}),)))
     assert gpu_seconds(engine, 130) == 0
     assert gpu_seconds(engine, 140) == pytest.approx(160, rel=1e-4), "what runs there still counts from now on"
 
 
 def test_a_queue_that_is_gone_takes_its_usage_along() -> None:
     engine, cluster = running(130)
-    world = cluster.observe()
-    engine.reconcile(replace(world, queues=()))
+    observed = cluster.observe()
+    engine.reconcile(replace(observed, queues=()))
     assert gpu_seconds(engine, 130) == 0
-    engine.reconcile(replace(world, now=140.0, queues=(slow(),)))
+    engine.reconcile(replace(observed, now=140.0, queues=(slow(),)))
     assert gpu_seconds(engine, 150) == pytest.approx(160, rel=1e-4)
 
 
 def test_a_queue_whose_metadata_cannot_be_read_for_a_while_is_the_same_one() -> None:
     engine, cluster = running(130)
-    world = cluster.observe()
+    observed = cluster.observe()
     for uid in ("1", "", "1"):
-        engine.reconcile(replace(world, queues=(with_uid(world.queues[0], uid, usage=5.0),)))
+        engine.reconcile(replace(observed, queues=(with_uid(observed.queues[0], uid, usage=5.0),)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
 def test_a_new_leader_counts_what_runs_in_a_queue_without_usage_since_it_was_admitted() -> None:
     _, cluster = running(130)
-    world = cluster.observe()
+    observed = cluster.observe()
     engine = Engine()
-    engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1"),)))
+    engine.reconcile(replace(observed, queues=(with_uid(observed.queues[0], "1"),)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
 def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
     _, cluster = running(130)
-    world = cluster.observe()
+    observed = cluster.observe()
     for at, more_s in ((100.0, 30.0), (135.0, 0.0)):
         engine = Engine()
-        engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=500.0, at=at),)))
+        engine.reconcile(replace(observed, queues=(with_uid(observed.queues[0], "1", usage=500.0, at=at),)))
         assert gpu_seconds(engine, 130) == pytest.approx(500 + 16 * more_s, rel=1e-4)
         assert gpu_seconds(engine, 140) == pytest.approx(500 + 16 * (more_s + 10), rel=1e-4)
 
 
 def test_negative_usage_in_a_status_counts_as_zero() -> None:
-    world = running(130)[1].observe()
+    observed = running(130)[1].observe()
     engine = Engine()
-    engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=-1e6, at=130.0),)))
+    engine.reconcile(replace(observed, queues=(with_uid(observed.queues[0], "1", usage=-1e6, at=130.0),)))
     assert gpu_seconds(engine, 140) == pytest.approx(160, rel=1e-4)
 
 
 def test_a_job_that_was_out_of_sight_for_a_while_is_counted_once() -> None:
     engine, cluster = running(130)
-    world = cluster.observe()
-    engine.reconcile(replace(world, jobs=(), pods={}, heartbeats={}))
-    engine.reconcile(replace(world, now=190.0))
+    observed = cluster.observe()
+    engine.reconcile(replace(observed, jobs=(), pods={}, heartbeats={}))
+    engine.reconcile(replace(observed, now=190.0))
     assert gpu_seconds(engine, 190) == pytest.approx(16 * 190, rel=1e-4)

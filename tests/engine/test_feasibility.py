@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.engine import Engine, check_feasibility, decode_snapshot, encode_snapshot
 from muster.errors import InvalidSpec
@@ -11,7 +11,7 @@ from muster.scheduling import plan
 from muster.simulate import JobBehavior, SimCluster
 
 
-def world_of(*queues_: Any) -> Any:
+def snapshot_of(*queues_: Any) -> Any:
     levels = {"rack": "rack"}
     cluster = SimCluster(nodes(2, rack="r1"), [flavor(levels=levels)], queues_ or [queue()])
     cluster.submit(job("other", 2), JobBehavior(1000))
@@ -33,14 +33,14 @@ def world_of(*queues_: Any) -> Any:
     ids=str,
 )
 def test_only_permanent_obstacles_are_reported(fields: dict[str, Any], code: str | None) -> None:
-    verdict = check_feasibility(job("a", **fields), world_of())
-    assert (None if verdict is None else verdict.reason) == code
+    result = check_feasibility(job("a", **fields), snapshot_of())
+    assert (None if result is None else result.reason) == code
 
 
 def test_a_job_larger_than_its_quota_is_reported() -> None:
-    verdict = check_feasibility(job("a"), world_of(queue(gpus=8)))
-    assert verdict is not None
-    assert verdict.reason == "LargerThanQuota"
+    result = check_feasibility(job("a"), snapshot_of(queue(gpus=8)))
+    assert result is not None
+    assert result.reason == "LargerThanQuota"
 
 
 def test_a_recorded_snapshot_plans_the_same() -> None:

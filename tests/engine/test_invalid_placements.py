@@ -1,5 +1,5 @@
 """A placement is fitted again before pods are created on it, or when kube-scheduler cannot bind them; if it no longer
-fits, the gang is un-admitted whole. Pods that are bound stay."""
+fits, the gang is un-admitted whole. Pods that are bound kept_gangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, WriteStatus
@@ -41,7 +41,7 @@ def submitted(one: spec.TrainingJob) -> spec.TrainingJob:
     return one.model_copy(update={"metadata": meta})
 
 
-def world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float = 1000.0) -> ObservedState:
+def observed_state(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float = 1000.0) -> ObservedState:
     quota = queue(gpus=32)
     return ObservedState(
         now=now, nodes=tuple(seen), flavors=(flavor(),), queues=(quota,), jobs=jobs, pods={}, namespaces={"d": {}}
@@ -54,7 +54,7 @@ def statuses(cycle: CycleResult) -> dict[str, spec.TrainingJobStatus]:
 
 def admitted(one: spec.TrainingJob, seen: list[NodeView]) -> spec.TrainingJob:
     """The job as a crash leaves it between its admission and its first pod."""
-    status = statuses(Engine().reconcile(world((one,), seen)))[one.metadata.uid]
+    status = statuses(Engine().reconcile(observed_state((one,), seen)))[one.metadata.uid]
     assert is_admitted(status)
     return one.model_copy(update={"status": status})
 
@@ -66,7 +66,7 @@ def created(cycle: CycleResult) -> set[str]:
 def test_a_gang_that_still_fits_gets_its_pods_after_a_crash() -> None:
     seen = nodes(2)
     one = admitted(submitted(job("a", pods=2)), seen)
-    cycle = Engine().reconcile(world((one,), seen))
+    cycle = Engine().reconcile(observed_state((one,), seen))
     assert created(cycle) == {"n0", "n1"}
     assert statuses(cycle) == {}
 
@@ -75,17 +75,17 @@ def test_a_gang_whose_capacity_was_taken_meanwhile_gets_another_placement_before
     one = admitted(submitted(job("a", pods=1)), nodes(2))
     (place,) = one.status.placement
     taken = place.nodes[0].node
-    foreign = Resources.of({GPUS: 1})
-    seen = [replace(node, unmanaged_usage=foreign) if node.name == taken else node for node in nodes(2)]
+    unmanaged = Resources.of({GPUS: 1})
+    seen = [replace(node, unmanaged_usage=unmanaged) if node.name == taken else node for node in nodes(2)]
     engine = Engine()
-    first = engine.reconcile(world((one,), seen))
+    first = engine.reconcile(observed_state((one,), seen))
     assert created(first) == set()
     status = statuses(first)["u-a"]
     assert not is_admitted(status)
     assert [c.reason for c in status.conditions if c.type == "Evicted"] == ["PlacementInvalidated"]
     assert (status.restarts, status.node_losses) == (0, 0)
     assert first.wake_at == 1000.0
-    again = engine.reconcile(world((one.model_copy(update={"status": status}),), seen))
+    again = engine.reconcile(observed_state((one.model_copy(update={"status": status}),), seen))
     assert created(again) == {"n0", "n1"} - {taken}
 
 
@@ -93,7 +93,7 @@ def test_a_gang_whose_node_was_cordoned_before_its_first_pod_gets_another_place(
     one = admitted(submitted(job("a", pods=1)), nodes(2))
     cordoned = one.status.placement[0].nodes[0].node
     seen = [replace(node, cordoned=node.name == cordoned) for node in nodes(2)]
-    assert not is_admitted(statuses(Engine().reconcile(world((one,), seen)))["u-a"])
+    assert not is_admitted(statuses(Engine().reconcile(observed_state((one,), seen)))["u-a"])
 
 
 def place(one: spec.TrainingJob) -> str:
@@ -125,15 +125,15 @@ def in_zone(one: spec.TrainingJob) -> spec.TrainingJob:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
 
 
-def labelled_world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> ObservedState:
-    return replace(world(jobs, seen), flavors=(flavor(labels={"kind": "gpu"}),))
+def labelled_snapshot(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> ObservedState:
+    return replace(observed_state(jobs, seen), flavors=(flavor(labels={"kind": "gpu"}),))
 
 
 def half_created(pods: int = 2, phase: Any = "Running") -> tuple[spec.TrainingJob, list[NodeView], PodView]:
     """A gang with pods on two nodes of which the first exists, as a crash leaves it."""
     seen = [relabelled(node, **LABELS) for node in nodes(3)]
     fresh = in_zone(submitted(job("a", pods=pods)))
-    status = statuses(Engine().reconcile(labelled_world((fresh,), seen)))["u-a"]
+    status = statuses(Engine().reconcile(labelled_snapshot((fresh,), seen)))["u-a"]
     one = fresh.model_copy(update={"status": status})
     name = pod_name("a", "u-a", "trainer", 0, 0)
     return one, seen, PodView(name, "u-a", "trainer", 0, 0, place(one), phase, ready=phase == "Running")
@@ -144,7 +144,7 @@ def node_of(one: spec.TrainingJob, index: int) -> str:
 
 
 def decided(one: spec.TrainingJob, seen: list[NodeView], *pods: PodView) -> CycleResult:
-    return Engine().reconcile(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
+    return Engine().reconcile(replace(labelled_snapshot((one,), seen), pods={"u-a": pods} if pods else {}))
 
 
 def changed(seen: list[NodeView], name: str, change: str) -> list[NodeView]:
@@ -211,7 +211,7 @@ def cycles(one: spec.TrainingJob, *observed: tuple[list[NodeView], PodView, PodV
     """Why the gang is evicted after an engine has seen these nodes and pods, one after another."""
     engine = Engine()
     for number, (seen, *pods) in enumerate(observed):
-        state = replace(labelled_world((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)})
+        state = replace(labelled_snapshot((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)})
         status = statuses(engine.reconcile(state)).get("u-a", one.status)
         meta = one.metadata.model_copy(update={"resource_version": str(number + 2)})
         one = one if status is one.status else one.model_copy(update={"status": status, "metadata": meta})
@@ -250,18 +250,32 @@ def test_a_node_changes_in_the_cycle_that_writes_the_status_for_another_reason(c
     unschedulable = replace(other, pending_reason="Unschedulable")
     edited = one.metadata.model_copy(update={"generation": one.metadata.generation + 1})
     engine = Engine()
-    engine.reconcile(replace(labelled_world((one,), seen), pods={"u-a": (bound, unschedulable)}))
-    state = labelled_world((one.model_copy(update={"metadata": edited}),), changed(seen, other.node, change))
+    engine.reconcile(replace(labelled_snapshot((one,), seen), pods={"u-a": (bound, unschedulable)}))
+    state = labelled_snapshot((one.model_copy(update={"metadata": edited}),), changed(seen, other.node, change))
     status = statuses(engine.reconcile(replace(state, pods={"u-a": (bound, unschedulable)})))["u-a"]
     evicted = find_condition(status, "Evicted")
     assert evicted is not None
     assert (status.observed_generation, evicted.reason) == (edited.generation, "PlacementInvalidated")
 
 
+def test_a_paused_gang_is_evicted_for_a_node_that_changed_once_its_pause_is_over() -> None:
+    one, seen, bound, other = waiting_gang()
+    pods = {"u-a": (bound, replace(other, pending_reason="Unschedulable"))}
+    engine = Engine()
+    engine.reconcile(replace(labelled_snapshot((one,), seen), pods=pods))
+    state = replace(labelled_snapshot((one,), changed(seen, other.node, "cordon")), pods=pods)
+    engine.recheck(["u-a"])
+    assert statuses(engine.reconcile(replace(state, paused=frozenset({"u-a"})))) == {}
+    engine.recheck(["u-a"])
+    evicted = find_condition(statuses(engine.reconcile(state))["u-a"], "Evicted")
+    assert evicted is not None
+    assert evicted.reason == "PlacementInvalidated"
+
+
 def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there() -> None:
     seen = [*nodes(2, rack="r1"), replace(nodes(1, rack="r2")[0], name="n2")]
     fresh = submitted(job("a", pods=2, topology={"required": "rack"}))
-    shaped = replace(world((fresh,), seen), flavors=(flavor(levels={"rack": "rack"}),))
+    shaped = replace(observed_state((fresh,), seen), flavors=(flavor(levels={"rack": "rack"}),))
     status = statuses(Engine().reconcile(shaped))["u-a"]
     one = fresh.model_copy(update={"status": status})
     moved = [relabelled(node, rack="r2") if node.name == "n1" else node for node in seen]
@@ -351,14 +365,14 @@ def test_a_role_is_held_together_by_its_own_topology_or_else_by_that_of_its_gang
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
 def test_remaining_gangs_fit_unless_bound_pods_alone_exceed_the_node(
-    sizes: list[int], foreign: int, data: st.DataObject
+    sizes: list[int], unmanaged: int, data: st.DataObject
 ) -> None:
     gangs = tuple(running(f"g{number}", gpus, float(number)) for number, gpus in enumerate(sizes))
     asked = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
-    node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}), flavor="any")
+    node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: unmanaged}), flavor="any")
     snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=gangs)
     gone = invalid_placements(planned(snapshot), asked)
     assert gone.keys() <= asked.keys()
-    left = foreign + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
-    stay = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]
-    assert left <= 8 or not stay
+    left = unmanaged + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
+    kept_gangs = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]
+    assert left <= 8 or not kept_gangs

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.worlds import flavor, nodes
+from tests.engine.objects import flavor, nodes
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
@@ -43,16 +43,16 @@ def queue(name: str, *resources: str, parent: str | None = None, amount: str = "
 def decide(
     *jobs: spec.TrainingJob,
     queues: tuple[spec.Queue, ...] = (),
-    foreign: int = 0,
+    unmanaged: int = 0,
     pods: Mapping[str, tuple[PodView, ...]] | None = None,
 ) -> CycleResult:
-    """One round of a world of three nodes, the first of which somebody else has taken so much memory of."""
+    """One cycle with three nodes; unmanaged pods use so much memory of the first."""
     first, *rest = nodes(3)
-    there = (replace(first, unmanaged_usage=Resources.of({"memory": foreign})), *rest)
-    world = ObservedState(
+    there = (replace(first, unmanaged_usage=Resources.of({"memory": unmanaged})), *rest)
+    observed = ObservedState(
         1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}}
     )
-    return Engine().reconcile(world)
+    return Engine().reconcile(observed)
 
 
 SMALL = job("small", "1Gi")
@@ -74,7 +74,7 @@ def test_a_gang_that_asks_for_more_than_can_be_counted_waits_and_others_start(
 
 
 def test_a_node_of_which_others_take_more_than_can_be_counted_is_passed_over() -> None:
-    result = decide(SMALL, foreign=12 * 10**18)
+    result = decide(SMALL, unmanaged=12 * 10**18)
     (admitted,) = result.decisions
     assert "n0" not in str(admitted)
 
@@ -120,8 +120,8 @@ def test_queues_that_are_given_more_than_can_be_counted_stop_no_gang() -> None:
     st.sampled_from((0, 10**18, 2**62, 2**65)),
     st.tuples(*[st.sampled_from(AMOUNTS)] * 3),
 )
-def test_every_cycle_ends_whatever_anybody_asks_for(
-    jobs: list[spec.TrainingJob], foreign: int, given_: tuple[str, str, str]
+def test_every_cycle_ends_whatever_jobs_request(
+    jobs: list[spec.TrainingJob], unmanaged: int, given_: tuple[str, str, str]
 ) -> None:
     tree = [
         queue(name, "memory", parent=above, amount=amount)
@@ -131,7 +131,7 @@ def test_every_cycle_ends_whatever_anybody_asks_for(
         one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": f"j{i}", "uid": f"u-{i}"})})
         for i, one in enumerate(jobs)
     ]
-    result = decide(*named, queues=tuple(tree), foreign=foreign)
+    result = decide(*named, queues=tuple(tree), unmanaged=unmanaged)
     assert {one.gang_uid for one in result.decisions} == {one.metadata.uid for one in named}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.cluster import DeletePod, ObservedState, PodView, Write, WriteStatus
@@ -41,8 +41,8 @@ BACK_IN_LINE = transitions.requeue(LEAVING, NOW, Timeouts(), [], 0.0)
 
 def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
     return tuple(
-        PodView(f"v-{seat.index}-{of.attempt}", "v", "trainer", seat.index, of.attempt, seat.node, "Running")
-        for seat in pod_slots(of.placement)
+        PodView(f"v-{slot.index}-{of.attempt}", "v", "trainer", slot.index, of.attempt, slot.node, "Running")
+        for slot in pod_slots(of.placement)
     )
 
 
@@ -56,12 +56,12 @@ VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str
     "suspended": (transitions.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
     "leaves for it": (LEAVING, pods(RUNNING), "waits"),
     "leaves for it, its pods are gone": (LEAVING, (), "waits"),
-    "leaves for somebody else": (
+    "is evicted for another gang": (
         transitions.evict(RUNNING, "Reclaimed", "", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
     ),
     "leaves by itself": (transitions.evict(RUNNING, "NodeLost", "", NOW), pods(RUNNING), "waits"),
     "shrinks for it": (SHRINKING, pods(RUNNING), "waits"),
-    "shrinks for somebody else": (
+    "shrinks for another gang": (
         transitions.resize(RUNNING, SMALLER, "Reclaimed", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
     ),
     "has shrunk": (SHRINKING, pods(SHRINKING), "ready"),
@@ -83,9 +83,9 @@ def settled(
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
-    world = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
+    observed = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
     updater = StatusUpdater(
-        world, {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
+        observed, {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
     )
     updater.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return updater
@@ -199,7 +199,7 @@ def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
     for low in lows:
         status = cluster.job(low).status
         assert status.attempt == (low in leaving), "no other gang is evicted"
-        if loss not in (out_of_its_namespace, in_a_queue_that_is_deleted):  # these keep everybody out
+        if loss not in (out_of_its_namespace, in_a_queue_that_is_deleted):  # these admit no gang
             assert status.phase == "Running"
 
 

@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
-from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.faults import FAULTS, KILLS, Arrivals, Fault, check_end, may_fail, schedule_faults
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api.spec import TERMINAL_PHASES
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus
@@ -79,12 +79,12 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
     raise AssertionError("never ends")
 
 
-@given(workloads(), KILLS, TROUBLES, st.integers(0, 9999))
+@given(workloads(), KILLS, FAULTS, st.integers(0, 9999))
 def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_nothing_runs_twice(
-    arrivals: Arrivals, kills: list[int], troubles: list[Trouble], seed: int
+    arrivals: Arrivals, kills: list[int], faults: list[Fault], seed: int
 ) -> None:
     cluster = cluster_of(arrivals)
-    plan_trouble(cluster, troubles)
+    schedule_faults(cluster, faults)
     run(cluster, list(kills), Random(seed))
     check_end(cluster, [wanted.metadata.name for _, wanted, _ in arrivals], may_fail(arrivals))
 

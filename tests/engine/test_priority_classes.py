@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.cluster import WriteStatus
 from muster.engine import CycleResult, Engine

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.cluster import ObservedState, RemoveJob, Write
 from muster.engine import Engine
@@ -17,7 +17,7 @@ from muster.simulate import JobBehavior, SimCluster
 
 
 class Contended(SimCluster):
-    """Somebody is quicker in every round that removes a job, after it did."""
+    """Another client removes the job first, in every cycle that removes one."""
 
     def apply(self, writes: Sequence[Write]) -> None:
         super().apply(writes)
@@ -32,10 +32,10 @@ class Broken(dict[str, Any]):
         raise RuntimeError(f"cannot look up {key}")
 
 
-def without(world: ObservedState, part: str) -> ObservedState:
-    """The world with a part that nothing can be looked up in."""
+def without(observed: ObservedState, part: str) -> ObservedState:
+    """The observed state with a part that nothing can be looked up in."""
     broken: dict[str, Any] = {part: Broken()}
-    return replace(world, **broken)
+    return replace(observed, **broken)
 
 
 def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() -> None:
@@ -45,8 +45,8 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
     settle(engine, cluster, until=30)
     assert engine._state.fair_share.has_charges
     engine.recheck()
-    world = cluster.observe()
-    engine.reconcile(replace(world, jobs=(), pods={}, heartbeats={}, now=world.now + 1))
+    observed = cluster.observe()
+    engine.reconcile(replace(observed, jobs=(), pods={}, heartbeats={}, now=observed.now + 1))
     assert not engine._state.fair_share.has_charges
 
 
@@ -75,8 +75,8 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
     assert wait_times(engine) == {"uid-default-b"}
     engine.recheck()
     assert wait_times(engine) == {"uid-default-b"}, "when they were written still counts"
-    world = cluster.observe()
-    engine.reconcile(replace(world, jobs=world.jobs[:1]))
+    observed = cluster.observe()
+    engine.reconcile(replace(observed, jobs=observed.jobs[:1]))
     assert wait_times(engine) == set()
 
 

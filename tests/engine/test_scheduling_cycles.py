@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.engine.worlds import flavor, job, nodes, queue, settle
+from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.cluster import (
@@ -180,24 +180,24 @@ def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
-    world = cluster.observe()
-    cycle = engine.reconcile(world)
+    observed = cluster.observe()
+    cycle = engine.reconcile(observed)
     cluster.edit(first, priority=3)
-    assert run_cycle(FixedWorld(cluster, world), Engine()).wake_at == cluster.now
+    assert run_cycle(FixedState(cluster, observed), Engine()).wake_at == cluster.now
     assert cluster.pods(first) == cluster.pods(second) == ()
     assert len(statuses(cycle)) == 2
     settle(Engine(), cluster, until=5)
     assert len(cluster.pods(first)) == len(cluster.pods(second)) == 1
 
 
-class FixedWorld:
+class FixedState:
     """A cluster whose cache is behind."""
 
-    def __init__(self, cluster: SimCluster, world: ObservedState) -> None:
-        self.cluster, self.world = cluster, world
+    def __init__(self, cluster: SimCluster, observed: ObservedState) -> None:
+        self.cluster, self.observed = cluster, observed
 
     def observe(self) -> ObservedState:
-        return self.world
+        return self.observed
 
     def apply(self, writes: Sequence[Write]) -> None:
         self.cluster.apply(writes)
@@ -254,11 +254,11 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
     )
     engine = Engine()
     run_cycle(cluster, engine)
-    world = cluster.observe()
-    conditions = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
+    observed = cluster.observe()
+    conditions = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in observed.queues}
     assert conditions["default"]["Active"] == ("True", "Ready")
     assert conditions["orphan"]["Active"] == ("False", "ParentNotFound")
-    overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in world.flavors]
+    overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in observed.flavors]
     assert [(c.status, c.reason) for c in overlap] == [("True", "NodesMatchTwoFlavors")] * 2
     assert "n0, n1" in overlap[0].message
     assert not any(isinstance(write, WriteQueueStatus) for write in run_cycle(cluster, engine).writes)
@@ -316,11 +316,11 @@ def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> No
     assert cluster.job(uid).status.phase == "Suspended"
 
     def observed() -> ObservedState:
-        """The world, with its queue under deletion."""
-        world = cluster.observe()
-        (there,) = world.queues
+        """The observed state, with its queue under deletion."""
+        state = cluster.observe()
+        (there,) = state.queues
         metadata = there.metadata.model_copy(update={"deletion_timestamp": 5.0})
-        return replace(world, queues=(there.model_copy(update={"metadata": metadata}),))
+        return replace(state, queues=(there.model_copy(update={"metadata": metadata}),))
 
     cluster.apply(engine.reconcile(observed()).writes)
     assert cluster.job(uid).status.phase == "Suspended"

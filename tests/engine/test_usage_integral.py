@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.cluster import Write
@@ -44,7 +44,7 @@ def published(status: spec.FairShareStatus | None) -> float:
     return 0.0 if status is None else {one.resource: one.resource_seconds for one in status.usage}.get(GPU, 0.0)
 
 
-class Story:
+class UsageScenario:
     """Jobs of two queues, the count, and the integral beside it. `admitted` has queue, nodes and since when."""
 
     def __init__(self) -> None:
@@ -153,16 +153,16 @@ STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29), st.floats(
 def test_usage_is_the_integral_of_what_ran_whatever_happens_to_queues_and_jobs(
     steps: list[tuple[str, int, float]],
 ) -> None:
-    story = Story()
+    scenario = UsageScenario()
     for what, number, elapsed_s in steps:
-        story.play(what, number)
-        story.check()
-        story.wait(elapsed_s)
-        story.check()
+        scenario.play(what, number)
+        scenario.check()
+        scenario.wait(elapsed_s)
+        scenario.check()
     for number in range(5):
-        story.play("go", number)
-    story.wait(10_000.0)
-    story.check()
+        scenario.play("go", number)
+    scenario.wait(10_000.0)
+    scenario.check()
 
 
 class Contended(SimCluster):
@@ -198,10 +198,10 @@ def taken(cluster: SimCluster, name: str) -> int:
 
 
 HAPPENS = ("submit", "submit", "urgent", "delete", "cancel", "edit", "another", "conflict", "unreachable", "recheck")
-TROUBLE = st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 11), st.integers(1, 90)), min_size=8, max_size=24)
+EVENTS = st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 11), st.integers(1, 90)), min_size=8, max_size=24)
 
 
-@given(TROUBLE)
+@given(EVENTS)
 def test_an_engine_counts_what_is_admitted_whatever_is_edited_deleted_or_refused(
     steps: list[tuple[str, int, int]],
 ) -> None:

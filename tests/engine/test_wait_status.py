@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from tests.engine.worlds import job
+from tests.engine.objects import job
 
 from muster.api.spec import TrainingJobStatus
 from muster.engine.status_writes import WaitStatusThrottle

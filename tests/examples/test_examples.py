@@ -35,7 +35,7 @@ def test_the_first_job_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     pytest.importorskip("torchx")
     home = tmp_path / "home"
     try:
-        out = run("01-first-job", limit_s=840, MUSTER_HOME=str(home))
+        out = run("01-first-job", limit_s=840, MUSTER_HOME=str(home), MODEL="gpt:1m")  # `make demo` trains gpt:10m
     finally:
         script = Path(sys.executable).parent / "muster"
         subprocess.run(
@@ -64,3 +64,13 @@ def test_a_model_of_transformers_is_trained_saved_opened_and_trained_on() -> Non
     out = run("08-hugging-face", limit_s=1800)
     assert "GPT2LMHeadModel with" in out
     assert re.search(r"loss \d+\.\d+ -> \d+\.\d+, then from the saved weights \d+\.\d+ -> \d+\.\d+", out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+def test_a_pipeline_has_the_losses_of_one_process() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("torchx")
+    assert re.search(
+        r"20 steps, loss \d+\.\d+ -> \d+\.\d+; largest difference 0\.000", run("09-pipeline", limit_s=1200)
+    )

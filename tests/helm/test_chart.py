@@ -167,7 +167,7 @@ def test_no_user_role_may_write_a_status(render: Render) -> None:
     roles = [item for item in render() if item["kind"] == "ClusterRole" and "operator" not in item["metadata"]["name"]]
     assert len(roles) == 4
     resources = {name for role in roles for rule in role["rules"] for name in rule["resources"]}
-    assert resources == {"trainingjobs", "trainingjobs/scale", "queues", "flavors"}
+    assert resources == {"trainingjobs", "trainingjobs/scale", "tracecaptures", "queues", "flavors"}
 
 
 COLLECTOR = "collector.image.repository=registry.example.com/trainer"
@@ -196,6 +196,9 @@ def test_with_collectors_the_operator_creates_secrets_and_reads_one_of_its_own(r
 
 def test_the_operator_parses_the_collector_flags_of_the_chart(render: Render) -> None:
     assert parse_flags(operator(render())["args"]).collectors.config.image == ""
+    for value in ("true", "false"):
+        args = operator(render(COLLECTOR, f"collector.allJobs={value}"))["args"]
+        assert parse_flags(args).collectors.config.all_jobs is (value == "true")
     store = ("collector.store.url=s3://traces/muster", "collector.store.secretName=traces")
     settings = parse_flags(operator(render(COLLECTOR, "collector.heartbeatIntervalSeconds=7", *store))["args"])
     choices = settings.collectors.config

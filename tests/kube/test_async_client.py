@@ -34,7 +34,7 @@ class Redirecting:
 def test_no_redirect_is_followed() -> None:
     server = Redirecting()
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         with pytest.raises(ApiError) as read:
             await api.get("/api/v1/pods")
         with pytest.raises(ApiError) as written:
@@ -44,7 +44,7 @@ def test_no_redirect_is_followed() -> None:
                 pass
         assert [read.value.code, written.value.code, watched.value.code] == [307, 307, 307]
 
-    serve(server, story)
+    serve(server, scenario)
     assert server.paths == ["/api/v1/pods"] * 3
 
 

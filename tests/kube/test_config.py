@@ -69,6 +69,14 @@ def test_the_current_context_is_the_default(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("namespace", ["../../x", "a/b", "..", "team_a", "Team", "a" * 64, "a\n"])
+def test_a_namespace_that_is_no_label_is_refused(tmp_path: Path, namespace: str) -> None:
+    contexts = [{"name": "one", "context": {"cluster": "a", "user": "token", "namespace": namespace}}]
+    with pytest.raises(ClusterError, match="context 'one': namespace: must be a DNS label") as error:
+        load(write(tmp_path, {**KUBECONFIG, "contexts": contexts}))
+    assert error.value.reason == "InvalidKubeconfig"
+
+
 def test_token_and_password_become_headers(tmp_path: Path) -> None:
     path = write(tmp_path, KUBECONFIG)
     assert load(path).auth_headers() == {"Authorization": "Bearer t0ken"}
@@ -271,7 +279,16 @@ def test_the_error_of_an_invalid_file_shows_no_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["socks5://me:s3cret@proxy", "https://proxy", "proxy:3128", "http://", "http://me:s3cret/@proxy"]
+    "url",
+    [
+        "socks5://me:s3cret@proxy",
+        "https://proxy",
+        "proxy:3128",
+        "http://",
+        "http://me:s3cret/@proxy",
+        "http://me:s3cret@proxy:port",
+        "http://me:s3cret@proxy:99999",
+    ],
 )
 def test_a_proxy_of_another_scheme_is_refused_without_its_password(tmp_path: Path, url: str) -> None:
     with pytest.raises(ClusterError, match="proxy-url: ") as error:

@@ -10,6 +10,7 @@ import pytest
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
 from muster.kube.async_client import ApiError
 from muster.kube.requests import retry_delay_s, user_error
+from muster.kube.resources import PODS
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
 
@@ -73,3 +74,16 @@ def test_the_operator_sees_code_reason_and_message(answer: bytes, reason: str, m
 @pytest.mark.parametrize(("header", "delay_s"), [(None, 1.0), ("3", 3.0), ("0", 0.1), ("99", 10.0), ("soon", 1.0)])
 def test_retry_after_is_followed_within_bounds(header: str | None, delay_s: float) -> None:
     assert retry_delay_s(header) == delay_s
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../x", "a/b", "a%2Fb"])
+def test_a_name_that_would_change_the_path_of_a_request_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match="name: must not") as error:
+        PODS.path("team", name)
+    assert error.value.field == "name"
+    with pytest.raises(InvalidSpec, match="namespace: must not"):
+        PODS.path(name, "pod")
+
+
+def test_other_characters_of_names_are_escaped() -> None:
+    assert PODS.path("team", "a?b#c d", "log") == "/api/v1/namespaces/team/pods/a%3Fb%23c%20d/log"

@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from muster_components.trainer.errors import EXIT_IMPORT
+
 from .conftest import Pod
 
 Start = Callable[..., Pod]
@@ -274,8 +278,22 @@ def test_an_import_error_of_torch_is_reported_by_its_last_line(start: Start, tmp
     code, log = start(
         "time.sleep(600)", "--nproc", "2", PYTHONPATH=str(tmp_path / "broken"), MUSTER_FAILURE_FILE=str(note)
     ).end()
-    assert code == 1  # as a rank ends whose own import fails
+    assert code == EXIT_IMPORT  # as a rank of the trainer ends whose own import fails
     assert "torch cannot be imported" in log
     assert "libcudart.so.12: cannot open shared object file" in log
     assert "rendezvous" not in log
-    assert json.loads(note.read_text())["exit_code"] == 1
+    assert json.loads(note.read_text())["exit_code"] == EXIT_IMPORT
+
+
+@pytest.mark.parametrize("module", ["muster_components.trainer", "muster_components.trainer.instrument"])
+def test_a_rank_without_torch_ends_with_a_code_that_is_not_retried(tmp_path: Path, module: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    (tmp_path / "train.py").write_text("import torch\n")
+    flags = ["--model", "gpt:1m", "--data", "x"] if module.endswith("trainer") else [str(tmp_path / "train.py")]
+    environ = {"PYTHONPATH": str(tmp_path), "MUSTER_RUN_DIR": str(tmp_path / "run")}
+    ended = _launch("--", "-m", module, *flags, **environ)
+    assert ended.returncode == EXIT_IMPORT, ended.stderr
+    assert "No module named 'torch'" in ended.stdout + ended.stderr

@@ -37,7 +37,7 @@ def admitted(
 def running(wanted: spec.TrainingJob | None = None, at: float = NOW) -> spec.TrainingJob:
     """The job once all its pods are ready."""
     one = admitted(wanted, at)
-    return with_status(one, look(one, pods_of(one), now=at).status)
+    return with_status(one, reconcile(one, pods_of(one), now=at).status)
 
 
 def pods_of(one: spec.TrainingJob, phase: Any = "Running") -> tuple[PodView, ...]:
@@ -45,23 +45,23 @@ def pods_of(one: spec.TrainingJob, phase: Any = "Running") -> tuple[PodView, ...
     meta, status = one.metadata, one.status
     return tuple(
         PodView(
-            pod_name(meta.name, meta.uid, seat.role, seat.index, status.attempt),
-            meta.uid, seat.role, seat.index, status.attempt, seat.node, phase, ready=phase == "Running",
+            pod_name(meta.name, meta.uid, slot.role, slot.index, status.attempt),
+            meta.uid, slot.role, slot.index, status.attempt, slot.node, phase, ready=phase == "Running",
         )
-        for seat in pod_slots(status.placement)
+        for slot in pod_slots(status.placement)
     )  # fmt: skip
 
 
-def look(
+def reconcile(
     one: spec.TrainingJob,
     pods: tuple[PodView, ...] = (),
     *,
     now: float = NOW,
-    beat: Heartbeat | None = None,
+    heartbeat: Heartbeat | None = None,
     nodes: dict[str, NodeView] | None = None,
 ) -> ReconcileResult:
     """The lifecycle's answer."""
-    return reconcile_job(one, Observation(now, pods, beat, NODES if nodes is None else nodes), BOUNDS)
+    return reconcile_job(one, Observation(now, pods, heartbeat, NODES if nodes is None else nodes), BOUNDS)
 
 
 def with_status(one: spec.TrainingJob, status: spec.TrainingJobStatus) -> spec.TrainingJob:
@@ -78,13 +78,13 @@ def condition(status: spec.TrainingJobStatus, kind: str) -> tuple[str, str]:
     return ("", "") if found is None else (found.status, found.reason)
 
 
-def deleted(verdict: ReconcileResult) -> list[str]:
-    return [action.name for action in verdict.writes if isinstance(action, DeletePod)]
+def deleted(result: ReconcileResult) -> list[str]:
+    return [action.name for action in result.writes if isinstance(action, DeletePod)]
 
 
-def created(verdict: ReconcileResult) -> list[tuple[int, str]]:
-    return [(action.index, action.node) for action in verdict.writes if isinstance(action, CreatePod)]
+def created(result: ReconcileResult) -> list[tuple[int, str]]:
+    return [(action.index, action.node) for action in result.writes if isinstance(action, CreatePod)]
 
 
-def events(verdict: ReconcileResult) -> list[str]:
-    return [action.reason for action in verdict.writes if isinstance(action, RecordEvent)]
+def events(result: ReconcileResult) -> list[str]:
+    return [action.reason for action in result.writes if isinstance(action, RecordEvent)]

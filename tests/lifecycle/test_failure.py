@@ -15,8 +15,8 @@ from tests.lifecycle.cases import (
     events,
     failed,
     job,
-    look,
     pods_of,
+    reconcile,
     running,
     with_status,
 )  # fmt: skip
@@ -32,13 +32,13 @@ def test_the_cause_is_the_earliest_failing_container_and_is_kept_before_teardown
     one = running()
     pods = pods_of(one)
     broken = (failed(pods[0], 134, NOW + 3), failed(pods[1], 42, NOW + 2, log="assert\n" * 2000), pods[2])
-    verdict = look(one, broken, now=NOW + 4)
-    failure = verdict.status.last_failure
+    result = reconcile(one, broken, now=NOW + 4)
+    failure = result.status.last_failure
     assert failure is not None
     assert (failure.pod, failure.node, failure.exit_code, failure.at) == (pods[1].name, "n0", 42, NOW + 2)
     assert len(failure.log_tail.encode()) <= 4096
     assert failure.log_tail.endswith("assert\n")
-    assert deleted(verdict) == [pod.name for pod in pods]
+    assert deleted(result) == [pod.name for pod in pods]
 
 
 def test_the_cause_is_the_pod_whose_rank_failed_first_though_its_victims_end_before_it() -> None:
@@ -46,26 +46,26 @@ def test_the_cause_is_the_pod_whose_rank_failed_first_though_its_victims_end_bef
     first, second, third = pods_of(one)
     victim = replace(failed(first, 1, NOW + 3), failed_at=NOW + 2.5)
     source = replace(second, exit_code=42, failed_at=NOW + 2, reason="Error", log_tail="the reason\n")
-    assert look(one, (first, source, third), now=NOW + 4).status.last_failure is None, "nothing has ended yet"
+    assert reconcile(one, (first, source, third), now=NOW + 4).status.last_failure is None, "nothing has ended yet"
     for cause in (source, failed(source, 42, NOW + 9)):
-        verdict = look(one, (victim, cause, third), now=NOW + 9)
-        failure = verdict.status.last_failure
+        result = reconcile(one, (victim, cause, third), now=NOW + 9)
+        failure = result.status.last_failure
         assert failure is not None
         assert (failure.pod, failure.exit_code, failure.at) == (second.name, 42, NOW + 2)
-        assert condition(verdict.status, "Failed")[1] == "FailurePolicy"
+        assert condition(result.status, "Failed")[1] == "FailurePolicy"
 
 
 def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
     one = running()
-    verdict = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), now=NOW + 4)
-    assert (verdict.status.attempt, verdict.status.restarts) == (1, 1)
-    assert verdict.status.placement == one.status.placement
-    assert verdict.status.admitted_at == one.status.admitted_at
-    assert verdict.status.started_at is None
-    again = with_status(one, verdict.status)
-    waiting = look(again, now=NOW + 5)
+    result = reconcile(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), now=NOW + 4)
+    assert (result.status.attempt, result.status.restarts) == (1, 1)
+    assert result.status.placement == one.status.placement
+    assert result.status.admitted_at == one.status.admitted_at
+    assert result.status.started_at is None
+    again = with_status(one, result.status)
+    waiting = reconcile(again, now=NOW + 5)
     assert (created(waiting), waiting.wake_at) == ([], NOW + 14)
-    assert len(created(look(again, now=NOW + 14))) == 3
+    assert len(created(reconcile(again, now=NOW + 14))) == 3
 
 
 def test_backoff_doubles_and_is_bounded() -> None:
@@ -75,12 +75,12 @@ def test_backoff_doubles_and_is_bounded() -> None:
 
 def test_restarts_are_bounded() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
-    verdict = look(one, (failed(pods_of(one)[0], 7), *pods_of(one)[1:]))
-    assert verdict.status.phase == "Failed"
-    assert condition(verdict.status, "Failed") == ("True", "TooManyRestarts")
-    assert deleted(verdict) == [pod.name for pod in pods_of(one)[1:]], "ended pods stay for their logs"
-    assert verdict.status.finished_at is None, "the others still stop"
-    failed_condition = find_condition(verdict.status, "Failed")
+    result = reconcile(one, (failed(pods_of(one)[0], 7), *pods_of(one)[1:]))
+    assert result.status.phase == "Failed"
+    assert condition(result.status, "Failed") == ("True", "TooManyRestarts")
+    assert deleted(result) == [pod.name for pod in pods_of(one)[1:]], "ended pods stay for their logs"
+    assert result.status.finished_at is None, "the others still stop"
+    failed_condition = find_condition(result.status, "Failed")
     assert failed_condition is not None
     assert failed_condition.message.endswith("; no restarts are allowed (maxRestarts is 0)")
 
@@ -103,15 +103,15 @@ RULES = [
 )
 def test_the_first_rule_that_matches_decides(code: int, reason: str, end: tuple[str, str]) -> None:
     one = running(job(failurePolicy={"rules": RULES}))
-    verdict = look(one, (failed(pods_of(one)[0], code, reason=reason), *pods_of(one)[1:]))
-    assert condition(verdict.status, end[0])[1] == end[1]
+    result = reconcile(one, (failed(pods_of(one)[0], code, reason=reason), *pods_of(one)[1:]))
+    assert condition(result.status, end[0])[1] == end[1]
 
 
 def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_nomination() -> None:
     one = running(job(failurePolicy={"rules": RULES}))
-    verdict = look(one, (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:]))
-    assert [entry.node for entry in verdict.status.blamed_nodes] == ["n0"]
-    gone = look(with_status(one, verdict.status), now=NOW + 1).status
+    result = reconcile(one, (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:]))
+    assert [entry.node for entry in result.status.blamed_nodes] == ["n0"]
+    gone = reconcile(with_status(one, result.status), now=NOW + 1).status
     assert gone.phase == "Pending"
     assert gone.nomination is not None
     assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n1"]
@@ -135,10 +135,10 @@ def test_capacity_retained_over_a_backoff_is_nominated_until_the_start_timeout()
 def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_excludes_no_node() -> None:
     one = running()
     drained = {**NODES, "n1": replace(NODES["n1"], cordoned=True)}
-    verdict = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained)
-    assert condition(verdict.status, "Evicted") == ("True", "RestartElsewhere")
-    assert verdict.status.blamed_nodes == []
-    gone = look(with_status(one, verdict.status), nodes=drained).status
+    result = reconcile(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained)
+    assert condition(result.status, "Evicted") == ("True", "RestartElsewhere")
+    assert result.status.blamed_nodes == []
+    gone = reconcile(with_status(one, result.status), nodes=drained).status
     assert gone.nomination is not None
     assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n0"]
 
@@ -146,11 +146,11 @@ def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_excludes_no_node() -> 
 def test_a_gang_leaves_a_node_that_is_drained_and_keeps_the_others() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
     drained = {**NODES, "n1": replace(NODES["n1"], taints=(NodeTaint(DRAIN_TAINT),))}
-    verdict = look(one, pods_of(one), nodes=drained)
-    assert condition(verdict.status, "Evicted") == ("True", "Drained")
-    assert deleted(verdict) == [pod.name for pod in pods_of(one)], "with their grace: they write a checkpoint"
-    assert events(verdict) == ["Drained"]
-    gone = look(with_status(one, verdict.status), nodes=drained).status
+    result = reconcile(one, pods_of(one), nodes=drained)
+    assert condition(result.status, "Evicted") == ("True", "Drained")
+    assert deleted(result) == [pod.name for pod in pods_of(one)], "with their grace: they write a checkpoint"
+    assert events(result) == ["Drained"]
+    gone = reconcile(with_status(one, result.status), nodes=drained).status
     assert (gone.attempt, gone.restarts, gone.node_losses, gone.last_failure) == (1, 0, 0, None)
     assert (gone.blamed_nodes, gone.requeue_after) == ([], None)
     assert gone.nomination is not None
@@ -160,17 +160,17 @@ def test_a_gang_leaves_a_node_that_is_drained_and_keeps_the_others() -> None:
 def test_a_drained_node_under_a_failed_gang_is_still_a_failure() -> None:
     one = running()
     drained = {**NODES, "n1": replace(NODES["n1"], taints=(NodeTaint(DRAIN_TAINT),))}
-    status = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained).status
+    status = reconcile(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained).status
     assert (status.restarts, condition(status, "Evicted")) == (1, ("True", "RestartElsewhere"))
 
 
 def test_a_lost_pod_is_a_new_attempt_and_never_a_failure() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
     pods = pods_of(one)
-    verdict = look(one, (replace(pods[0], phase="Lost"), *pods[1:]))
-    assert condition(verdict.status, "Evicted") == ("True", "PodLost")
-    assert (verdict.status.restarts, verdict.status.node_losses, verdict.status.last_failure) == (0, 1, None)
-    gone = look(with_status(one, verdict.status), now=NOW + 1).status
+    result = reconcile(one, (replace(pods[0], phase="Lost"), *pods[1:]))
+    assert condition(result.status, "Evicted") == ("True", "PodLost")
+    assert (result.status.restarts, result.status.node_losses, result.status.last_failure) == (0, 1, None)
+    gone = reconcile(with_status(one, result.status), now=NOW + 1).status
     assert gone.attempt == 1
     assert gone.nomination is not None, "all nodes are good and kept"
     assert gone.nomination.placement == one.status.placement
@@ -179,32 +179,32 @@ def test_a_lost_pod_is_a_new_attempt_and_never_a_failure() -> None:
 
 def test_a_pod_that_vanished_from_a_running_gang_is_lost() -> None:
     one = running()
-    assert condition(look(one, pods_of(one)[:2]).status, "Evicted") == ("True", "PodLost")
+    assert condition(reconcile(one, pods_of(one)[:2]).status, "Evicted") == ("True", "PodLost")
 
 
-def test_a_pod_that_somebody_else_deletes_is_lost() -> None:
+def test_a_pod_that_a_user_deletes_is_lost() -> None:
     one = running()
     pods = pods_of(one)
-    assert condition(look(one, (replace(pods[0], deleting=True), *pods[1:])).status, "Evicted")[1] == "PodLost"
+    assert condition(reconcile(one, (replace(pods[0], deleting=True), *pods[1:])).status, "Evicted")[1] == "PodLost"
 
 
 def test_failing_because_a_peers_node_vanished_is_no_failure() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
     pods = pods_of(one)
-    sick = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW - 1)}
-    verdict = look(one, (failed(pods[0], 134), *pods[1:]), nodes=sick)
-    assert condition(verdict.status, "Evicted") == ("True", "NodeLost")
-    assert verdict.status.restarts == 0
+    not_ready = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW - 1)}
+    result = reconcile(one, (failed(pods[0], 134), *pods[1:]), nodes=not_ready)
+    assert condition(result.status, "Evicted") == ("True", "NodeLost")
+    assert result.status.restarts == 0
 
 
 def test_a_deleted_node_is_lost_at_once_and_the_others_are_kept() -> None:
     one = running()
     left = {name: view for name, view in NODES.items() if name != "n1"}
-    verdict = look(one, pods_of(one), nodes=left)
-    assert condition(verdict.status, "Evicted") == ("True", "NodeLost")
-    forced = {action.name: action.force for action in verdict.writes if isinstance(action, DeletePod)}
+    result = reconcile(one, pods_of(one), nodes=left)
+    assert condition(result.status, "Evicted") == ("True", "NodeLost")
+    forced = {action.name: action.force for action in result.writes if isinstance(action, DeletePod)}
     assert list(forced.values()) == [False, False, True]
-    gone = look(with_status(one, verdict.status), nodes=left).status
+    gone = reconcile(with_status(one, result.status), nodes=left).status
     assert gone.nomination is not None
     assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n0"]
     assert gone.nomination.expires_at == NOW + 30 + 600
@@ -213,9 +213,9 @@ def test_a_deleted_node_is_lost_at_once_and_the_others_are_kept() -> None:
 def test_an_unknown_node_is_lost_after_300_seconds_and_not_before() -> None:
     one = running()
     silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
-    verdict = look(one, pods_of(one), now=NOW + 299, nodes=silent)
-    assert verdict.status.phase == "Running"
-    assert condition(look(one, pods_of(one), now=NOW + 300, nodes=silent).status, "Evicted")[1] == "NodeLost"
+    result = reconcile(one, pods_of(one), now=NOW + 299, nodes=silent)
+    assert result.status.phase == "Running"
+    assert condition(reconcile(one, pods_of(one), now=NOW + 300, nodes=silent).status, "Evicted")[1] == "NodeLost"
 
 
 def test_pods_on_an_unknown_node_are_force_deleted_only_when_it_is_lost() -> None:
@@ -223,11 +223,11 @@ def test_pods_on_an_unknown_node_are_force_deleted_only_when_it_is_lost() -> Non
     silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
     pods = pods_of(one)
     lost = (*pods[:2], replace(pods[2], phase="Lost"))
-    verdict = look(one, lost, now=NOW + 50, nodes=silent)
-    assert [action.force for action in verdict.writes if isinstance(action, DeletePod)] == [False, False, False]
-    assert verdict.wake_at == NOW + 300
+    result = reconcile(one, lost, now=NOW + 50, nodes=silent)
+    assert [action.force for action in result.writes if isinstance(action, DeletePod)] == [False, False, False]
+    assert result.wake_at == NOW + 300
     stuck = (replace(lost[2], deleting=True),)
-    later = look(with_status(one, verdict.status), stuck, now=NOW + 300, nodes=silent)
+    later = reconcile(with_status(one, result.status), stuck, now=NOW + 300, nodes=silent)
     assert [action.force for action in later.writes if isinstance(action, DeletePod)] == [True]
 
 
@@ -237,23 +237,23 @@ def test_an_out_of_service_node_is_lost_at_once() -> None:
         **NODES,
         "n0": replace(NODES["n0"], taints=(NodeTaint("node.kubernetes.io/out-of-service", effect="NoExecute"),)),
     }
-    assert condition(look(one, pods_of(one), nodes=out).status, "Evicted")[1] == "NodeLost"
+    assert condition(reconcile(one, pods_of(one), nodes=out).status, "Evicted")[1] == "NodeLost"
 
 
 def test_node_losses_have_their_own_bound() -> None:
     one = running()
     one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.max_node_losses}))
-    verdict = look(one, pods_of(one)[:2])
-    assert condition(verdict.status, "Failed") == ("True", "TooManyNodeLosses")
+    result = reconcile(one, pods_of(one)[:2])
+    assert condition(result.status, "Failed") == ("True", "TooManyNodeLosses")
 
 
 @pytest.mark.parametrize("reason", ["OutOfcpu", "Preempting", "UnexpectedAdmissionError", "NodeShutdown"])
-def test_a_race_with_foreign_pods_is_a_loss_and_excludes_no_node(reason: str) -> None:
+def test_a_race_with_unmanaged_pods_is_a_loss_and_excludes_no_node(reason: str) -> None:
     one = admitted()
     pods = pods_of(one, "Pending")
-    verdict = look(one, (failed(pods[0], None, reason=reason), *pods[1:]))
-    assert condition(verdict.status, "Evicted")[1] == "PodLost"
-    assert (verdict.status.restarts, verdict.status.blamed_nodes) == (0, [])
+    result = reconcile(one, (failed(pods[0], None, reason=reason), *pods[1:]))
+    assert condition(result.status, "Evicted")[1] == "PodLost"
+    assert (result.status.restarts, result.status.blamed_nodes) == (0, [])
 
 
 def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:

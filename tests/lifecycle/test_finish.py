@@ -13,8 +13,8 @@ from tests.lifecycle.cases import (
     events,
     failed,
     job,
-    look,
     pods_of,
+    reconcile,
     running,
     with_status,
 )  # fmt: skip
@@ -37,7 +37,7 @@ def two_roles() -> spec.TrainingJob:
     placement: Placement = (RolePlacement("trainer", "f", (("n0", 2),)), RolePlacement("server", "f", (("n1", 1),)))
     wanted = spec.TrainingJob.model_validate({"metadata": {"name": "a", "uid": "u1"}, "spec": {"roles": roles}})
     one = admitted(wanted, placement=placement)
-    return with_status(one, look(one, pods_of(one)).status)
+    return with_status(one, reconcile(one, pods_of(one)).status)
 
 
 def with_phases(pods: tuple[PodView, ...], *phases: Any) -> tuple[PodView, ...]:
@@ -47,37 +47,37 @@ def with_phases(pods: tuple[PodView, ...], *phases: Any) -> tuple[PodView, ...]:
 def test_complete_when_all_essential_pods_exit_0_and_the_others_are_stopped_gently() -> None:
     one = two_roles()
     pods = pods_of(one)
-    assert look(one, with_phases(pods, DONE, "Running", "Running")).status.phase == "Running"
-    verdict = look(one, with_phases(pods, DONE, DONE, "Running"), now=NOW + 9)
-    assert verdict.status.phase == "Succeeded"
-    assert verdict.status.finished_at is None
-    stops = [action for action in verdict.writes if isinstance(action, DeletePod)]
+    assert reconcile(one, with_phases(pods, DONE, "Running", "Running")).status.phase == "Running"
+    result = reconcile(one, with_phases(pods, DONE, DONE, "Running"), now=NOW + 9)
+    assert result.status.phase == "Succeeded"
+    assert result.status.finished_at is None
+    stops = [action for action in result.writes if isinstance(action, DeletePod)]
     assert [(stop.name, stop.grace_s) for stop in stops] == [(pods[2].name, 7.0)]
 
 
 def test_a_failing_pod_that_is_not_essential_fails_the_gang_but_not_once_the_work_is_done() -> None:
     one = two_roles()
     pods = pods_of(one)
-    assert look(one, (*pods[:2], failed(pods[2]))).status.restarts == 1
+    assert reconcile(one, (*pods[:2], failed(pods[2]))).status.restarts == 1
     done = with_phases(pods[:2], DONE, DONE)
-    assert look(one, (*done, failed(pods[2]))).status.phase == "Succeeded"
+    assert reconcile(one, (*done, failed(pods[2]))).status.phase == "Succeeded"
 
 
 def test_completed_pods_keep_their_capacity_until_the_gang_ends() -> None:
     one = running()
     pods = pods_of(one)
-    verdict = look(one, with_phases(pods, DONE, "Running", "Running"))
-    assert (deleted(verdict), created(verdict)) == ([], [])
-    assert verdict.status.placement == one.status.placement
+    result = reconcile(one, with_phases(pods, DONE, "Running", "Running"))
+    assert (deleted(result), created(result)) == ([], [])
+    assert result.status.placement == one.status.placement
 
 
 def test_max_runtime_bounds_the_admission_restarts_included() -> None:
     one = running(job(maxRuntimeSeconds=100))
-    assert look(one, pods_of(one)).wake_at == NOW + 100
+    assert reconcile(one, pods_of(one)).wake_at == NOW + 100
     restarted = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 90, 60.0))
-    verdict = look(restarted, now=NOW + 100)
-    assert condition(verdict.status, "Failed") == ("True", "MaxRuntimeExceeded")
-    ended = look(one, pods_of(one), now=NOW + 100)
+    result = reconcile(restarted, now=NOW + 100)
+    assert condition(result.status, "Failed") == ("True", "MaxRuntimeExceeded")
+    ended = reconcile(one, pods_of(one), now=NOW + 100)
     assert deleted(ended) == [pod.name for pod in pods_of(one)]
 
 
@@ -94,40 +94,40 @@ def test_no_pod_of_a_job_that_has_ended_counts_as_ready(fields: Any, broken: boo
     assert one.status.pods_ready == 3
     one = one.model_copy(update={"spec": job(**fields).spec})
     pods = pods_of(one)
-    ended = look(one, (failed(pods[0]), *pods[1:]) if broken else pods, now=NOW + later_s).status
+    ended = reconcile(one, (failed(pods[0]), *pods[1:]) if broken else pods, now=NOW + later_s).status
     assert (is_finished(ended), ended.pods_ready, ended.pods_wanted) == (True, 0, 3)
 
 
 def test_max_runtime_starts_anew_after_a_requeue() -> None:
     one = running(job(maxRuntimeSeconds=100))
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW + 90))
-    waiting = look(evicted, now=NOW + 95).status
+    waiting = reconcile(evicted, now=NOW + 95).status
     assert waiting.admitted_at is None
     again = with_status(one, transitions.admit(waiting, (RolePlacement("trainer", "h200", (("n2", 3),)),), NOW + 200))
-    assert look(again, pods_of(again), now=NOW + 299).status.phase == "Running"
+    assert reconcile(again, pods_of(again), now=NOW + 299).status.phase == "Running"
 
 
 def test_no_step_for_too_long_is_a_failure() -> None:
     one = running(job(stallTimeoutSeconds=60))
     moving = Heartbeat(at=NOW + 50, step=5, step_changed_at=NOW + 50)
-    assert look(one, pods_of(one), now=NOW + 61, beat=moving).wake_at == NOW + 110
-    verdict = look(one, pods_of(one), now=NOW + 110, beat=moving)
-    assert verdict.status.last_failure is not None
-    assert verdict.status.last_failure.reason == "Stalled"
-    assert verdict.status.restarts == 1
+    assert reconcile(one, pods_of(one), now=NOW + 61, heartbeat=moving).wake_at == NOW + 110
+    result = reconcile(one, pods_of(one), now=NOW + 110, heartbeat=moving)
+    assert result.status.last_failure is not None
+    assert result.status.last_failure.reason == "Stalled"
+    assert result.status.restarts == 1
     old = Heartbeat(at=NOW - 500, step=99, step_changed_at=NOW - 500)
-    assert look(one, pods_of(one), now=NOW + 59, beat=old).status.restarts == 0, "a beat of the attempt before"
+    assert reconcile(one, pods_of(one), now=NOW + 59, heartbeat=old).status.restarts == 0, "of an earlier attempt"
 
 
 def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission() -> None:
     one = running()
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "preempted for b", NOW + 5))
-    verdict = look(evicted, pods_of(one), now=NOW + 5)
-    assert deleted(verdict) == [pod.name for pod in pods_of(one)]
-    assert verdict.status.phase == "Running", "it has its capacity until its pods are gone"
+    result = reconcile(evicted, pods_of(one), now=NOW + 5)
+    assert deleted(result) == [pod.name for pod in pods_of(one)]
+    assert result.status.phase == "Running", "it has its capacity until its pods are gone"
     going = tuple(replace(pod, deleting=True) for pod in pods_of(one))
-    assert look(evicted, going, now=NOW + 6).writes == ()
-    gone = look(evicted, now=NOW + 7).status
+    assert reconcile(evicted, going, now=NOW + 6).writes == ()
+    gone = reconcile(evicted, now=NOW + 7).status
     assert (gone.phase, gone.attempt, gone.restarts, gone.placement) == ("Pending", 1, 0, [])
     assert gone.submitted_at == one.status.submitted_at
     assert (gone.nomination, gone.requeue_after) == (None, None)
@@ -137,9 +137,9 @@ def test_pods_that_exit_0_because_they_were_evicted_do_not_complete_the_job() ->
     one = running()
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
     stopped = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
-    assert look(evicted, stopped).status.phase != "Succeeded"
+    assert reconcile(evicted, stopped).status.phase != "Succeeded"
     finished_before = with_phases(pods_of(one), DONE, DONE, DONE)
-    assert look(evicted, finished_before).status.phase == "Succeeded"
+    assert reconcile(evicted, finished_before).status.phase == "Succeeded"
 
 
 def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> None:
@@ -147,35 +147,35 @@ def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> N
     smaller: Placement = (RolePlacement("trainer", "h200", (("n1", 2),)),)
     shrunk = with_status(one, transitions.resize(one.status, smaller, "Reclaimed", NOW + 5, eviction=None))
     assert (shrunk.status.attempt, shrunk.status.restarts, shrunk.status.resized_at) == (1, 0, NOW + 5)
-    assert deleted(look(shrunk, pods_of(one), now=NOW + 5)) == [pod.name for pod in pods_of(one)]
-    verdict = look(shrunk, now=NOW + 6)
-    assert created(verdict) == [(0, "n1"), (1, "n1")]
-    assert verdict.status.admitted_at == one.status.admitted_at
+    assert deleted(reconcile(shrunk, pods_of(one), now=NOW + 5)) == [pod.name for pod in pods_of(one)]
+    result = reconcile(shrunk, now=NOW + 6)
+    assert created(result) == [(0, "n1"), (1, "n1")]
+    assert result.status.admitted_at == one.status.admitted_at
 
 
 def test_lowering_replicas_restarts_the_gang_smaller_on_its_own_nodes() -> None:
     one = running()
     edited = with_status(job(2, least=1), one.status)
-    verdict = look(edited, pods_of(one), now=NOW + 5)
-    assert verdict.status.pods_wanted == 2
-    assert [(s.node, s.indexes) for part in verdict.status.placement for s in part.nodes] == [("n0", "0-1")]
-    assert verdict.status.attempt == 1
+    result = reconcile(edited, pods_of(one), now=NOW + 5)
+    assert result.status.pods_wanted == 2
+    assert [(s.node, s.indexes) for part in result.status.placement for s in part.nodes] == [("n0", "0-1")]
+    assert result.status.attempt == 1
 
 
 def test_raising_min_replicas_above_its_size_queues_the_gang_again() -> None:
     one = running()
-    verdict = look(with_status(job(5), one.status), pods_of(one), now=NOW + 5)
-    assert condition(verdict.status, "Evicted") == ("True", "Edited")
+    result = reconcile(with_status(job(5), one.status), pods_of(one), now=NOW + 5)
+    assert condition(result.status, "Evicted") == ("True", "Edited")
 
 
 def test_suspend_releases_everything_and_resume_waits_again() -> None:
     one = running()
     paused = with_status(job(suspend=True), one.status)
-    verdict = look(paused, pods_of(one), now=NOW + 5)
-    assert (verdict.status.phase, verdict.status.placement, verdict.status.nomination) == ("Suspended", [], None)
-    assert deleted(verdict) == [pod.name for pod in pods_of(one)]
-    resumed = with_status(job(), verdict.status)
-    again = look(resumed, now=NOW + 50)
+    result = reconcile(paused, pods_of(one), now=NOW + 5)
+    assert (result.status.phase, result.status.placement, result.status.nomination) == ("Suspended", [], None)
+    assert deleted(result) == [pod.name for pod in pods_of(one)]
+    resumed = with_status(job(), result.status)
+    again = reconcile(resumed, now=NOW + 50)
     assert (again.status.phase, again.status.attempt, again.status.restarts) == ("Pending", 1, 0)
     assert again.status.submitted_at == one.status.submitted_at
 
@@ -196,18 +196,18 @@ def test_the_time_that_earlier_attempts_ran_is_kept_through_restarts_suspension_
 
 def test_a_suspended_job_gives_its_nomination_back() -> None:
     one = job()
-    waiting = look(one).status
+    waiting = reconcile(one).status
     hold = spec.NominationStatus(placement=[], victims=["v"], expires_at=NOW + 100)
     paused = with_status(job(suspend=True), waiting.model_copy(update={"nomination": hold}))
-    assert look(paused).status.nomination is None
+    assert reconcile(paused).status.nomination is None
 
 
 def test_a_nomination_expires() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW + 100)
-    one = with_status(job(), look(job()).status.model_copy(update={"nomination": hold}))
-    assert look(one).wake_at == NOW + 100
-    verdict = look(one, now=NOW + 100)
-    assert (verdict.status.nomination, events(verdict)) == (None, ["NominationExpired"])
+    one = with_status(job(), reconcile(job()).status.model_copy(update={"nomination": hold}))
+    assert reconcile(one).wake_at == NOW + 100
+    result = reconcile(one, now=NOW + 100)
+    assert (result.status.nomination, events(result)) == (None, ["NominationExpired"])
 
 
 ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers": [{}]}}}]
@@ -227,111 +227,111 @@ ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers
 )  # fmt: skip
 def test_a_nomination_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
     hold = spec.NominationStatus(placement=admitted().status.placement, expires_at=NOW + 100)
-    one = with_status(edited, look(job()).status.model_copy(update={"nomination": hold}))
-    verdict = look(one)
-    assert (verdict.status.nomination is not None, events(verdict)) == (kept, [] if kept else ["NominationLost"])
+    one = with_status(edited, reconcile(job()).status.model_copy(update={"nomination": hold}))
+    result = reconcile(one)
+    assert (result.status.nomination is not None, events(result)) == (kept, [] if kept else ["NominationLost"])
 
 
 def test_cancel_is_for_good() -> None:
     one = running()
-    verdict = look(with_status(job(cancel=True), one.status), pods_of(one))
-    assert condition(verdict.status, "Cancelled") == ("True", "Cancelled")
-    assert find_condition(verdict.status, "Failed") is None
-    assert len(deleted(verdict)) == 3
-    back = with_status(job(cancel=False), verdict.status)
-    assert look(back).status.phase == "Cancelled"
+    result = reconcile(with_status(job(cancel=True), one.status), pods_of(one))
+    assert condition(result.status, "Cancelled") == ("True", "Cancelled")
+    assert find_condition(result.status, "Failed") is None
+    assert len(deleted(result)) == 3
+    back = with_status(job(cancel=False), result.status)
+    assert reconcile(back).status.phase == "Cancelled"
 
 
 def test_a_job_that_is_cancelled_while_it_waits_is_cancelled_at_once() -> None:
-    waiting = look(job()).status
-    ended = look(with_status(job(cancel=True), waiting), now=NOW + 5).status
+    waiting = reconcile(job()).status
+    ended = reconcile(with_status(job(cancel=True), waiting), now=NOW + 5).status
     assert (ended.phase, ended.reason, ended.finished_at) == ("Cancelled", "Cancelled", NOW + 5)
 
 
 def test_cancel_of_a_finished_job_changes_nothing() -> None:
     one = running()
-    done = look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status
-    assert look(with_status(job(cancel=True), done)).status.phase == "Succeeded"
+    done = reconcile(one, with_phases(pods_of(one), DONE, DONE, DONE)).status
+    assert reconcile(with_status(job(cancel=True), done)).status.phase == "Succeeded"
 
 
 @pytest.mark.parametrize("asked", [job(cancel=True), job(suspend=True)], ids=["cancel", "suspend"])
 def test_a_completed_job_has_succeeded_whatever_its_spec_requests_at_that_moment(asked: spec.TrainingJob) -> None:
     one = running()
     through = with_phases(pods_of(one), DONE, DONE, DONE)
-    verdict = look(with_status(asked, one.status), through, now=NOW + 5)
-    assert (verdict.status.phase, verdict.status.finished_at) == ("Succeeded", NOW + 5)
-    assert (events(verdict), deleted(verdict)) == (["Completed"], [])
+    result = reconcile(with_status(asked, one.status), through, now=NOW + 5)
+    assert (result.status.phase, result.status.finished_at) == ("Succeeded", NOW + 5)
+    assert (events(result), deleted(result)) == (["Completed"], [])
     nearly = with_phases(pods_of(one), DONE, DONE, "Running")
-    assert look(with_status(asked, one.status), nearly).status.phase != "Succeeded"
+    assert reconcile(with_status(asked, one.status), nearly).status.phase != "Succeeded"
 
 
 def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:
     one = running()
     meta = one.metadata.model_copy(update={"deletion_timestamp": NOW})
     dying = one.model_copy(update={"metadata": meta})
-    verdict = look(dying, pods_of(one))
-    assert len(deleted(verdict)) == 3
-    assert not any(isinstance(action, RemoveJob) for action in verdict.writes)
-    assert look(dying).writes == (RemoveJob("u1"),)
+    result = reconcile(dying, pods_of(one))
+    assert len(deleted(result)) == 3
+    assert not any(isinstance(action, RemoveJob) for action in result.writes)
+    assert reconcile(dying).writes == (RemoveJob("u1"),)
 
 
 def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone() -> None:
     one = running()
     meta = one.metadata.model_copy(update={"deletion_timestamp": NOW, "finalizers": ["example.com/hold"]})
     kept = one.model_copy(update={"metadata": meta})
-    assert look(kept, pods_of(one), now=NOW + 1).status.phase == "Running"
-    ended = look(kept, now=NOW + 2).status
+    assert reconcile(kept, pods_of(one), now=NOW + 1).status.phase == "Running"
+    ended = reconcile(kept, now=NOW + 2).status
     assert (ended.phase, ended.reason, ended.finished_at) == ("Cancelled", "Deleted", NOW + 2)
-    assert look(with_status(kept, ended), now=NOW + 3).status == ended
+    assert reconcile(with_status(kept, ended), now=NOW + 3).status == ended
 
 
 @pytest.mark.parametrize("finalizers", [[], ["foregroundDeletion"]])
-def test_a_deleted_job_that_no_foreign_finalizer_keeps_is_not_shown_as_cancelled(finalizers: list[str]) -> None:
+def test_a_deleted_job_that_no_other_finalizer_keeps_is_not_shown_as_cancelled(finalizers: list[str]) -> None:
     one = running()
     meta = one.metadata.model_copy(update={"deletion_timestamp": NOW, "finalizers": finalizers})
-    assert look(one.model_copy(update={"metadata": meta}), now=NOW + 1).status.phase == "Running"
+    assert reconcile(one.model_copy(update={"metadata": meta}), now=NOW + 1).status.phase == "Running"
 
 
 def test_a_finished_job_is_removed_after_its_time_and_not_while_pods_live() -> None:
     one = running(job(ttlSecondsAfterFinished=60))
     pods = with_phases(pods_of(one), DONE, DONE, DONE)
-    done = with_status(one, look(one, pods).status)
-    assert look(done, pods, now=NOW + 1).wake_at == NOW + 60
-    assert look(done, pods, now=NOW + 60).writes == (RemoveJob("u1"),)
+    done = with_status(one, reconcile(one, pods).status)
+    assert reconcile(done, pods, now=NOW + 1).wake_at == NOW + 60
+    assert reconcile(done, pods, now=NOW + 60).writes == (RemoveJob("u1"),)
     alive = (replace(pods[0], phase="Running", deleting=True), *pods[1:])
-    assert look(done, alive, now=NOW + 60).writes == ()
+    assert reconcile(done, alive, now=NOW + 60).writes == ()
 
 
 def test_a_finished_job_without_ttl_stays() -> None:
     one = running()
-    done = with_status(one, look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status)
-    verdict = look(done, now=NOW + 10**7)
-    assert (verdict.writes, verdict.wake_at) == ((), None)
+    done = with_status(one, reconcile(one, with_phases(pods_of(one), DONE, DONE, DONE)).status)
+    result = reconcile(done, now=NOW + 10**7)
+    assert (result.writes, result.wake_at) == ((), None)
 
 
 def test_checkpoints_are_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
     first = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
-    recorded = look(one, pods_of(one), now=NOW + 1, beat=first).status
+    recorded = reconcile(one, pods_of(one), now=NOW + 1, heartbeat=first).status
     assert recorded.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
     next_one = replace(first, checkpoint_step=20, checkpoint_at=NOW + 30)
-    held_back = look(with_status(one, recorded), pods_of(one), now=NOW + 30, beat=next_one)
+    held_back = reconcile(with_status(one, recorded), pods_of(one), now=NOW + 30, heartbeat=next_one)
     assert held_back.status is recorded
     assert held_back.wake_at == NOW + 61
     along = with_status(one, transitions.evict(recorded, "Preempted", "", NOW + 31))
-    gone = look(along, now=NOW + 31, beat=next_one).status
+    gone = reconcile(along, now=NOW + 31, heartbeat=next_one).status
     assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
 
 
 def test_a_checkpoint_dated_in_the_future_counts_as_of_now_and_suppresses_no_later_one() -> None:
     one = running()
     ahead = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
-    recorded = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
+    recorded = reconcile(one, pods_of(one), now=NOW + 1, heartbeat=ahead).status
     assert recorded.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
     one = with_status(one, recorded)
-    assert look(one, pods_of(one), now=NOW + 500, beat=ahead).status is recorded
+    assert reconcile(one, pods_of(one), now=NOW + 500, heartbeat=ahead).status is recorded
     true = replace(ahead, checkpoint_step=20, checkpoint_at=NOW + 100)
-    assert look(one, pods_of(one), now=NOW + 101, beat=true).status.last_checkpoint == spec.CheckpointStatus(
+    assert reconcile(one, pods_of(one), now=NOW + 101, heartbeat=true).status.last_checkpoint == spec.CheckpointStatus(
         step=20, at=NOW + 100
     )
 
@@ -340,18 +340,18 @@ def test_a_status_with_a_future_checkpoint_suppresses_no_later_one() -> None:
     wrong = with_status_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
     one = with_status(running(), wrong)
     true = Heartbeat(at=NOW + 1, step=20, step_changed_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
-    recorded = look(one, pods_of(one), now=NOW + 1, beat=true).status
+    recorded = reconcile(one, pods_of(one), now=NOW + 1, heartbeat=true).status
     assert recorded.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
 
 
 def test_the_last_checkpoint_of_an_evicted_job_is_recorded_at_once() -> None:
     one = running()
     last = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
-    recorded = look(one, pods_of(one), now=NOW + 1, beat=last).status
+    recorded = reconcile(one, pods_of(one), now=NOW + 1, heartbeat=last).status
     saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
     cancelled = transitions.finish(recorded, "Cancelled", "Cancelled", "", NOW + 2)
     for left in (cancelled, transitions.suspend(recorded, NOW + 2)):
-        after = look(with_status(one, left), now=NOW + 6, beat=saved).status
+        after = reconcile(with_status(one, left), now=NOW + 6, heartbeat=saved).status
         assert after.last_checkpoint == spec.CheckpointStatus(step=12, at=NOW + 6)
 
 
@@ -359,27 +359,29 @@ def test_a_cancelled_job_has_finished_when_its_last_process_has_ended_and_its_co
     one = running()
     asked = with_status(job(cancel=True), one.status)
     pods = pods_of(one)
-    cancelled = look(asked, pods, now=NOW + 5).status
+    cancelled = reconcile(asked, pods, now=NOW + 5).status
     assert (cancelled.phase, cancelled.reason, cancelled.finished_at) == ("Terminating", "Cancelled", None)
     asked = with_status(asked, cancelled)
     stopping = tuple(replace(pod, deleting=True) for pod in pods)
-    assert look(asked, stopping[1:], now=NOW + 20).status is cancelled
-    ended = look(asked, now=NOW + 35).status
+    assert reconcile(asked, stopping[1:], now=NOW + 20).status is cancelled
+    ended = reconcile(asked, now=NOW + 35).status
     assert (ended.phase, ended.finished_at) == ("Cancelled", NOW + 35)
     (why,) = [entry for entry in ended.conditions if entry.type == "Cancelled"]
     assert (why.reason, why.last_transition_time) == ("Cancelled", NOW + 5)
-    assert look(with_status(asked, ended), now=NOW + 99).status is ended
+    assert reconcile(with_status(asked, ended), now=NOW + 99).status is ended
 
 
 def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_ended() -> None:
     wanted = job(cancel=True, ttlSecondsAfterFinished=60)
-    asked = with_status(wanted, look(with_status(wanted, running().status), pods_of(running()), now=NOW + 5).status)
-    verdict = look(asked, now=NOW + 90)
-    assert (verdict.wake_at, verdict.writes) == (NOW + 150, ())
+    asked = with_status(
+        wanted, reconcile(with_status(wanted, running().status), pods_of(running()), now=NOW + 5).status
+    )
+    result = reconcile(asked, now=NOW + 90)
+    assert (result.wake_at, result.writes) == (NOW + 150, ())
 
 
 def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
-    waiting = look(job()).status
+    waiting = reconcile(job()).status
     first = transitions.set_waiting(waiting, Wait("u1", "InsufficientResources", "4 free", 2, None), NOW)
     second = transitions.set_waiting(first, Wait("u1", "InsufficientResources", "5 free", 1, NOW + 60), NOW + 60)
     admitted_condition = second.conditions[0]

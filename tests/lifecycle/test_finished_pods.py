@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lifecycle.cases import NOW, condition, created, failed, job, look, pods_of, running, with_status
+from tests.lifecycle.cases import NOW, condition, created, failed, job, pods_of, reconcile, running, with_status
 
 from muster.api import spec
 from muster.cluster import PodView
@@ -19,19 +19,19 @@ def done(pod: PodView, at: float = NOW + 10) -> PodView:
 
 
 def recorded_after(one: spec.TrainingJob, pods: tuple[PodView, ...], now: float) -> spec.TrainingJob:
-    return with_status(one, look(one, pods, now=now).status)
+    return with_status(one, reconcile(one, pods, now=now).status)
 
 
 def test_it_is_recorded_after_some_seconds_and_its_pod_may_go_then() -> None:
     one = running()
     first, *others = pods_of(one)
     pods = (done(first), *others)
-    early = look(one, pods, now=NOW + 11)
+    early = reconcile(one, pods, now=NOW + 11)
     assert early.status is one.status, "most gangs end as a whole, and one write tells that"
     assert early.wake_at == NOW + 15
     one = recorded_after(one, pods, NOW + 15)
     assert one.status.finished_pods == [spec.FinishedPods(role="trainer", indexes="0")]
-    later = look(one, tuple(others), now=NOW + 80)
+    later = reconcile(one, tuple(others), now=NOW + 80)
     assert later.status is one.status
     assert created(later) == []
 
@@ -40,7 +40,7 @@ def test_the_gang_completes_with_pods_that_are_gone() -> None:
     one = running()
     first, *others = pods_of(one)
     one = recorded_after(one, (done(first), *others), NOW + 15)
-    end = look(one, tuple(done(pod, NOW + 90) for pod in others), now=NOW + 90).status
+    end = reconcile(one, tuple(done(pod, NOW + 90) for pod in others), now=NOW + 90).status
     assert condition(end, "Complete") == ("True", "Completed")
     assert end.node_losses == 0
 
@@ -49,7 +49,7 @@ def test_it_is_written_with_other_changes() -> None:
     one = running()
     first, *others = pods_of(one)
     edited = one.model_copy(update={"metadata": one.metadata.model_copy(update={"generation": 2})})
-    status = look(edited, (done(first), *others), now=NOW + 11).status
+    status = reconcile(edited, (done(first), *others), now=NOW + 11).status
     assert [part.indexes for part in status.finished_pods] == ["0"]
 
 
@@ -57,7 +57,7 @@ def test_a_pod_that_did_not_finish_is_still_a_loss() -> None:
     one = running()
     first, second, _ = pods_of(one)
     one = recorded_after(one, (done(first), *pods_of(one)[1:]), NOW + 15)
-    status = look(one, (second,), now=NOW + 80).status
+    status = reconcile(one, (second,), now=NOW + 80).status
     assert condition(status, "Evicted") == ("True", "PodLost")
     assert status.node_losses == 1
 
@@ -65,7 +65,7 @@ def test_a_pod_that_did_not_finish_is_still_a_loss() -> None:
 def test_a_pod_that_was_stopped_has_not_finished() -> None:
     one = running(job(grace=600))
     first, *others = pods_of(one)
-    status = look(one, (replace(done(first), deleting=True), *others), now=NOW + 100).status
+    status = reconcile(one, (replace(done(first), deleting=True), *others), now=NOW + 100).status
     assert status.finished_pods == []
 
 
@@ -73,7 +73,7 @@ def test_a_new_attempt_has_no_finished_pods() -> None:
     one = running()
     first, second, third = pods_of(one)
     one = recorded_after(one, (done(first), second, third), NOW + 15)
-    again = look(one, (failed(second, at=NOW + 75), third), now=NOW + 80).status
+    again = reconcile(one, (failed(second, at=NOW + 75), third), now=NOW + 80).status
     assert (again.attempt, again.finished_pods) == (1, [])
     assert transitions.suspend(one.status, NOW + 80).finished_pods == []
 
@@ -82,14 +82,14 @@ def test_a_gang_of_which_a_pod_was_done_and_gone_before_all_were_ready_still_sta
     one = running()
     status = one.status.model_copy(update={"started_at": None, "conditions": one.status.conditions[:1]})
     one = with_status(one, status.model_copy(update={"finished_pods": to_finished_pods([("trainer", 0)])}))
-    verdict = look(one, pods_of(one)[1:], now=NOW + 10)
-    assert condition(verdict.status, "PodsReady") == ("True", "Ready")
-    assert created(verdict) == []
+    result = reconcile(one, pods_of(one)[1:], now=NOW + 10)
+    assert condition(result.status, "PodsReady") == ("True", "Ready")
+    assert created(result) == []
 
 
 @given(st.frozensets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 40))))
-def test_the_record_says_what_was_recorded(seats: frozenset[tuple[str, int]]) -> None:
-    parts = to_finished_pods(seats)
-    assert recorded_finished_pods(spec.TrainingJobStatus(finished_pods=parts)) == seats
-    assert to_finished_pods(seats) == parts
+def test_the_record_says_what_was_recorded(slots: frozenset[tuple[str, int]]) -> None:
+    parts = to_finished_pods(slots)
+    assert recorded_finished_pods(spec.TrainingJobStatus(finished_pods=parts)) == slots
+    assert to_finished_pods(slots) == parts
     assert all(part.indexes for part in parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.lifecycle.cases import NOW, admitted, condition, created, deleted, failed, job, look, pods_of, running
+from tests.lifecycle.cases import NOW, admitted, condition, created, deleted, failed, job, pods_of, reconcile, running
 
 from muster.api import spec
 from muster.cluster import PodView
@@ -23,34 +23,34 @@ def stray(one: spec.TrainingJob, role: str = "trainer", index: int = 7) -> PodVi
 def test_it_is_deleted_and_the_gang_runs_on(role: str, index: int) -> None:
     one = running()
     other = stray(one, role, index)
-    seen = look(one, (*pods_of(one), other))
+    seen = reconcile(one, (*pods_of(one), other))
     assert (deleted(seen), seen.status) == ([other.name], one.status)
 
 
 def test_a_pod_on_another_node_than_that_of_its_slot_is_deleted_and_created_again_once_it_is_gone() -> None:
     one = admitted()
     first, *others = pods_of(one)
-    seen = look(one, (replace(first, node="n2"), *others))
+    seen = reconcile(one, (replace(first, node="n2"), *others))
     assert (deleted(seen), created(seen)) == ([first.name], [])
-    assert created(look(one, tuple(others))) == [(first.index, first.node)]
+    assert created(reconcile(one, tuple(others))) == [(first.index, first.node)]
 
 
 def test_a_pod_whose_node_is_not_known_yet_is_kept() -> None:
     one = admitted()
     first, *others = pods_of(one, "Pending")
-    seen = look(one, (replace(first, node=""), *others))
+    seen = reconcile(one, (replace(first, node=""), *others))
     assert (deleted(seen), created(seen)) == ([], [])
 
 
 def test_it_does_not_count_as_ready() -> None:
     one = admitted()
-    seen = look(one, (*pods_of(one)[:-1], stray(one)))
+    seen = reconcile(one, (*pods_of(one)[:-1], stray(one)))
     assert condition(seen.status, "PodsReady")[0] == "False"
 
 
 def test_it_does_not_replace_a_lost_pod() -> None:
     one = running()
-    seen = look(one, (*pods_of(one)[:-1], stray(one)))
+    seen = reconcile(one, (*pods_of(one)[:-1], stray(one)))
     assert condition(seen.status, "Evicted") == ("True", "PodLost")
 
 
@@ -58,7 +58,7 @@ def test_its_failure_or_its_end_is_not_that_of_the_gang() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
     succeeded = replace(stray(one), phase="Succeeded", exit_code=0, ready=False, finished_at=NOW)
     for ended in (failed(stray(one)), succeeded):
-        seen = look(one, (*pods_of(one), ended), now=NOW + 60)
+        seen = reconcile(one, (*pods_of(one), ended), now=NOW + 60)
         assert (seen.status, deleted(seen)) == (one.status, [ended.name])
 
 
@@ -68,5 +68,5 @@ def test_it_does_not_complete_the_gang() -> None:
         replace(pod, phase="Succeeded", exit_code=0, ready=False, finished_at=NOW)
         for pod in (*pods_of(one)[:-1], stray(one))
     )
-    seen = look(one, (*done, pods_of(one)[-1]))
+    seen = reconcile(one, (*done, pods_of(one)[-1]))
     assert condition(seen.status, "Complete")[0] == ""

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, look, pods_of, running, with_status
+from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, pods_of, reconcile, running, with_status
 
 from muster.api import spec
 from muster.cluster import Heartbeat, PodView
 from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_job
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
-BEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
+HEARTBEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
 WRITTEN = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
 
 
 def seen(
     one: spec.TrainingJob,
-    beat: Heartbeat,
+    heartbeat: Heartbeat,
     *,
     now: float,
     pods: tuple[PodView, ...] | None = None,
     bounds: Timeouts = EVERY_MINUTE,
 ) -> ReconcileResult:
-    return reconcile_job(one, Observation(now, pods_of(one) if pods is None else pods, beat, NODES), bounds)
+    return reconcile_job(one, Observation(now, pods_of(one) if pods is None else pods, heartbeat, NODES), bounds)
 
 
 def test_it_is_written_with_other_changes_and_alone_once_a_minute() -> None:
     one = running()
-    first = seen(one, BEAT, now=NOW + 1).status
+    first = seen(one, HEARTBEAT, now=NOW + 1).status
     assert first.progress == WRITTEN
     one = with_status(one, first)
-    later = replace(BEAT, at=NOW + 30, step=20, step_changed_at=NOW + 30)
-    verdict = seen(one, later, now=NOW + 30)
-    assert verdict.status is first
-    assert verdict.wake_at == NOW + 61
+    later = replace(HEARTBEAT, at=NOW + 30, step=20, step_changed_at=NOW + 30)
+    result = seen(one, later, now=NOW + 30)
+    assert result.status is first
+    assert result.wake_at == NOW + 61
     progress = seen(one, later, now=NOW + 61).status.progress
     assert progress is not None
     assert (progress.step, progress.at) == (20, NOW + 30)
@@ -46,16 +46,16 @@ def test_it_is_written_with_other_changes_and_alone_once_a_minute() -> None:
 
 
 def test_the_same_step_is_not_written_again() -> None:
-    one = with_status(running(), seen(running(), BEAT, now=NOW + 1).status)
-    verdict = seen(one, replace(BEAT, at=NOW + 500), now=NOW + 500)
-    assert (verdict.status, verdict.wake_at) == (one.status, None)
+    one = with_status(running(), seen(running(), HEARTBEAT, now=NOW + 1).status)
+    result = seen(one, replace(HEARTBEAT, at=NOW + 500), now=NOW + 500)
+    assert (result.status, result.wake_at) == (one.status, None)
 
 
 def test_what_was_said_before_the_attempt_began_is_not_its_progress() -> None:
     one = running()
-    assert seen(one, replace(BEAT, at=NOW - 1), now=NOW + 1).status.progress is None
+    assert seen(one, replace(HEARTBEAT, at=NOW - 1), now=NOW + 1).status.progress is None
 
 
 def test_where_it_can_be_read_live_the_status_does_not_tell() -> None:
     one = running()
-    assert look(one, pods_of(one), now=NOW + 1, beat=BEAT).status is one.status
+    assert reconcile(one, pods_of(one), now=NOW + 1, heartbeat=HEARTBEAT).status is one.status

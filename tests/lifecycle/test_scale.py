@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, running, with_status
+from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, pods_of, reconcile, running, with_status
 
 from muster.api import spec
 from muster.api.validation import with_replicas
@@ -31,25 +31,25 @@ def test_the_elastic_role_is_planned_with_as_many_pods_at_most_as_elastic_replic
 
 def test_a_gang_that_is_larger_than_elastic_replicas_restarts_smaller() -> None:
     one = running(job(3, least=1))
-    verdict = look(scaled(one, 2), pods_of(one), now=NOW + 5)
-    assert len(list(pod_slots(verdict.status.placement))) == 2
-    assert (verdict.status.attempt, verdict.status.restarts, verdict.status.elastic_replicas) == (1, 0, 2)
+    result = reconcile(scaled(one, 2), pods_of(one), now=NOW + 5)
+    assert len(list(pod_slots(result.status.placement))) == 2
+    assert (result.status.attempt, result.status.restarts, result.status.elastic_replicas) == (1, 0, 2)
 
 
 def test_the_status_has_the_size_of_the_elastic_role_and_a_selector_of_its_pods() -> None:
-    waits = with_status(wanted := job(3, least=1), look(wanted).status)
+    waits = with_status(wanted := job(3, least=1), reconcile(wanted).status)
     selector = "muster.dev/job=a,muster.dev/role=trainer"
     assert size(waits) == (0, selector)
     one = admitted(wanted)
-    starts = with_status(one, look(one).status)
+    starts = with_status(one, reconcile(one).status)
     assert size(starts) == (3, selector)
-    suspended = look(with_status(job(3, least=1, suspend=True), starts.status), now=NOW + 1)
+    suspended = reconcile(with_status(job(3, least=1, suspend=True), starts.status), now=NOW + 1)
     assert suspended.status.elastic_replicas == 0
 
 
 @pytest.mark.parametrize("one", [job(3), job(3, least=3)])
 def test_a_job_without_an_elastic_role_has_neither(one: spec.TrainingJob) -> None:
-    status = look(with_status(one, transitions.admit(look(one).status, PLACEMENT, NOW))).status
+    status = reconcile(with_status(one, transitions.admit(reconcile(one).status, PLACEMENT, NOW))).status
     assert (status.elastic_replicas, status.selector) == (None, None)
 
 

@@ -14,8 +14,8 @@ from tests.lifecycle.cases import (
     deleted,
     events,
     job,
-    look,
     pods_of,
+    reconcile,
     running,
     with_status,
 )  # fmt: skip
@@ -30,50 +30,50 @@ from muster.model import RolePlacement
 def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:
     one = job()
     one = one.model_copy(update={"metadata": one.metadata.model_copy(update={"creation_timestamp": 900.0})})
-    verdict = look(one)
-    assert verdict.status.submitted_at == 900.0
-    assert verdict.status.phase == "Pending"
-    assert verdict.writes == ()
+    result = reconcile(one)
+    assert result.status.submitted_at == 900.0
+    assert result.status.phase == "Pending"
+    assert result.writes == ()
 
 
 def test_an_admitted_gang_gets_all_its_pods_with_indexes_counting_up_through_the_nodes() -> None:
-    verdict = look(admitted())
-    assert created(verdict) == [(0, "n0"), (1, "n0"), (2, "n1")]
-    first = next(action for action in verdict.writes if isinstance(action, CreatePod))
+    result = reconcile(admitted())
+    assert created(result) == [(0, "n0"), (1, "n0"), (2, "n1")]
+    first = next(action for action in result.writes if isinstance(action, CreatePod))
     assert (first.replicas, first.attempt, first.flavor, first.rank0_node) == (3, 0, "h200", "n0")
 
 
 def test_only_missing_pods_are_created_after_a_crash_in_between() -> None:
     one = admitted()
-    assert created(look(one, pods_of(one, "Pending")[:2])) == [(2, "n1")]
+    assert created(reconcile(one, pods_of(one, "Pending")[:2])) == [(2, "n1")]
 
 
 def test_asking_again_once_everything_is_done_changes_nothing() -> None:
     one = running()
-    verdict = look(one, pods_of(one))
-    assert verdict.status is one.status
-    assert verdict.writes == ()
+    result = reconcile(one, pods_of(one))
+    assert result.status is one.status
+    assert result.writes == ()
 
 
 def test_a_gang_runs_once_all_pods_are_ready_and_not_before() -> None:
     one = admitted()
     pods = pods_of(one)
     almost = (*pods[:2], replace(pods[2], ready=False))
-    assert look(one, almost).status.phase == "Admitted"
-    verdict = look(one, pods, now=NOW + 5)
-    assert verdict.status.phase == "Running"
-    assert (verdict.status.started_at, verdict.status.pods_ready) == (NOW + 5, 3)
+    assert reconcile(one, almost).status.phase == "Admitted"
+    result = reconcile(one, pods, now=NOW + 5)
+    assert result.status.phase == "Running"
+    assert (result.status.started_at, result.status.pods_ready) == (NOW + 5, 3)
 
 
 def test_no_pod_is_created_while_one_of_an_older_attempt_is_left() -> None:
     one = running()
     old = pods_of(one)[:1]
     again = with_status(one, transitions.restart(one.status, "Restarting", "", NOW, 0.0))
-    verdict = look(again, old)
-    assert created(verdict) == []
-    assert deleted(verdict) == [old[0].name]
-    assert created(look(again, (replace(old[0], deleting=True),))) == []
-    assert len(created(look(again))) == 3
+    result = reconcile(again, old)
+    assert created(result) == []
+    assert deleted(result) == [old[0].name]
+    assert created(reconcile(again, (replace(old[0], deleting=True),))) == []
+    assert len(created(reconcile(again))) == 3
 
 
 def test_names_of_pods_tell_attempts_and_namesakes_apart() -> None:
@@ -89,38 +89,38 @@ def test_a_gang_that_is_late_is_torn_down_whole_and_only_nodes_without_a_ready_p
     one = admitted(job(startTimeoutSeconds=60))
     last = replace(pods_of(one)[2], ready=False)
     up = (*pods_of(one)[:2], last)
-    before = look(one, up, now=NOW + 59)
+    before = reconcile(one, up, now=NOW + 59)
     assert before.status.phase == "Admitted"
     assert before.wake_at == NOW + 60
-    verdict = look(one, up, now=NOW + 60)
-    assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
-    assert (verdict.status.restarts, verdict.status.start_retries) == (0, 1)
-    assert [entry.node for entry in verdict.status.blamed_nodes] == ["n1"]
-    assert deleted(verdict) == [pod.name for pod in up]
-    gone = look(with_status(one, verdict.status), now=NOW + 70)
+    result = reconcile(one, up, now=NOW + 60)
+    assert condition(result.status, "Evicted") == ("True", "StartTimeout")
+    assert (result.status.restarts, result.status.start_retries) == (0, 1)
+    assert [entry.node for entry in result.status.blamed_nodes] == ["n1"]
+    assert deleted(result) == [pod.name for pod in up]
+    gone = reconcile(with_status(one, result.status), now=NOW + 70)
     assert gone.status.phase == "Pending"
     assert gone.status.placement == []
     assert gone.status.requeue_after == NOW + 70 + 10
 
 
 @pytest.mark.parametrize("blocker", ["Unschedulable", "Image", "Volume"])
-def test_a_foreign_pod_an_image_or_a_volume_that_keeps_a_pod_from_starting_is_not_blamed_on_its_node(
+def test_an_unmanaged_pod_an_image_or_a_volume_that_keeps_a_pod_from_starting_is_not_blamed_on_its_node(
     blocker: Any,
 ) -> None:
     one = admitted(job(startTimeoutSeconds=60))
     pods = pods_of(one)
     refused = [replace(pod, phase="Pending", ready=False, pending_reason=blocker) for pod in pods[2:]]
     assert {pod.node for pod in refused} == {"n1"}
-    verdict = look(one, (*pods[:2], *refused), now=NOW + 60)
-    assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
-    assert verdict.status.blamed_nodes == []
-    assert verdict.status.last_failure is not None
-    assert f"({blocker}: 1)" in verdict.status.last_failure.log_tail
+    result = reconcile(one, (*pods[:2], *refused), now=NOW + 60)
+    assert condition(result.status, "Evicted") == ("True", "StartTimeout")
+    assert result.status.blamed_nodes == []
+    assert result.status.last_failure is not None
+    assert f"({blocker}: 1)" in result.status.last_failure.log_tail
 
 
 def test_a_pod_that_was_never_created_is_not_blamed_on_its_node() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    assert look(one, pods_of(one)[:2], now=NOW + 60).status.blamed_nodes == []
+    assert reconcile(one, pods_of(one)[:2], now=NOW + 60).status.blamed_nodes == []
 
 
 def without_sandbox(one: TrainingJob) -> tuple[PodView, ...]:
@@ -129,23 +129,23 @@ def without_sandbox(one: TrainingJob) -> tuple[PodView, ...]:
 
 def test_a_node_that_makes_no_sandbox_within_a_minute_is_blamed_although_no_other_pod_got_ready() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    late = look(one, without_sandbox(one), now=NOW + 60).status
+    late = reconcile(one, without_sandbox(one), now=NOW + 60).status
     assert [entry.node for entry in late.blamed_nodes] == ["n0", "n1"]
 
 
 def test_a_start_timeout_that_is_too_short_for_any_node_blames_none() -> None:
     one = admitted(job(startTimeoutSeconds=59))
-    assert look(one, without_sandbox(one), now=NOW + 59).status.blamed_nodes == []
+    assert reconcile(one, without_sandbox(one), now=NOW + 59).status.blamed_nodes == []
 
 
 def test_when_no_pod_gets_ready_the_job_is_at_fault_and_no_node_is_blamed() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    assert look(one, pods_of(one, "Pending"), now=NOW + 60).status.blamed_nodes == []
+    assert reconcile(one, pods_of(one, "Pending"), now=NOW + 60).status.blamed_nodes == []
 
 
 def test_pods_that_are_ready_at_the_last_moment_are_not_late() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    assert look(one, pods_of(one), now=NOW + 61).status.phase == "Running"
+    assert reconcile(one, pods_of(one), now=NOW + 61).status.phase == "Running"
 
 
 def timed_out(one: TrainingJob, times: int) -> TrainingJob:
@@ -156,8 +156,8 @@ def timed_out(one: TrainingJob, times: int) -> TrainingJob:
         if not is_admitted(one.status):
             one = with_status(one, transitions.admit(one.status, PLACEMENT, now))
         now += one.spec.start_timeout_seconds
-        one = with_status(one, look(one, pods_of(one, "Pending"), now=now).status)
-        one = with_status(one, look(one, now=now).status)
+        one = with_status(one, reconcile(one, pods_of(one, "Pending"), now=now).status)
+        one = with_status(one, reconcile(one, now=now).status)
     return one
 
 
@@ -193,29 +193,29 @@ def test_start_timeouts_in_a_row_end_a_job_after_max_start_retries(most: int) ->
 def test_a_gang_whose_pods_get_ready_has_all_its_start_retries_again() -> None:
     late = timed_out(admitted(job(startTimeoutSeconds=60, failurePolicy={"maxStartRetries": 2})), 2)
     again = with_status(late, transitions.admit(late.status, PLACEMENT, NOW + 900))
-    ready = look(again, pods_of(again), now=NOW + 901).status
+    ready = reconcile(again, pods_of(again), now=NOW + 901).status
     assert (ready.phase, ready.start_retries) == ("Running", 0)
 
 
 def test_a_restart_has_its_whole_start_timeout_anew() -> None:
     one = running(job(startTimeoutSeconds=60))
     again = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 500, 10.0))
-    assert created(look(again, now=NOW + 510)) != []
-    assert look(again, now=NOW + 510).wake_at == pytest.approx(NOW + 510 + 30 + 60)
+    assert created(reconcile(again, now=NOW + 510)) != []
+    assert reconcile(again, now=NOW + 510).wake_at == pytest.approx(NOW + 510 + 30 + 60)
 
 
 def test_an_event_tells_of_a_late_start() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    assert events(look(one, pods_of(one, "Pending"), now=NOW + 60)) == ["StartTimeout"]
+    assert events(reconcile(one, pods_of(one, "Pending"), now=NOW + 60)) == ["StartTimeout"]
     assert set(NODES) == {"n0", "n1", "n2"}
 
 
 def test_messages_of_a_gang_of_one_pod_are_in_the_singular() -> None:
     alone = (RolePlacement("trainer", "h200", (("n0", 1),)),)
     one = admitted(job(1, startTimeoutSeconds=60), placement=alone)
-    ready = find_condition(look(one, pods_of(one)).status, PODS_READY)
+    ready = find_condition(reconcile(one, pods_of(one)).status, PODS_READY)
     assert ready is not None
     assert ready.message == "the pod is ready"
-    late = look(one, pods_of(one, "Pending"), now=NOW + 61).status.last_failure
+    late = reconcile(one, pods_of(one, "Pending"), now=NOW + 61).status.last_failure
     assert late is not None
     assert late.log_tail == "the pod was not ready within 60 s"

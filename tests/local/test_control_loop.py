@@ -59,7 +59,7 @@ def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
 def test_jobs_of_one_name_in_two_namespaces_have_their_own_notices(parts: DaemonComponents) -> None:
     jobs = []
     for namespace, image in (("red", "torch:2"), ("blue", "")):
-        body = shell_job("twin", "true").model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = shell_job("duplicate", "true").model_dump(mode="json", by_alias=True, exclude_none=True)
         body["metadata"]["namespace"] = namespace
         body["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = image
         jobs.append(spec.TrainingJob.model_validate(body))

@@ -151,15 +151,17 @@ def test_omitted_variables_are_reported_again_only_if_there_is_a_new_one(
     monkeypatch.setenv("MY_OWN", "1")
     home, jobs = open_home(tmp_path / "home"), [shell_job("a", "true")]
 
-    def omitted() -> list[str]:
-        return LocalClient(home, start=False).newly_left_out(jobs)
+    def omitted() -> tuple[str, ...]:
+        found = LocalClient(home, start=False).newly_omitted(jobs)
+        return () if found is None else found.names
 
     assert "MY_OWN" in omitted()
-    assert omitted() == []
+    assert "MY_OWN" in home.omitted_variables.read_text()
+    assert omitted() == ()
     monkeypatch.delenv("MY_OWN")
-    assert omitted() == []
+    assert omitted() == ()
     monkeypatch.setenv("ANOTHER", "1")
     assert "ANOTHER" in omitted()
-    assert omitted() == []
-    home.left_out.write_text("no JSON")
+    assert omitted() == ()
+    home.omitted_variables.write_text("no JSON")
     assert "ANOTHER" in omitted()

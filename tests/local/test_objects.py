@@ -170,7 +170,7 @@ def test_a_job_with_an_unknown_stored_annotation_can_be_changed(objects: ObjectR
 def test_removing_the_oversubscribe_annotation_is_refused_for_a_job_that_needs_it(
     objects: ObjectRegistry,
 ) -> None:
-    many = shell_job("many", "torchrun --nproc-per-node 5000 train.py")
+    many = shell_job("many", "torchrun --nproc-per-node 5000 -m train")
     (allowed,) = objects.submit([annotated(many, oversubscribe="true")], dry_run=False)
     for job in (many, annotated(many, oversubscribe="false")):
         with pytest.raises(Refused) as refused:
@@ -181,7 +181,7 @@ def test_removing_the_oversubscribe_annotation_is_refused_for_a_job_that_needs_i
 
 def test_too_many_processes_and_too_many_pods_are_one_error(objects: ObjectRegistry) -> None:
     with pytest.raises(Refused) as refused:
-        objects.submit([shell_job("many", "torchrun --nproc-per-node 5000 train.py", replicas=999)], dry_run=True)
+        objects.submit([shell_job("many", "torchrun --nproc-per-node 5000 -m train", replicas=999)], dry_run=True)
     assert refused.value.reason == "Oversubscribed"
     assert "5000 processes" in str(refused.value)
     assert "the largest that fits is 220 pods" in str(refused.value)

@@ -14,19 +14,18 @@ from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
 from muster.local.client import LocalClient
-from muster.local.environment import (
-    OVERSUBSCRIBE_ANNOTATION,
-    allow_oversubscription,
-    annotate_submitter,
-)
-from muster.local.job_checks import (
-    check_local_support,
-    check_processes,
+from muster.local.command_lines import (
     data_argument,
     processes_per_pod,
     script_argument,
     unknown_launcher_argument,
 )
+from muster.local.environment import (
+    OVERSUBSCRIBE_ANNOTATION,
+    allow_oversubscription,
+    annotate_submitter,
+)
+from muster.local.job_checks import check_local_support, check_processes
 from muster.model import Resources
 
 BASE = {"PATH": "/usr/bin:/bin"}
@@ -51,7 +50,7 @@ BASE = {"PATH": "/usr/bin:/bin"}
         (["python", "-u", "-c", "pass", "out.py"], None),
         (["python", "-u", "train.py"], "train.py"),
         (["python", "-m", "train"], None),
-        (["sh", "-c", "python train.py"], None),
+        (["sh", "-c", "python train.py"], "train.py"),
         (["python", "-c", "import x;print('a.py')"], None),
         (["python", "$(SCRIPT).py"], None),
         (["python", "--file=x.py"], None),
@@ -251,3 +250,59 @@ def test_the_daemon_refuses_a_job_of_more_processes_than_its_nodes_have_cores(ho
     assert (refused.value.reason, "node-0, has 8 nvidia.com/gpu" in str(refused.value)) == ("LargerThanCluster", True)
     assert client.jobs() == []
     client.submit(allow_oversubscription(job(3)))
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        (["bash", "-c", "torchrun --nnodes 1 --tee 3 --role '' missing.py --lr 1"], "missing.py"),
+        (["bash", "-c", "torchrun --rdzv_endpoint $${HOST:=localhost}:29500 missing.py"], "missing.py"),
+        (["sh", "-c", "python missing.py"], "missing.py"),
+        (["sh", "-c", "python -u missing.py > log"], None),
+        (["sh", "-c", "cd elsewhere && python missing.py"], None),
+        (["sh", "-c", "touch missing.py"], None),
+        (["sh", "-c", "python $SCRIPT.py"], None),
+        (["torchrun", "-m", "muster_components.trainer.instrument", "--", "missing.py"], "missing.py"),
+        (["torchrun", "-m", "package.train", "missing.py"], None),
+    ],
+)
+def test_the_script_of_a_single_shell_command_is_known(line: list[str], script: str | None) -> None:
+    assert script_argument(line) == script
+
+
+INSTRUMENTED = [
+    "python",
+    "-m",
+    "muster_components.launch",
+    "--",
+    "-m",
+    "muster_components.trainer.instrument",
+    "train.py",
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "refused"),
+    [
+        (["python", "train.py"], "print(1)", True),
+        (["bash", "-c", "python train.py --lr 1"], "print(1)", True),
+        (["python", "train.py"], "import os; os.environ['MUSTER_TRACE_STEPS']", False),
+        (["python", "-m", "package.train"], "print(1)", False),
+        (INSTRUMENTED, "print(1)", False),
+    ],
+)
+def test_a_trace_of_a_script_that_records_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], text: str, refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    role = {"name": "trainer", "template": {"spec": {"containers": [{"command": command}]}}}
+    for trace in (None, {"startStep": 5, "steps": 2}):
+        document = {"metadata": {"name": "a"}, "spec": {"roles": [role], "trace": trace}}
+        job = annotate_submitter(spec.TrainingJob.model_validate(document))
+        if refused and trace is not None:
+            with pytest.raises(InvalidSpec, match=r"no trace would be recorded.*trainer\.instrument SCRIPT") as error:
+                check_local_support(job, BASE)
+            assert error.value.field == "spec.trace"
+        else:
+            check_local_support(job, BASE)

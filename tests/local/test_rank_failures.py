@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.local.support import ended, shell_job
+from tests.local.support import ended, eventually, shell_job
 
 from muster.local.client import LocalClient
 
@@ -92,3 +92,33 @@ def test_a_gang_whose_port_is_taken_restarts_with_another_port_without_a_failure
     (met,) = client.log_lines("meet", "default", "trainer", 0)
     assert met.startswith("met at ")
     assert met != f"met at {taken}"
+
+
+HANGS = """\
+import pathlib, signal, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path("{folder}", "hangs").touch()
+
+def stand_still():
+    while True:
+        time.sleep(1000)
+
+stand_still()
+"""
+
+
+def test_where_ranks_were_that_did_not_stop_is_an_event_of_the_job(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANGS.format(folder=tmp_path))
+    client = LocalClient.up(home, nodes="1x8", idle_s=60)
+    launch = f"{sys.executable} -m muster_components.launch --nproc 1 --"
+    line = f"exec {launch} -m muster_components.trainer.instrument {tmp_path}/train.py"
+    client.submit(shell_job("hung", line, grace=4))
+    eventually((tmp_path / "hangs").exists)
+    client.suspend("hung")
+    reasons = eventually(
+        lambda: [event for event in client.events("hung") if event["reason"] == "RanksDidNotStop"], timeout_s=120
+    )
+    (event,) = reasons
+    assert "ranks of attempt 0 did not stop: rank 0 is in stand_still (" in event["message"]
+    client.down(force=True)

@@ -44,6 +44,7 @@ def send(server: DaemonServer, text: bytes) -> bytes:
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.connect(str(server.server_address))
         connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
@@ -83,6 +84,23 @@ def test_an_invalid_content_length_is_refused(server: DaemonServer, length: str)
     assert response.startswith(b"HTTP/1.1 422 ")
     assert b"Content-Length: must be at most" in response
     assert len(response) < 1000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Content-Length: 0\r\nContent-Length: 32",
+        "Content-Length: 32\r\nContent-Length: 32",
+        "Transfer-Encoding: chunked",
+        "Content-Length: 32\r\nTransfer-Encoding: chunked",
+        "Content-Length : 32",
+    ],
+)
+def test_a_request_whose_body_may_end_in_two_places_is_refused(server: DaemonServer, headers: str) -> None:
+    smuggled = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
+    response = send(server, f"POST /v2/jobs HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + smuggled)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(

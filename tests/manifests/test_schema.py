@@ -77,12 +77,12 @@ def test_a_status_has_no_defaults_and_drops_what_it_does_not_declare(kind: Custo
 
 
 def test_unknown_fields_are_kept_in_pod_templates_and_where_kubernetes_objects_are_parts() -> None:
-    (jobs, queues, flavors) = (schema_of(kind) for kind in KINDS)
+    (jobs, queues, flavors, captures) = (schema_of(kind) for kind in KINDS)
     template = jobs["properties"]["spec"]["properties"]["roles"]["items"]["properties"]["template"]
     kept = [node for node in nodes(jobs) if node.get("x-kubernetes-preserve-unknown-fields")]
     assert template["x-kubernetes-preserve-unknown-fields"]
     assert all(any(node is inner for inner in nodes(template)) for node in kept)
-    assert not any("x-kubernetes-preserve-unknown-fields" in node for node in nodes(queues))
+    assert not any("x-kubernetes-preserve-unknown-fields" in node for node in (*nodes(queues), *nodes(captures)))
     assert [node["description"] for node in nodes(flavors) if node.get("x-kubernetes-preserve-unknown-fields")] == [
         "A taint of nodes that the pod accepts."
     ]

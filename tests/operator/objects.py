@@ -44,6 +44,14 @@ def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> RawTrainin
     return read(RawTrainingJob, job_document(name, version, **fields))
 
 
+def capture_document(
+    name: str, version: int = 1, job: str = "llama", namespace: str = "default", **status: Any
+) -> dict[str, Any]:
+    """A TraceCapture of a job."""
+    meta = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"job": job}, "status": status}
+
+
 def template(**of_spec: Any) -> dict[str, Any]:
     """A pod template with one container that has one GPU."""
     return {"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}], **of_spec}}

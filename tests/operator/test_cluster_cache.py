@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.operator.caches import new_cache, relist, unmanaged_usage
-from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read, terminated
+from tests.operator.objects import job_document, job_seen, name_of, node_seen, pod_seen, read, terminated
 
-from muster.kube.objects import RawCustomObject, V1Namespace, V1Pod
+from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Namespace, V1Pod
 from muster.model import NodeTaint, Resources
 from muster_operator.cache.cached_pod import created_pod, pod_view
 from muster_operator.cache.pod_requests import effective_request
@@ -43,8 +43,8 @@ def test_a_node_is_unreachable_only_while_its_ready_condition_is_unknown(ready: 
 def test_taints_of_the_control_plane_are_dropped_and_others_kept() -> None:
     cache, _ = new_cache()
     own = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-    stays = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
-    cache.nodes.on_upsert(node_seen(taints=[own, stays]))
+    out_of_service = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
+    cache.nodes.on_upsert(node_seen(taints=[own, out_of_service]))
     cache.nodes.on_upsert(node_seen("n2", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]))
     first, second = cache.observe().nodes
     assert (first.taints, first.cordoned) == (
@@ -245,8 +245,8 @@ def test_a_pod_that_reappears_is_visible_once() -> None:
 
 def test_tombstones_of_an_attempt_are_dropped_with_the_next_one_and_with_the_job() -> None:
     cache, _ = new_cache()
-    cache.jobs.on_upsert(job_seen())
     for attempt in (0, 1):
+        cache.jobs.on_upsert(read(RawTrainingJob, job_document(version=5 + attempt) | {"status": {"attempt": attempt}}))
         pod = pod_seen("", 5 + attempt, owner="uid-llama", slot=(0, attempt), phase="Failed")
         cache.pods.on_upsert(pod)
         cache.pods.on_delete(pod)

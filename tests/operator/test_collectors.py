@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,25 @@ def elsewhere(run_dir: Any, *mounts: dict[str, Any], volumes: Any = ()) -> dict[
 # ---- which pods have one
 
 
+def test_with_all_jobs_every_pod_has_a_collector_with_the_store_unless_its_credentials_could_be_read() -> None:
+    every = replace(STORE, all_jobs=True)
+    assert (with_sidecar(STORE), with_sidecar(every)) == ([], [0, 1])
+    assert any(argument.startswith("--store=") for argument in sidecar(manifest(choices=every))["args"])
+    shared = template()
+    shared["spec"]["shareProcessNamespace"] = True
+    arguments = sidecar(manifest(shared, every))["args"]
+    assert not any(argument.startswith("--store") for argument in arguments)
+
+
+def test_a_template_that_conflicts_with_a_collector_of_all_jobs_runs_without_one() -> None:
+    every = replace(IMAGE, all_jobs=True)
+    own = template()
+    own["spec"]["containers"].append({"name": "muster-collector", "image": "x"})
+    assert "initContainers" not in manifest(own, every)
+    with pytest.raises(InvalidSpec, match="reserved"):
+        manifest(own, every, trace=TRACE)
+
+
 def test_every_pod_of_a_traced_job_has_a_collector_and_otherwise_the_lead_pod() -> None:
     assert with_sidecar(trace=TRACE) == [0, 1]
     assert with_sidecar(stallTimeoutSeconds=60) == [0]
@@ -90,7 +110,7 @@ def test_pod_0_of_the_first_essential_role_is_the_lead_pod() -> None:
     roles = [
         {"name": "reader", "essential": False, "template": template()},
         {"name": "trainer", "template": template()},
-        {"name": "judge", "template": template()},
+        {"name": "reviewer", "template": template()},
     ]
     one = job(roles=roles, stallTimeoutSeconds=60)
     assert lead_role(one.spec).name == "trainer"
@@ -301,7 +321,7 @@ def test_the_secret_is_owned_by_its_job_and_immutable() -> None:
     assert (secret["stringData"], secret["immutable"]) == ({"token": "word"}, True)
 
 
-class Asked:
+class RequestRecorder:
     """Records dry-run requests."""
 
     def __init__(self) -> None:
@@ -322,7 +342,7 @@ class Asked:
 def test_pods_with_a_collector_have_their_own_dry_run_and_stalls_count_only_with_heartbeats(
     choices: CollectorSidecarConfig, seconds: int | None, kinds: int
 ) -> None:
-    recorder = Asked()
+    recorder = RequestRecorder()
     jobs = JobCache(recorder, lambda uid, shown: None, lambda: None, SpecCache(choices))
     jobs.on_upsert(job_seen("plain", 1))
     jobs.on_upsert(job_seen("watched", 2, stallTimeoutSeconds=60))

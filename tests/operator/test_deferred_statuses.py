@@ -16,9 +16,9 @@ def part(uid: str, version: str = "1") -> ObjectWrites:
     return ObjectWrites(uid, (WriteStatus(uid, TrainingJobStatus(), version),))
 
 
-def play(story: Callable[[OperatorHarness], Awaitable[None]]) -> None:
+def play(scenario: Callable[[OperatorHarness], Awaitable[None]]) -> None:
     async def with_harness(api: AsyncKubeClient) -> None:
-        await story(OperatorHarness(api))
+        await scenario(OperatorHarness(api))
 
     serve(Server(), with_harness)
 
@@ -28,7 +28,7 @@ async def acknowledge(item: ObjectWrites, result: WriteResult) -> bool:
 
 
 def test_the_oldest_are_taken_first_and_only_once() -> None:
-    async def story(harness: OperatorHarness) -> None:
+    async def scenario(harness: OperatorHarness) -> None:
         queue = harness.queue
         await queue.write_cycle([], (part("a"), part("b"), part("c")), 60.0, acknowledge)
         queue.throttle.take_budget = lambda limit: min(2, limit)  # type: ignore[method-assign]
@@ -36,28 +36,28 @@ def test_the_oldest_are_taken_first_and_only_once() -> None:
         assert queue.next_deferred() == (part("c"),)
         assert queue.next_deferred() == ()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_newer_write_of_a_job_replaces_the_queued_one() -> None:
-    async def story(harness: OperatorHarness) -> None:
+    async def scenario(harness: OperatorHarness) -> None:
         queue = harness.queue
         await queue.write_cycle([], (part("a", "1"), part("b")), 60.0, acknowledge)
         await queue.write_cycle([], (part("a", "2"),), 60.0, acknowledge)
         assert queue.next_deferred() == (part("b"), part("a", "2"))
 
-    play(story)
+    play(scenario)
 
 
 def test_a_job_that_is_written_in_a_cycle_has_no_deferred_write() -> None:
-    async def story(harness: OperatorHarness) -> None:
+    async def scenario(harness: OperatorHarness) -> None:
         queue = harness.queue
         await queue.write_cycle([], (part("a"), part("b")), 60.0, acknowledge)
         await queue.write_cycle([(part("a", "2"),)], (), 60.0, acknowledge)
         assert queue.next_deferred() == (part("b"),)
         assert not queue.has_deferred()
 
-    play(story)
+    play(scenario)
 
 
 class Queue:

@@ -17,10 +17,10 @@ NOW = 1_000_000.0
 
 
 def report(
-    pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any
+    pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **more: Any
 ) -> HeartbeatReport:
-    checkpoint = {name: of_beat.pop(f"latest_{name}") for name in ("step", "at") if f"latest_{name}" in of_beat}
-    return HeartbeatReport(pod, now, {"at": at, "step": 5, **of_beat}, checkpoint, durable)
+    checkpoint = {name: more.pop(f"latest_{name}") for name in ("step", "at") if f"latest_{name}" in more}
+    return HeartbeatReport(pod, now, {"at": at, "step": 5, **more}, checkpoint, durable)
 
 
 def test_an_unchanged_heartbeat_is_no_change_and_keeps_its_identity() -> None:
@@ -106,11 +106,11 @@ ANYTHING = (
 NAMES = ("at", "step", "steps", "loss", "tokens_per_s", "checkpoint_step", "checkpoint_at")
 
 
-BEATS = st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, ANYTHING))
+HEARTBEATS = st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, ANYTHING))
 LATEST = st.dictionaries(st.sampled_from(("step", "at")), ANYTHING)
 
 
-@given(BEATS, LATEST, st.floats(0, 4e9))
+@given(HEARTBEATS, LATEST, st.floats(0, 4e9))
 def test_any_heartbeat_can_be_written_into_a_status(
     heartbeat: dict[str, Any], checkpoint: dict[str, Any], clock: float
 ) -> None:

@@ -12,12 +12,14 @@ from tests.operator.caches import FakeDryRuns, new_cache, relist
 from tests.operator.objects import job_document, job_seen, read
 
 from muster.api import spec
+from muster.errors import ClusterError
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawCustomObject, RawTrainingJob
+from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
+from muster_operator.informers import read_by_name
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_writer import queues_in_use
 
@@ -76,12 +78,12 @@ def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: 
     assert observed.pod_rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
 
 
-@pytest.mark.parametrize("verdict_is_known", [True, False])
-def test_it_may_be_admitted_again_once_it_is_valid(verdict_is_known: bool) -> None:
+@pytest.mark.parametrize("result_is_known", [True, False])
+def test_it_may_be_admitted_again_once_it_is_valid(result_is_known: bool) -> None:
     dry_runs = FakeDryRuns()
     cache, _ = new_cache(dry_runs)
     cache.jobs.on_status_written("uid-llama", preempted(running_and_odd(cache)), 7)
-    if not verdict_is_known:
+    if not result_is_known:
         dry_runs.answer = None
     cache.jobs.on_upsert(job_seen(version=8))
     observed = cache.observe()
@@ -118,6 +120,16 @@ def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_o
 
 
 # ---- events between the write of a report and its answer
+
+
+class Fixed:
+    """Answers with these texts, one after the other."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.answers.pop(0))
 
 
 class Between(Server):
@@ -191,6 +203,44 @@ def test_a_flavor_deleted_while_its_report_is_written_is_forgotten() -> None:
 
     cache = reported_after(lambda cache: cache.flavors.on_upsert(flavor(7, 5)), deleted)
     assert (cache.flavors.invalid, dict(cache.observe().decode_errors.flavors)) == ({}, {})
+
+
+def test_only_objects_that_are_invalid_now_are_remembered_as_reported() -> None:
+    cache, _ = new_cache()
+    counts: list[tuple[int, int]] = []
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        recorder = EventRecorder(api, lambda: False, lambda: None)
+        reports = InvalidObjectReporter(cache, new_queue(api, cache), recorder, "me")
+        cache.flavors.on_upsert(flavor(1, 5))
+        for version in range(2, 6):
+            edited = {"name": "q", "uid": "q", "generation": version, "resourceVersion": str(version)}
+            cache.queues.on_upsert(read(RawCustomObject, {"metadata": edited, "spec": {"weight": "x"}}))
+            for _ in range(2):
+                await reports.report()
+            counts.append((len(reports._reported), sum(e.namespace == "default" for e in recorder.pending())))
+
+    serve(Server(), scenario)
+    assert counts == [(2, 2), (2, 3), (2, 4), (2, 5)]
+
+
+@pytest.mark.parametrize("answer", ["<html>", "{}", "[]", '{"items": 5}'])
+def test_an_answer_that_is_not_a_list_is_an_error_and_not_a_missing_object(answer: str) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
+        with pytest.raises(ClusterError, match="not a list"):
+            await read_by_name(api, "/api/v1/namespaces/a/pods", "p", V1Pod)
+
+    serve(Fixed(answer), scenario)
+
+
+def test_an_object_that_cannot_be_read_by_name_hides_no_other() -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
+        (pod,) = await read_by_name(api, "/api/v1/namespaces/a/pods", "p", V1Pod)
+        assert pod.metadata.name == "p"
+        assert await read_by_name(api, "/api/v1/namespaces/a/pods", "q", V1Pod) == []
+
+    items = '[{"metadata": 5}, null, {"metadata": {"name": "p"}}]'
+    serve(Fixed(f'{{"items": {items}}}', '{"items": null}'), scenario)
 
 
 # ---- wake-ups

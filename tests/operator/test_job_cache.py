@@ -280,29 +280,29 @@ def test_a_dry_run_that_adds_only_defaults_changes_nothing() -> None:
 def test_a_dry_run_that_adds_a_sidecar_gives_the_effective_request() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     side = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
-    verdict = compare_pod(written, answered(initContainers=[side]))
-    assert verdict.pod is not None
-    assert verdict.pod.init_containers[0].name == "mesh"
+    result = compare_pod(written, answered(initContainers=[side]))
+    assert result.pod is not None
+    assert result.pod.init_containers[0].name == "mesh"
 
 
 def test_a_dry_run_that_adds_pod_level_requests_gives_the_effective_request() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
-    verdict = compare_pod(written, answered(resources={"requests": {"cpu": "64"}}))
-    assert verdict.pod is not None
-    assert pod_request(verdict.pod).get("cpu") == 64_000
+    result = compare_pod(written, answered(resources={"requests": {"cpu": "64"}}))
+    assert result.pod is not None
+    assert pod_request(result.pod).get("cpu") == 64_000
 
 
 def test_a_dry_run_that_drops_pod_level_requests_ignores_them() -> None:
     written = spec.PodSpec.model_validate({**template()["spec"], "resources": {"requests": {"cpu": "64"}}})
-    verdict = compare_pod(written, answered())
-    assert verdict.pod is not None
-    assert pod_request(verdict.pod).get("cpu") == 0
+    result = compare_pod(written, answered())
+    assert result.pod is not None
+    assert pod_request(result.pod).get("cpu") == 0
 
 
 def test_a_dry_run_that_adds_a_resource_claim_rejects_the_pod() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
-    verdict = compare_pod(written, answered(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]))
-    assert "resourceClaims" in (verdict.refusal or "")
+    result = compare_pod(written, answered(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]))
+    assert "resourceClaims" in (result.refusal or "")
 
 
 def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:

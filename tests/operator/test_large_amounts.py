@@ -30,7 +30,7 @@ def asking(name: str, *requests: str, version: int = 1, **of_spec: Any) -> V1Pod
     return pod
 
 
-def foreign(observed: ObservedState) -> int:
+def unmanaged(observed: ObservedState) -> int:
     return observed.nodes[0].unmanaged_usage.get("memory")
 
 
@@ -61,13 +61,13 @@ def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> Non
     cache.nodes.on_upsert(node_seen())
     for version, name in enumerate(("a", "b", "c"), 1):
         cache.pods.on_upsert(asking(name, "4E", version=version))
-    assert foreign(cache.observe()) == MAX_AMOUNT
+    assert unmanaged(cache.observe()) == MAX_AMOUNT
     cache.pods.on_delete(asking("a", "4E", version=4))
-    assert foreign(cache.observe()) == MAX_AMOUNT
+    assert unmanaged(cache.observe()) == MAX_AMOUNT
     cache.pods.on_delete(asking("b", "4E", version=5))
-    assert foreign(cache.observe()) == 4 * 10**18
+    assert unmanaged(cache.observe()) == 4 * 10**18
     cache.pods.on_delete(asking("c", "4E", version=6))
-    assert foreign(cache.observe()) == 0
+    assert unmanaged(cache.observe()) == 0
 
 
 def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
@@ -97,7 +97,7 @@ def asks_for_memory(job: dict[str, Any]) -> dict[str, Any]:
 def test_a_pod_defaulted_beyond_the_maximum_is_rejected_with_its_amount() -> None:
     written = spec.PodSpec.model_validate({"containers": [{}]})
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
-    verdict = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
-    assert verdict.refusal == (
+    result = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
+    assert result.refusal == (
         "with the defaults of the API server, one pod requests memory 8E, more than the supported maximum"
     )

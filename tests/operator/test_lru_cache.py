@@ -15,7 +15,7 @@ from muster.api import spec
 from muster.kube.objects import RawTrainingJob
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.specs import SpecCache
-from muster_operator.pod_builder.collector import NO_COLLECTORS
+from muster_operator.pod_builder.collector import CollectorSidecarConfig
 
 
 def test_the_least_recently_used_entry_is_evicted_first() -> None:
@@ -63,7 +63,7 @@ def test_texts_of_deleted_jobs_do_not_accumulate() -> None:
 
 
 def test_effective_pods_of_a_spec_are_forgotten_with_the_spec() -> None:
-    specs = SpecCache(NO_COLLECTORS)
+    specs = SpecCache(CollectorSidecarConfig())
     wanted = specs.read(json.dumps({"roles": [{"name": "trainer", "template": template()}]}).encode(), b"digest").spec
     pods = {"trainer": spec.PodSpec.model_validate(template()["spec"])}
     assert specs.with_effective_pods(wanted, pods) is specs.with_effective_pods(wanted, pods)

@@ -158,6 +158,29 @@ def test_a_pod_whose_labels_are_edited_becomes_unmanaged(cache: ClusterCache) ->
     assert (ours(observed), unmanaged_on_node(observed)) == ([name_of()], {})
 
 
+# A user who may create pods in the job's namespace can compute the name of a pod of any attempt, and write its labels
+# and its owner.
+
+
+def test_a_pod_of_an_attempt_that_has_not_begun_is_not_the_lead_pod(cache: ClusterCache) -> None:
+    cache.pods.on_upsert(pod_seen(owner=UID, slot=(0, 999)))
+    cache.jobs.on_upsert(job_seen())
+    assert cache.pods.lead_pod(UID, "trainer") is None
+    cache.pods.on_upsert(pod_seen(owner=UID))
+    lead = cache.pods.lead_pod(UID, "trainer")
+    assert lead is not None
+    assert lead.name == name_of()
+
+
+def test_a_pod_of_an_attempt_that_has_not_begun_removes_no_pod_that_ended(cache: ClusterCache) -> None:
+    cache.jobs.on_upsert(job_seen())
+    for slot in ((0, 0), (0, 999)):
+        pod = pod_seen(owner=UID, slot=slot, phase="Succeeded")
+        cache.pods.on_upsert(pod)
+        cache.pods.on_delete(pod)
+    assert ours(cache.observe()) == [name_of()]
+
+
 def test_unmanaged_pods_neither_wake_the_leader_nor_count_as_unbound() -> None:
     cache, changes = new_cache()
     cache.jobs.on_upsert(job_seen())

@@ -145,7 +145,13 @@ def test_an_object_that_the_handler_rejects_hides_no_other() -> None:
         event("ADDED", b'{"metadata":{"resourceVersion":"x"}}'),
         event("BOOKMARK", b"[]"),
         event("DELETED", b'{"metadata":{"name":3,"resourceVersion":"8"}}'),
+        event("ADDED", b"null"),
+        event("ERROR", b"[5]"),
+        event("ERROR", b"null"),
         b"no event\n",
+        b"[]\n",
+        b"null\n",
+        b"7\n",
         b'{"type":"ADDED","object":{"metadata":{"name":"\xff"}}}\n',
     ],
 )

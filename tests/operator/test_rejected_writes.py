@@ -10,10 +10,11 @@ import pytest
 from aiohttp import web
 from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve, tried
 from tests.operator.caches import relist
-from tests.operator.objects import pod_seen
+from tests.operator.objects import job_document, pod_seen, read
 
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer, is_server_wide
+from muster.kube.objects import V1PriorityClass
 from muster_operator.cache.cached_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"
@@ -243,5 +244,34 @@ def test_a_job_that_is_edited_all_the_time_delays_no_other_job(status: dict[str,
         server.edited.clear()
         await harness.run_cycle()
         assert (server.count(edits), harness.queue.failures("uid-edited")) == (4, 0)
+
+    serve(server, scenario)
+
+
+def test_a_job_that_is_edited_all_the_time_is_not_preempted_before_another_while_it_is_paused() -> None:
+    server = Server()
+    (role,) = job_document()["spec"]["roles"]
+    roles = [{**role, "replicas": 8}]  # a whole node
+    on_n2 = {
+        **admitted(8),
+        "placement": [{"role": "trainer", "flavor": "f", "nodes": [{"node": "n2", "indexes": "0-7"}]}],
+    }
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        priority = {"metadata": {"name": "high", "resourceVersion": "1"}, "value": 100}
+        harness.cache.priority_classes.on_upsert(read(V1PriorityClass, priority))
+        harness.submit("steady", 5, admitted(8), roles=roles)
+        harness.submit("edited", 6, {**on_n2, "admittedAt": "2026-11-21T10:00:05Z"}, roles=roles)  # the newest
+        harness.submit("urgent", 7, roles=roles, priorityClassName="high")
+        server.edited["trainingjobs/edited/"] = 9999
+        edits = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
+        evicted = []
+        for _ in range(4):
+            await harness.run_cycle()
+            known = harness.cache.jobs.get("uid-steady")
+            assert known is not None
+            evicted.append(known.job.status.eviction is not None)
+        assert (evicted, server.count(edits)) == ([False, False, True, True], 2)
 
     serve(server, scenario)

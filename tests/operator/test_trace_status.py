@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,8 +51,8 @@ class CacheHarness:
         document = job_document(version=version, **{**self.fields, "roles": roles})
         self.cache.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
 
-    def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running") -> None:
-        pod = pod_seen(version=version, owner=UID, slot=(index, 0), phase=phase)
+    def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running", attempt: int = 0) -> None:
+        pod = pod_seen(version=version, owner=UID, slot=(index, attempt), phase=phase)
         pod.status.init_container_statuses = [] if words is None else [ended(words)]
         self.cache.pods.on_upsert(pod)
 
@@ -119,6 +120,18 @@ def test_every_status_of_a_started_traced_job_has_the_location_of_its_traces() -
     assert harness.traces.with_traces(known, once) is once
 
 
+def test_with_collectors_of_all_jobs_and_a_store_the_location_is_known_without_a_trace() -> None:
+    """Logs, metrics and requested traces are there."""
+    harness = CacheHarness(replace(STORE, all_jobs=True), trace=None)
+    harness.job()
+    assert harness.status_traces() == spec.TraceStatus(location=LOCATION)
+    without_store = CacheHarness(CollectorSidecarConfig(image="x", all_jobs=True), trace=None)
+    without_store.job()
+    assert without_store.status_traces() is None
+    without_store.pod(0, 2, words(1), "Succeeded")
+    assert without_store.status_traces() == spec.TraceStatus(files=1)
+
+
 def test_jobs_without_traces_or_collectors_have_no_trace_status() -> None:
     for harness in (CacheHarness(trace=None), CacheHarness(CollectorSidecarConfig())):
         harness.job()
@@ -165,5 +178,18 @@ def test_the_checkpoint_in_the_termination_message_counts_if_durable(volumes: li
     harness.job()
     harness.pod(1, 1, words(0, 99), "Succeeded")  # not the lead pod
     harness.pod(0, 2, words(0, 40), "Succeeded")
-    beat = harness.cache.observe().heartbeats.get(UID)
-    assert (None if beat is None else beat.checkpoint_step) == step
+    heartbeat = harness.cache.observe().heartbeats.get(UID)
+    assert (None if heartbeat is None else heartbeat.checkpoint_step) == step
+
+
+@pytest.mark.parametrize("pod_first", [True, False])
+def test_the_collector_of_an_attempt_that_has_not_begun_does_not_count(pod_first: bool) -> None:
+    harness = CacheHarness(pod=template(volumes=[CLAIM]))
+    harness.job()
+    if not pod_first:
+        harness.cache.observe()
+    harness.pod(0, 2, words(5, 40), "Succeeded", attempt=1)
+    assert (harness.cache.observe().heartbeats, harness.cache.trace_counts.count(UID)) == ({}, 0)
+    harness.job(version=3, attempt=1)
+    assert harness.cache.observe().heartbeats[UID].checkpoint_step == 40
+    assert harness.cache.trace_counts.count(UID) == 5

@@ -1,4 +1,4 @@
-"""A write without an answer is resolved in the background; meanwhile its job stands still, and others go on."""
+"""A write without an answer is resolved in the background; meanwhile only other jobs are processed."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Writes:
                 await asyncio.sleep(0.01)
 
 
-def play(server: OneObject, story: Callable[[Writes], Awaitable[None]]) -> None:
+def play(server: OneObject, scenario: Callable[[Writes], Awaitable[None]]) -> None:
     async def with_writes(api: AsyncKubeClient) -> None:
-        await story(Writes(api, lambda: server.now))
+        await scenario(Writes(api, lambda: server.now))
 
     asyncio.run(serving(server, with_writes, lambda: server.may_write))
 
@@ -92,7 +92,7 @@ def pod_document() -> dict[str, Any]:
 def test_an_unanswered_pod_creation_is_repeated_and_read() -> None:
     server = OneObject(pod_document(), lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.create_pod()
         assert writes.uncertain.concerns(UID)
@@ -103,21 +103,21 @@ def test_an_unanswered_pod_creation_is_repeated_and_read() -> None:
         assert writes.uncertain.take_settled_jobs() == {UID}
         assert writes.uncertain.take_settled_jobs() == set()
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["POST", "POST", "GET"]
 
 
 def test_an_unanswered_status_write_is_repeated_and_read() -> None:
     server = OneObject({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.write_status()
         await writes.settled()
         (job,) = writes.cache.observe().jobs
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["PATCH", "PATCH", "GET"]
 
 
@@ -125,45 +125,45 @@ def test_an_unanswered_status_write_is_repeated_and_read() -> None:
 def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
     server = OneObject(job_document(version=7), code=code)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(ApiError):
             await writes.write_status()
         await writes.settled()
         assert [job.metadata.resource_version for job in writes.cache.observe().jobs] == ["7"]
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["PATCH", "GET"]
 
 
 def test_uncertain_writes_are_kept_until_there_is_an_answer() -> None:
     server = OneObject(lost=4)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.create_pod()
         await writes.settled()  # the pod was deleted meanwhile
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["POST"] * 5 + ["GET"]
 
 
 def test_after_the_request_lifetime_the_object_is_only_read() -> None:
     server = OneObject(pod_document(), lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.create_pod()
         server.now = 70.0
         await writes.settled()
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["POST", "GET"]
 
 
 def test_an_obsolete_write_is_only_read() -> None:
     server = OneObject(lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         jobs = writes.cache.jobs
         jobs.on_upsert(job_seen())
         with pytest.raises(NoAnswer):
@@ -171,14 +171,14 @@ def test_an_obsolete_write_is_only_read() -> None:
         jobs.on_delete(job_seen(version=2))
         await writes.settled()
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["POST", "GET"]
 
 
 def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
     server = OneObject(lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.create_pod()
         writes.uncertain.clear()
@@ -187,29 +187,29 @@ def test_fenced_writes_and_those_of_an_earlier_term_are_not_uncertain() -> None:
             await writes.create_pod()
         assert not writes.uncertain.concerns(UID)
 
-    play(server, story)
+    play(server, scenario)
     assert server.calls == ["POST"]
 
 
 def test_a_status_that_changes_no_capacity_needs_only_its_guard() -> None:
     server = OneObject(lost=1)
 
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.write_status(WriteTarget(UID, JOB, "no job"))
         assert not writes.uncertain.concerns(UID)
 
-    play(server, story)
+    play(server, scenario)
 
 
 # ---- what is decided meanwhile
 
 
-def serve_lossy(lost: str, story: Callable[[OperatorHarness, Server], Awaitable[None]]) -> None:
+def serve_lossy(lost: str, scenario: Callable[[OperatorHarness, Server], Awaitable[None]]) -> None:
     server = Server(lost=lost)
 
     async def with_harness(api: AsyncKubeClient) -> None:
-        await story(OperatorHarness(api), server)
+        await scenario(OperatorHarness(api), server)
 
     serve(server, with_harness)
 
@@ -220,7 +220,7 @@ def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() -> None:
-    async def story(harness: OperatorHarness, server: Server) -> None:
+    async def scenario(harness: OperatorHarness, server: Server) -> None:
         harness.submit("lost", 5)
         await harness.run_cycle()
         harness.submit("good", 6)
@@ -232,13 +232,13 @@ def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() ->
         harness.uncertain.clear()
         assert harness.phase("lost") == "Pending"
 
-    serve_lossy("PATCH .*/trainingjobs/lost/status", story)
+    serve_lossy("PATCH .*/trainingjobs/lost/status", scenario)
 
 
 def test_an_admission_without_an_answer_leaves_as_much_to_others_as_one_with_an_answer() -> None:
     admitted_jobs: dict[str, list[str]] = {}
 
-    async def story(harness: OperatorHarness, server: Server) -> None:
+    async def scenario(harness: OperatorHarness, server: Server) -> None:
         harness.submit("lost", 5)
         await harness.run_cycle()
         names = [f"next{number}" for number in range(20)]
@@ -248,13 +248,13 @@ def test_an_admission_without_an_answer_leaves_as_much_to_others_as_one_with_an_
         admitted_jobs[server.lost] = [name for name in names if harness.phase(name) == "Admitted"]
 
     for lost in ("", "PATCH .*/trainingjobs/lost/status"):
-        serve_lossy(lost, story)
+        serve_lossy(lost, scenario)
     expected, found = admitted_jobs.values()
     assert found == expected != []
 
 
 def test_an_unanswered_pod_creation_delays_no_other_job_nor_a_release() -> None:
-    async def story(harness: OperatorHarness, server: Server) -> None:
+    async def scenario(harness: OperatorHarness, server: Server) -> None:
         harness.submit("lost", 5, admitted())
         await harness.run_cycle()
         harness.submit("good", 6)
@@ -274,21 +274,21 @@ def test_an_unanswered_pod_creation_delays_no_other_job_nor_a_release() -> None:
         await harness.run_cycle()
         assert server.count("PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 1
 
-    serve_lossy("POST .*/pods/lost-", story)
+    serve_lossy("POST .*/pods/lost-", scenario)
 
 
 def test_an_unanswered_nomination_or_eviction_stops_all_decisions() -> None:
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         with pytest.raises(NoAnswer):
             await writes.write_status(WriteTarget(UID, JOB, "several jobs"))
         with pytest.raises(ClusterError):
             await writes.uncertain.settle()
 
-    play(OneObject(lost=1000), story)
+    play(OneObject(lost=1000), scenario)
 
 
 def test_many_unanswered_writes_stop_all_decisions() -> None:
-    async def story(writes: Writes) -> None:
+    async def scenario(writes: Writes) -> None:
         for number in range(9):
             await writes.uncertain.settle()
             with pytest.raises(NoAnswer):
@@ -296,11 +296,11 @@ def test_many_unanswered_writes_stop_all_decisions() -> None:
         with pytest.raises(ClusterError):
             await writes.uncertain.settle()
 
-    play(OneObject(lost=1000), story)
+    play(OneObject(lost=1000), scenario)
 
 
 def test_a_leader_decides_nothing_while_such_writes_are_uncertain() -> None:
-    async def story(harness: OperatorHarness, server: Server) -> None:
+    async def scenario(harness: OperatorHarness, server: Server) -> None:
         with pytest.raises(NoAnswer):
             await harness.uncertain.perform(
                 WriteTarget(UID, POD, "several jobs"),
@@ -317,7 +317,7 @@ def test_a_leader_decides_nothing_while_such_writes_are_uncertain() -> None:
                 await asyncio.sleep(0.01)
         leading.cancel()
 
-    serve_lossy("POST .*/pods/lost-", story)
+    serve_lossy("POST .*/pods/lost-", scenario)
 
 
 class StoredJob(Server):
@@ -347,7 +347,7 @@ class StoredJob(Server):
 def test_an_admission_without_an_answer_is_recorded_once_its_outcome_is_known(executes: bool) -> None:
     server = StoredJob("PATCH .*/trainingjobs/lost/status", executes=executes)
 
-    async def story(api: AsyncKubeClient) -> None:
+    async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         harness.submit("lost", 5)
         await harness.run_cycle()
@@ -363,4 +363,4 @@ def test_an_admission_without_an_answer_is_recorded_once_its_outcome_is_known(ex
         registry = harness.metrics.registry
         assert registry.get_sample_value("muster_admissions_total", {"queue": "research"}) == 1.0
 
-    serve(server, story)
+    serve(server, scenario)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, waits_by_uid
+from tests.scheduling.snapshots import GPU, HOUR, carried_out, queue, waits_by_uid
 
 from muster.model import Admit, DecayedUsage, Evict, Gang, QueueInfo, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, PlanResult, Policy, plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.scheduling.worlds import H200, gpus, rack
+from tests.scheduling.snapshots import H200, gpus, rack
 
 from muster.scheduling.capacity import (
     MAX_PENDING_CHANGES,

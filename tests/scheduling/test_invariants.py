@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scheduling.random_worlds import histories, worlds
-from tests.scheduling.worlds import GPU, carried_out, left
+from tests.scheduling.random_snapshots import histories, snapshots
+from tests.scheduling.snapshots import GPU, carried_out, left
 
 from muster.model import Admit, Evict, Gang, Nominate, Placement, Resize, Resources, Snapshot, Wait
 from muster.scheduling import placement_error, plan
@@ -30,7 +31,7 @@ def taken(gang: Gang, placement: Placement) -> Iterator[tuple[str, str, int]]:
                 yield node, resource, amount * count
 
 
-@given(worlds)
+@given(snapshots)
 def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
     after = carried_out(snapshot, plan(snapshot).decisions)
     total = Counter[tuple[str, str]]()
@@ -41,7 +42,7 @@ def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
     assert {key: amount for key, amount in total.items() if amount > capacity.get(key, 0)} == {}
 
 
-@given(worlds)
+@given(snapshots)
 def test_every_placement_passes_the_placement_check(snapshot: Snapshot) -> None:
     gangs = gangs_of(snapshot)
     nodes = {node.name: node for node in snapshot.nodes}
@@ -52,7 +53,7 @@ def test_every_placement_passes_the_placement_check(snapshot: Snapshot) -> None:
             assert placement_error(gang, decision.placement, nodes, flavors, snapshot.excluded_nodes) == ""
 
 
-@given(worlds)
+@given(snapshots)
 def test_nominated_capacity_is_free_once_victims_have_terminated(snapshot: Snapshot) -> None:
     after = left(carried_out(snapshot, plan(snapshot).decisions))
     total = Counter[tuple[str, str]]()
@@ -69,7 +70,7 @@ def test_nominated_capacity_is_free_once_victims_have_terminated(snapshot: Snaps
     assert {key: amount for key, amount in total.items() if amount > capacity.get(key, 0)} == {}
 
 
-@given(worlds)
+@given(snapshots)
 def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
     gangs = gangs_of(snapshot)
     for decision in plan(snapshot).decisions:
@@ -79,7 +80,7 @@ def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
                 assert role.min_replicas <= placed.get(role.name, 0) <= role.replicas
 
 
-@given(worlds)
+@given(snapshots)
 def test_a_required_domain_contains_the_whole_gang(snapshot: Snapshot) -> None:
     gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
     for decision in plan(snapshot).decisions:
@@ -91,7 +92,7 @@ def test_a_required_domain_contains_the_whole_gang(snapshot: Snapshot) -> None:
                 assert len({(nodes[name].flavor, nodes[name].domains[level]) for name in places}) == 1
 
 
-@given(worlds)
+@given(snapshots)
 def test_exactly_the_waiting_gangs_get_a_wait(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     admitted = {d.gang_uid for d in decisions if isinstance(d, Admit)}
@@ -100,7 +101,7 @@ def test_exactly_the_waiting_gangs_get_a_wait(snapshot: Snapshot) -> None:
     assert all(d.message for d in decisions if isinstance(d, Wait))
 
 
-@given(worlds)
+@given(snapshots)
 def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
     gangs, positions = gangs_of(snapshot), dict[str, list[int]]()
     for decision in plan(snapshot).decisions:
@@ -110,7 +111,7 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
         assert sorted(found) == list(range(1, len(found) + 1))
 
 
-@given(worlds)
+@given(snapshots)
 def test_no_gang_is_evicted_unless_its_preemptor_is_nominated(snapshot: Snapshot) -> None:
     result = plan(snapshot)
     preemptors = {d.preemptor for d in result.decisions if isinstance(d, Evict)}
@@ -125,14 +126,14 @@ def test_no_gang_is_evicted_unless_its_preemptor_is_nominated(snapshot: Snapshot
             assert uid in admitted, "capacity was freed for it, and it does not start"
 
 
-@given(worlds, st.lists(st.integers(0, 8), min_size=1, max_size=4))
+@given(snapshots, st.lists(st.integers(0, 8), min_size=1, max_size=4))
 def test_larger_than_cluster_does_not_depend_on_unmanaged_pods(snapshot: Snapshot, gpus: list[int]) -> None:
     def too_large(taken: list[int]) -> set[str]:
         """Gangs that are too large while no gang runs and unmanaged pods take so many GPUs of each node in turn."""
         others = [
             Resources.of({GPU: min(n, node.allocatable.get(GPU))}) for node, n in zip(nodes, cycle(taken), strict=False)
         ]
-        crowded = tuple(replace(node, unmanaged_usage=foreign) for node, foreign in zip(nodes, others, strict=True))
+        crowded = tuple(replace(node, unmanaged_usage=unmanaged) for node, unmanaged in zip(nodes, others, strict=True))
         waits = [d for d in plan(replace(alone, nodes=crowded)).decisions if isinstance(d, Wait)]
         return {wait.gang_uid for wait in waits if wait.reason in ("LargerThanCluster", "LargerThanQuota")}
 
@@ -143,7 +144,7 @@ def test_larger_than_cluster_does_not_depend_on_unmanaged_pods(snapshot: Snapsho
     assert too_large(gpus) == too_large([0])
 
 
-@given(worlds)
+@given(snapshots)
 def test_nominations_come_first_then_evictions_then_admissions(snapshot: Snapshot) -> None:
     def turn(decision: object) -> int:
         if isinstance(decision, Resize):
@@ -154,7 +155,7 @@ def test_nominations_come_first_then_evictions_then_admissions(snapshot: Snapsho
     assert turns == sorted(turns)
 
 
-@given(worlds)
+@given(snapshots)
 def test_the_same_snapshot_gives_the_same_plan(snapshot: Snapshot) -> None:
     assert plan(snapshot).decisions == plan(snapshot).decisions
 
@@ -172,7 +173,16 @@ def test_a_plan_with_the_cache_of_any_earlier_plan_equals_the_plan_without(histo
         assert plan(history[-1], old).decisions == plan(history[-1]).decisions
 
 
-@given(worlds)
+@given(snapshots, st.integers(0, 1 << 32))
+def test_no_paused_gang_is_evicted_or_resized(snapshot: Snapshot, seed: int) -> None:
+    draw = Random(seed)
+    paused = frozenset(uid for uid in gangs_of(snapshot) if draw.random() < 0.3)
+    waiting = tuple(gang for gang in snapshot.pending if gang.uid not in paused)
+    result = plan(replace(snapshot, pending=waiting, paused=paused), plan(snapshot).cache)
+    assert not [one for one in result.decisions if getattr(one, "gang_uid", "") in paused]
+
+
+@given(snapshots)
 def test_a_plan_does_not_change_the_previous_cache(snapshot: Snapshot) -> None:
     first = plan(snapshot)
     cache = first.cache

@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import two_teams, wait_of
-from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import gang, gpus, rack, role, run, waits_by_uid, world
+from tests.scheduling.random_snapshots import snapshots
+from tests.scheduling.snapshots import gang, gpus, inputs, rack, role, run, waits_by_uid
 
 from muster.model import Gang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, plan
@@ -32,7 +32,7 @@ def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:
             return one
 
 
-@given(worlds, st.integers(0, 1 << 32))
+@given(snapshots, st.integers(0, 1 << 32))
 def test_pending_gangs_may_leave_be_edited_and_change_positions(snapshot: Snapshot, seed: int) -> None:
     draw = Random(seed)
     queues = [queue.name for queue in snapshot.queues] + ["nowhere"]
@@ -47,7 +47,7 @@ def test_pending_gangs_may_leave_be_edited_and_change_positions(snapshot: Snapsh
 
 def test_a_gang_that_comes_with_a_higher_priority_moves_the_others_back() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
-    first = world(rack("r1", 1), two_teams(), [gang("x", queue="a"), gang("y", queue="a", at=1.0)], [busy])
+    first = inputs(rack("r1", 1), two_teams(), [gang("x", queue="a"), gang("y", queue="a", at=1.0)], [busy])
     cache = plan(first).cache
     urgent = gang("z", queue="a", at=2.0, priority=5)
     waits = waits_by_uid(plan(replace(first, pending=(*first.pending, urgent)), cache))
@@ -55,7 +55,7 @@ def test_a_gang_that_comes_with_a_higher_priority_moves_the_others_back() -> Non
 
 
 def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_uid() -> None:
-    large = world(rack("r1", 1), two_teams(), [gang("x", queue="a", pods=9)])
+    large = inputs(rack("r1", 1), two_teams(), [gang("x", queue="a", pods=9)])
     assert wait_of(large, "x").reason == "LargerThanCluster"
     small = replace(large, pending=(gang("x", queue="a"),))
     assert not waits_by_uid(plan(small, plan(large).cache))
@@ -63,7 +63,7 @@ def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_
 
 def test_a_cache_drops_removed_gangs_so_that_plans_do_not_slow_down() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
-    there = world(rack("r1", 1), two_teams(), [], [busy])
+    there = inputs(rack("r1", 1), two_teams(), [], [busy])
     cache, cached = None, []
     for step in range(100):
         alone = [role("trainer", 1, request=gpus(8, memory=1 + 8 * step + i)) for i in range(8)]  # each its own size

@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import Life
-from tests.scheduling.random_worlds import cluster, gangs, queue_tree
-from tests.scheduling.worlds import A100, GPU, H200, gang, queue, rack, run, started, waits_by_uid, world
+from tests.scheduling.random_snapshots import cluster, gangs, queue_tree
+from tests.scheduling.snapshots import A100, GPU, H200, gang, inputs, queue, rack, run, started, waits_by_uid
 
 from muster.model import Admit, Gang, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, plan
@@ -71,7 +71,7 @@ def blocked(draw: st.DataObject) -> tuple[Snapshot, dict[str, float]]:
         pods, size = draw.draw(st.sampled_from(((1, 4), (1, 8), (2, 8), (2, 4), (1, 2))))
         waiting.append(gang(f"b{i}", pods=pods, size=size, runtime=draw.draw(times), at=float(i)))
     runtime = {g.uid: _stay(g) for g in (*waiting, *(r.gang for r in running))}
-    return world(nodes, [queue("q", guaranteed=1000)], waiting, running, now=0.0), runtime
+    return inputs(nodes, [queue("q", guaranteed=1000)], waiting, running, now=0.0), runtime
 
 
 def _stay(gang: Gang) -> float:

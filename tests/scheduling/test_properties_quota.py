@@ -7,8 +7,18 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import two_teams
-from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import carried_out, evicted, gang, left, nodes_of, nominated, rack, run, world
+from tests.scheduling.random_snapshots import snapshots
+from tests.scheduling.snapshots import (
+    carried_out,
+    evicted,
+    gang,
+    inputs,
+    left,
+    nodes_of,
+    nominated,
+    rack,
+    run,
+)
 
 from muster.model import Admit, Evict, Placement, Quota, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import plan
@@ -89,7 +99,7 @@ def cells_of(snapshot: Snapshot) -> set[Cell]:
     return {(quota.flavor, quota.resource) for q in snapshot.queues for quota in q.quotas}
 
 
-@given(worlds)
+@given(snapshots)
 def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_before(snapshot: Snapshot) -> None:
     # Right after gangs have started and grown, and once all victims are gone.
     decisions = plan(snapshot).decisions
@@ -110,7 +120,7 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
                 assert later.avail(queue.name) >= min(0, earlier.avail(queue.name)), (queue.name, cell)
 
 
-@given(worlds)
+@given(snapshots)
 def test_quota_exceeded_is_reported_only_when_it_is_true(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     after = carried_out(snapshot, decisions)
@@ -140,7 +150,7 @@ def lent_out(draw: st.DrawFn) -> tuple[Snapshot, int]:
             one = gang(f"b{len(running)}", "b", size=size, priority=draw(st.integers(0, 2)))
             running.append(run(one, [f"r1-{node}"], since=float(draw(st.integers(0, 900)))))
     queues = two_teams(8 * wanted, 8 * (count - wanted))
-    return world(rack("r1", count), queues, [gang("owner", "a", pods=wanted)], running), wanted
+    return inputs(rack("r1", count), queues, [gang("owner", "a", pods=wanted)], running), wanted
 
 
 @given(lent_out())

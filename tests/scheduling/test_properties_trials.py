@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scheduling.random_worlds import tight, worlds
-from tests.scheduling.worlds import evicted, gang, queue, rack, run, waits_by_uid, world
+from tests.scheduling.random_snapshots import snapshots, tight
+from tests.scheduling.snapshots import evicted, gang, inputs, queue, rack, run, waits_by_uid
 
 from muster.model import Snapshot
 from muster.scheduling import MUSTER, PlanResult, plan
@@ -32,8 +32,8 @@ def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials(snapshot: Sn
         assert result.decisions == plan(snapshot, policy=WITHOUT_PREEMPTION).decisions
 
 
-@given(worlds)
-def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials_in_any_world(snapshot: Snapshot) -> None:
+@given(snapshots)
+def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials_for_any_snapshot(snapshot: Snapshot) -> None:
     result = without_success(snapshot)
     if result is not None:
         assert result.decisions == plan(snapshot, policy=WITHOUT_PREEMPTION).decisions
@@ -47,6 +47,9 @@ def test_after_a_trial_that_failed_the_next_gang_reclaims_as_without_the_one_tha
     running.append(run(gang("other", "gone", size=4), ["r1-2"]))
     queues = [queue("co"), queue("a", "co", 16), queue("b", "co", 8), queue("c", "co", 4)]
     large, small = gang("large", "b", pods=2, size=4), gang("small", "c", size=4, runtime=60.0)
-    alone, both = world(nodes, queues, [small], running), world(nodes, queues, [large, small], running)
+    alone, both = (
+        inputs(nodes, queues, [small], running),
+        inputs(nodes, queues, [large, small], running),
+    )
     assert waits_by_uid(plan(both))["large"].reason == "InsufficientResources"
     assert evicted(plan(both)) == evicted(plan(alone)) == {"v4": "small"}

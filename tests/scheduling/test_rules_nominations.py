@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.scheduling.builders import in_order, message_of, two_teams, wait_of
-from tests.scheduling.worlds import (
+from tests.scheduling.snapshots import (
     carried_out,
     evicted,
     gang,
+    inputs,
     left,
     nodes_of,
     nominated,
@@ -18,7 +19,6 @@ from tests.scheduling.worlds import (
     run,
     started,
     waits_by_uid,
-    world,
 )
 
 from muster.model import NodeTaint, Nomination
@@ -33,7 +33,7 @@ def nomination(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0
 
 
 def test_a_gang_starts_exactly_on_its_nominated_capacity() -> None:
-    result = plan(world(rack("r1", 3), QUEUE, [NOMINEE, gang("first", at=0)], nominations=(nomination("r1-2"),)))
+    result = plan(inputs(rack("r1", 3), QUEUE, [NOMINEE, gang("first", at=0)], nominations=(nomination("r1-2"),)))
     assert nodes_of(started(result)["nominee"]) == {"r1-2": 1}
     assert nodes_of(started(result)["first"]) == {"r1-0": 1}
 
@@ -41,13 +41,13 @@ def test_a_gang_starts_exactly_on_its_nominated_capacity() -> None:
 def test_a_gang_does_not_start_on_a_nominated_node_that_was_tainted() -> None:
     nodes = rack("r1", 2)
     tainted = [nodes[0], replace(nodes[1], taints=(NodeTaint("example.com/upkeep"),))]
-    result = plan(world(tainted, QUEUE, [NOMINEE], nominations=(nomination("r1-1"),)))
+    result = plan(inputs(tainted, QUEUE, [NOMINEE], nominations=(nomination("r1-1"),)))
     assert nodes_of(started(result)["nominee"]) == {"r1-0": 1}
 
 
 def test_nominated_capacity_is_reserved_while_its_gang_waits_for_victims() -> None:
     leaving = run(gang("old", size=4), ["r1-0"], state="evicting", preemptor="nominee")
-    snapshot = world(
+    snapshot = inputs(
         rack("r1", 1),
         QUEUE,
         [NOMINEE, gang("small", size=4, at=0)],
@@ -61,7 +61,7 @@ def test_nominated_capacity_is_reserved_while_its_gang_waits_for_victims() -> No
 
 
 def test_a_nomination_ends_at_its_expiry() -> None:
-    snapshot = world(
+    snapshot = inputs(
         rack("r1", 1), QUEUE, [NOMINEE, gang("first", at=0)], nominations=(nomination("r1-0", until=1000.0),)
     )
     assert in_order(plan(snapshot)) == ["first"]
@@ -71,33 +71,33 @@ def test_a_nomination_ends_at_its_expiry() -> None:
 def test_a_nomination_of_a_gang_that_is_gone_or_runs_is_over() -> None:
     for running in ([], [run(NOMINEE, ["r1-0"])]):
         nodes = rack("r1", 2)[0 if running else 1 :]
-        result = plan(world(nodes, QUEUE, [gang("other")], running, nominations=(nomination("r1-1"),)))
+        result = plan(inputs(nodes, QUEUE, [gang("other")], running, nominations=(nomination("r1-1"),)))
         assert nodes_of(started(result)["other"]) == {"r1-1": 1}
 
 
 def test_capacity_is_retained_for_a_gang_in_backoff() -> None:
     kept = replace(nomination("r1-0"), nominated_gang=NOMINEE)
     assert (
-        waits_by_uid(plan(world(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
+        waits_by_uid(plan(inputs(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
         == "InsufficientResources"
     )
 
 
 def test_a_gang_whose_nominated_node_was_lost_is_scheduled_first_elsewhere() -> None:
-    snapshot = world(
+    snapshot = inputs(
         rack("r1", 1), QUEUE, [NOMINEE, gang("first", at=0, priority=3)], nominations=(nomination("gone-0"),)
     )
     assert in_order(plan(snapshot)) == ["nominee"]
     cordoned = rack("r1", 1) + rack("r2", 1, schedulable=False)
-    assert nodes_of(started(plan(world(cordoned, QUEUE, [NOMINEE], nominations=(nomination("r2-0"),))))["nominee"]) == {
-        "r1-0": 1
-    }
+    assert nodes_of(
+        started(plan(inputs(cordoned, QUEUE, [NOMINEE], nominations=(nomination("r2-0"),))))["nominee"]
+    ) == {"r1-0": 1}
 
 
 def test_a_nomination_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     wide = gang("nominee", pods=2, required="rack")
-    assert set(nodes_of(started(plan(world(nodes, QUEUE, [wide], nominations=(nomination("r2-1"),))))["nominee"])) == {
+    assert set(nodes_of(started(plan(inputs(nodes, QUEUE, [wide], nominations=(nomination("r2-1"),))))["nominee"])) == {
         "r2-0",
         "r2-1",
     }
@@ -107,7 +107,7 @@ def test_a_nomination_of_a_part_whose_domain_has_no_more_capacity_is_given_up() 
     nodes = rack("r1", 2) + rack("r2", 2)
     wide = gang("nominee", pods=2, required="rack")
     full = run(gang("x"), ["r2-0"])
-    place = started(plan(world(nodes, QUEUE, [wide], [full], nominations=(nomination("r2-1"),))))["nominee"]
+    place = started(plan(inputs(nodes, QUEUE, [wide], [full], nominations=(nomination("r2-1"),))))["nominee"]
     assert set(nodes_of(place)) == {"r1-0", "r1-1"}
 
 
@@ -115,15 +115,23 @@ def test_a_higher_priority_of_the_leaf_may_take_a_nomination_and_an_equal_one_ma
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="nominee")
     for priority, takes in ((1, {"nominee": "rival"}), (0, {})):
         rival = gang("rival", priority=priority, at=0)
-        snapshot = world(
+        snapshot = inputs(
             rack("r1", 1), QUEUE, [NOMINEE, rival], [leaving], nominations=(nomination("r1-0", victims=("old",)),)
         )
         assert evicted(plan(snapshot)) == takes
 
 
+def test_the_nomination_of_a_paused_gang_is_not_taken() -> None:
+    snapshot = inputs(rack("r1", 1), QUEUE, [NOMINEE, gang("rival", priority=1)], nominations=(nomination("r1-0"),))
+    backing_off = replace(snapshot.nominations[0], nominated_gang=NOMINEE)
+    paused = replace(snapshot, pending=snapshot.pending[1:], nominations=(backing_off,), paused=frozenset({"nominee"}))
+    assert evicted(plan(replace(paused, paused=frozenset()))) == {"nominee": "rival"}
+    assert (evicted(plan(paused)), started(plan(paused))) == ({}, {})
+
+
 def test_a_gang_that_takes_a_nomination_waits_for_its_victims_and_evicts_no_others() -> None:
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="nominee")
-    snapshot = world(
+    snapshot = inputs(
         rack("r1", 1),
         QUEUE,
         [NOMINEE, gang("rival", priority=1)],
@@ -141,16 +149,16 @@ def test_another_queue_takes_a_nomination_back_only_from_borrowed_quota() -> Non
     own = run(gang("own", "a", priority=9), ["r1-0"])
     kept = nomination("r1-1", victims=("old",))
     owner = gang("owner", "b")
-    borrowing = world(rack("r1", 2), two_teams(), [gang("nominee", "a"), owner], [own, leaving], nominations=(kept,))
+    borrowing = inputs(rack("r1", 2), two_teams(), [gang("nominee", "a"), owner], [own, leaving], nominations=(kept,))
     assert evicted(plan(borrowing)) == {"nominee": "owner"}
-    entitled = world(
+    entitled = inputs(
         rack("r1", 2), two_teams(16, 8), [gang("nominee", "a"), owner], [own, leaving], nominations=(kept,)
     )
     assert evicted(plan(entitled)) == {}
 
 
 def test_a_nominated_gang_whose_victim_has_left_starts_although_a_higher_priority_came_meanwhile() -> None:
-    before = world(rack("r1", 1), QUEUE, [gang("mid", priority=3)], [run(gang("low"), ["r1-0"])])
+    before = inputs(rack("r1", 1), QUEUE, [gang("mid", priority=3)], [run(gang("low"), ["r1-0"])])
     after = left(carried_out(before, plan(before).decisions))
     late = replace(after, pending=(*after.pending, gang("high", priority=9, at=999)))
     result = plan(late)
@@ -158,7 +166,7 @@ def test_a_nominated_gang_whose_victim_has_left_starts_although_a_higher_priorit
 
 
 def test_nominations_are_charged_to_the_queue() -> None:
-    snapshot = world(
+    snapshot = inputs(
         rack("r1", 3),
         [queue("q", guaranteed=16)],
         [gang("wide", pods=2)],
@@ -170,7 +178,7 @@ def test_nominations_are_charged_to_the_queue() -> None:
 
 def test_a_gang_whose_old_pods_are_terminating_waits_even_if_it_is_nominated() -> None:
     stopping = run(NOMINEE, ["r1-0"], state="terminating")
-    wait = wait_of(world(rack("r1", 1), QUEUE, [NOMINEE], [stopping], nominations=(nomination("r1-0"),)), "nominee")
+    wait = wait_of(inputs(rack("r1", 1), QUEUE, [NOMINEE], [stopping], nominations=(nomination("r1-0"),)), "nominee")
     assert (wait.reason, wait.message) == ("WaitingForPreemption", "pods of its previous attempt are still terminating")
 
 
@@ -180,18 +188,18 @@ def test_a_queue_whose_only_nomination_was_used_in_this_plan_has_no_candidates()
     borrower, entitled = gang("nominee", queue="b", at=1), gang("entitled", queue="a", at=2)
     nominations = (nomination("gone-0", uid="blocked"), nomination("r1-1"))
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
-    result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, nominations=nominations))
+    result = plan(inputs(rack("r1", 2), tree, [blocked, borrower, entitled], running, nominations=nominations))
     assert (in_order(result), evicted(result)) == (["nominee"], {})
     assert waits_by_uid(result)["entitled"].reason == "InsufficientResources"
     urgent = gang("urgent", queue="b", priority=5, at=2)
-    result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, nominations=nominations))
+    result = plan(inputs(rack("r1", 2), tree, [blocked, borrower, urgent], running, nominations=nominations))
     assert (in_order(result), evicted(result)) == (["nominee"], {})
 
 
 def test_the_nomination_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
     kept = replace(nomination("r1-0"), nominated_gang=NOMINEE)
     waiting = [gang("urgent", priority=5), gang("other")]
-    result = plan(world(rack("r1", 1), QUEUE, waiting, nominations=(kept,)))
+    result = plan(inputs(rack("r1", 1), QUEUE, waiting, nominations=(kept,)))
     assert evicted(result) == {"nominee": "urgent"}
     assert waits_by_uid(result).keys() == {"urgent", "other"}
 
@@ -205,7 +213,7 @@ def test_an_infeasible_gang_keeps_its_reason_although_its_nomination_is_taken() 
     }
     for code, nominee in reasons.items():
         result = plan(
-            world(rack("r1", 1), tree, [nominee, gang("owner", queue="a")], nominations=(nomination("r1-0"),))
+            inputs(rack("r1", 1), tree, [nominee, gang("owner", queue="a")], nominations=(nomination("r1-0"),))
         )
         assert evicted(result) == {"nominee": "owner"}
         assert waits_by_uid(result)["nominee"].reason == code
@@ -215,9 +223,9 @@ def test_a_nomination_beyond_quota_is_charged_until_it_expires() -> None:
     nominee, small = gang("nominee", "a", pods=2), gang("small", "b", at=9, runtime=10.0)
     other = run(gang("other", "a", runtime=3600.0), ["r1-3"])
     nodes, teams = rack("r1", 4), [queue("a", "co"), queue("b", "co")]
-    place = started(plan(world(nodes, [queue("co", guaranteed=24), *teams], [nominee])))["nominee"]
+    place = started(plan(inputs(nodes, [queue("co", guaranteed=24), *teams], [nominee])))["nominee"]
     nomination = Nomination("nominee", place, (), expires_at=2000.0)
-    snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [nominee, small], [other], nominations=(nomination,))
+    snapshot = inputs(nodes, [queue("co", guaranteed=16), *teams], [nominee, small], [other], nominations=(nomination,))
     assert waits_by_uid(plan(snapshot)).keys() == {"nominee", "small"}
     assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
 
@@ -226,10 +234,10 @@ def test_a_nomination_that_is_replaced_by_another_one_is_charged_no_more() -> No
     nominee, later = gang("nominee", priority=5), gang("later", at=9)
     victim, other = run(gang("victim", priority=-1), ["r1-1"]), run(gang("other", priority=9), ["r1-2"])
     nodes, queues = rack("r1", 3), [queue("q", guaranteed=32)]
-    place = started(plan(world(nodes, queues, [nominee], [victim, other])))["nominee"]
+    place = started(plan(inputs(nodes, queues, [nominee], [victim, other])))["nominee"]
     nomination = Nomination("nominee", place, (), expires_at=2000.0)
     cordoned = [replace(node, schedulable=node.name not in nodes_of(place)) for node in nodes]
-    result = plan(world(cordoned, queues, [nominee, later], [victim, other], nominations=(nomination,)))
+    result = plan(inputs(cordoned, queues, [nominee, later], [victim, other], nominations=(nomination,)))
     assert evicted(result) == {"victim": "nominee"}
     assert nominated(result).keys() == {"nominee"}
     assert waits_by_uid(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
@@ -244,7 +252,7 @@ def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> 
         nomination("r1-0", "r1-1", uid="borrower", victims=("old",)),
         nomination("r1-0", uid="entitled", victims=("old",)),
     )
-    snapshot = world(rack("r1", 2), tree, [borrower, entitled], [leaving], nominations=nominations)
+    snapshot = inputs(rack("r1", 2), tree, [borrower, entitled], [leaving], nominations=nominations)
     result = plan(snapshot)
     assert evicted(result) == {"borrower": "entitled"}
     assert nominated(result).keys() == {"entitled"}
@@ -254,9 +262,9 @@ def test_of_two_conflicting_nominations_the_guaranteed_one_takes_the_other() -> 
 def test_a_nomination_in_a_flavor_that_the_gang_may_no_longer_use_is_not_used() -> None:
     nodes = [*rack("x", 1, flavor="a100"), *rack("r1", 1)]
     elsewhere = Nomination("nominee", on(["x-0"], flavor="a100"), (), 2000.0)
-    result = plan(world(nodes, QUEUE, [NOMINEE], nominations=(elsewhere,)))
+    result = plan(inputs(nodes, QUEUE, [NOMINEE], nominations=(elsewhere,)))
     assert nodes_of(started(result)["nominee"]) == {"r1-0": 1}
-    result = plan(world(nodes[:1], QUEUE, [NOMINEE], nominations=(elsewhere,)))
+    result = plan(inputs(nodes[:1], QUEUE, [NOMINEE], nominations=(elsewhere,)))
     assert started(result) == {}
 
 
@@ -264,7 +272,7 @@ def test_a_gang_whose_nomination_ended_preempts_although_an_equal_gang_before_it
     first, second = gang("first", pods=2, priority=5), gang("second", pods=2, priority=5, at=1, runtime=60.0)
     nominations = (nomination("gone-0", "gone-1", uid="first"), nomination("r1-1", "gone-2", uid="second"))
     low = run(gang("low", runtime=10_000.0), ["r1-0"])  # `second` is gone before the reservation of `first`
-    result = plan(world(rack("r1", 2), QUEUE, [first, second], [low], nominations=nominations))
+    result = plan(inputs(rack("r1", 2), QUEUE, [first, second], [low], nominations=nominations))
     assert evicted(result) == {"low": "second"}
     assert set(nodes_of(nominated(result)["second"].placement)) == {"r1-0", "r1-1"}
 
@@ -280,7 +288,7 @@ def test_quota_is_not_charged_for_a_lost_nomination_and_for_the_reservation_of_i
     nodes = rack("r1", 2) + rack("r2", 1, size=4)
     long = run(gang("long", runtime=2000.0), ["r1-1"], since=0.0)
     waiting = [LOST, gang("small", size=4, at=20)]
-    snapshot = world(
+    snapshot = inputs(
         nodes, [queue("q", guaranteed=24)], waiting, [long], nominations=(nomination("r1-0", until=5000.0),)
     )
     result = plan(snapshot)
@@ -292,7 +300,7 @@ def test_quota_is_not_charged_twice_if_the_gang_of_a_lost_nomination_waits_for_t
     nodes = rack("r1", 2) + rack("r2", 1, size=4)
     leaving = run(gang("leaving", queue="gone"), ["r1-1"], state="terminating")
     waiting, lost = [LOST, gang("small", size=4, at=20)], nomination("gone-0", "gone-1")
-    snapshot = world(nodes, [queue("q", guaranteed=20)], waiting, [leaving], nominations=(lost,))
+    snapshot = inputs(nodes, [queue("q", guaranteed=20)], waiting, [leaving], nominations=(lost,))
     assert nodes_of(started(plan(snapshot))["small"]) == {"r2-0": 1}
 
 
@@ -302,12 +310,12 @@ def test_a_guarantee_is_not_used_up_by_a_lost_nomination_and_by_its_waiting_gang
     running = [run(gang("own", "a", priority=9), ["r1-1"]), run(gang("borrower", "b", size=4), ["r2-0"])]
     for guaranteed, taken in ((28, {"borrower": "small"}), (27, {})):
         waiting = [replace(LOST, queue="a"), gang("small", "a", size=4, at=20)]
-        snapshot = world(nodes, two_teams(guaranteed, 0), waiting, running, nominations=(nomination("r1-0"),))
+        snapshot = inputs(nodes, two_teams(guaranteed, 0), waiting, running, nominations=(nomination("r1-0"),))
         assert evicted(plan(snapshot)) == taken
 
 
 def test_a_lost_nomination_beside_a_reservation_can_still_be_taken() -> None:
     long = run(gang("long", runtime=2000.0, priority=9), ["r1-1"], since=0.0)
     waiting = [LOST, gang("urgent", priority=5, at=20, runtime=60.0)]
-    result = plan(world(rack("r1", 2), QUEUE, waiting, [long], nominations=(nomination("r1-0"),)))
+    result = plan(inputs(rack("r1", 2), QUEUE, waiting, [long], nominations=(nomination("r1-0"),)))
     assert evicted(result) == {"nominee": "urgent"}

@@ -10,8 +10,8 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import wait_of
-from tests.scheduling.random_worlds import EITHER, both, two_flavors, worlds
-from tests.scheduling.worlds import GPU, evicted, gang, nominated, on, queue, rack, run, started, world
+from tests.scheduling.random_snapshots import EITHER, both, snapshots, two_flavors
+from tests.scheduling.snapshots import GPU, evicted, gang, inputs, nominated, on, queue, rack, run, started
 
 from muster.model import (
     Admit,
@@ -41,7 +41,7 @@ def dev_and_prod(*waiting: Gang) -> Snapshot:
         on_a100(gang("p1", "prod"), "a-0"),
         on_a100(gang("p2", "prod"), "a-1"),
     ]
-    return world(NODES, queues, waiting, running)
+    return inputs(NODES, queues, waiting, running)
 
 
 def test_a_gang_is_entitled_through_the_flavor_in_which_it_would_be_placed() -> None:
@@ -78,7 +78,7 @@ def test_a_start_is_taken_back_before_a_running_gang_of_its_queue_leaves_for_an_
     ]
     hides, small = gang("h", "a", at=1.0, flavors=("h200",)), gang("s", "a", at=2.0, flavors=("a100",))
     newcomer = gang("n", "b", at=3.0, flavors=("a100",))
-    snapshot = world(NODES, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
+    snapshot = inputs(NODES, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
     result = plan(snapshot)
     assert evicted(result) == {}
     assert set(started(result)) == {"s"}
@@ -90,7 +90,7 @@ def test_a_start_is_taken_back_before_a_running_gang_of_the_same_priority_is_pre
     queues = [queue("co"), queue("q", "co", 8), queue("other", "co", 16)]
     high = gang("high", "q", pods=5, size=4, priority=5)
     running = [run(gang("old", "q", size=4), ["h-0"])]
-    result = plan(world(rack("h", 3), queues, [gang("s", "q", size=4), high], running))
+    result = plan(inputs(rack("h", 3), queues, [gang("s", "q", size=4), high], running))
     assert evicted(result) == {}
     assert set(started(result)) == {"high"}
 
@@ -104,7 +104,7 @@ def test_a_start_that_is_taken_back_is_placed_elsewhere_in_the_same_plan() -> No
     ]
     hides, small = gang("h", "a", at=1.0, flavors=("h200",)), gang("s", "a", pods=2, size=4, at=2.0, flavors=("a100",))
     newcomer = gang("n", "b", at=3.0, flavors=("a100",))
-    snapshot = world(nodes, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
+    snapshot = inputs(nodes, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
     assert set(started(plan(snapshot))) == {"s", "n"}
 
 
@@ -118,7 +118,7 @@ def without_evictions(snapshot: Snapshot, uid: str) -> bool:
 
 
 def after(snapshot: Snapshot, gone: set[str], places: Mapping[str, Placement]) -> Snapshot:
-    """The world in which these have left, and those are in their places for whom a plan has found one."""
+    """The snapshot without these gangs, in which those run that a plan has placed."""
     gangs = {g.uid: g for g in snapshot.pending}
     running = [r for r in snapshot.running if r.gang.uid not in gone and r.state == "admitted"]
     running += [RunningGang(gangs[uid], place, snapshot.now) for uid, place in places.items() if uid not in gone]
@@ -166,7 +166,7 @@ def unneeded(snapshot: Snapshot) -> list[tuple[str, set[str]]]:
     return found
 
 
-@given(worlds)
+@given(snapshots)
 def test_no_running_gang_leaves_where_starts_of_its_queue_could_have_been_taken_back(snapshot: Snapshot) -> None:
     assert unneeded(snapshot) == []
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from tests.scheduling.builders import two_teams, wait_of
-from tests.scheduling.worlds import (
+from tests.scheduling.snapshots import (
     evicted,
     gang,
+    inputs,
     nodes_of,
     nominated,
     queue,
@@ -17,7 +18,6 @@ from tests.scheduling.worlds import (
     run,
     started,
     waits_by_uid,
-    world,
 )
 
 from muster.model import Evict, Gang, NodeInfo, Resize, RunningGang, Snapshot
@@ -29,7 +29,7 @@ QUEUE = [queue("q", guaranteed=1000)]
 
 def full(running: list[RunningGang], *waiting: Gang, nodes: list[NodeInfo] | None = None) -> Snapshot:
     """A rack of as many nodes as gangs run, one queue, and who waits."""
-    return world(nodes or rack("r1", len(running)), QUEUE, waiting, running, now=NOW)
+    return inputs(nodes or rack("r1", len(running)), QUEUE, waiting, running, now=NOW)
 
 
 def urgent(pods: int = 1, **more: object) -> Gang:
@@ -178,7 +178,7 @@ def test_a_small_gang_of_lower_priority_does_not_start_on_capacity_that_is_being
 def test_quota_alone_is_reason_enough_to_preempt_in_the_leaf() -> None:
     queues = [queue("q", guaranteed=8)]
     running = [run(gang("low"), ["r1-0"])]
-    result = plan(world(rack("r1", 2), queues, [urgent()], running, now=NOW))
+    result = plan(inputs(rack("r1", 2), queues, [urgent()], running, now=NOW))
     assert evicted(result) == {"low": "urgent"}
 
 
@@ -189,7 +189,7 @@ def test_reclaiming_prefers_the_lowest_priority_of_all_borrowing_queues() -> Non
         run(gang("b2", "b", priority=3), ["r1-1"]),
         run(gang("c1", "c", priority=1), ["r1-2"], since=0),
     ]
-    snapshot = world(rack("r1", 3), queues, [gang("owner", "a")], running, now=NOW)
+    snapshot = inputs(rack("r1", 3), queues, [gang("owner", "a")], running, now=NOW)
     assert evicted(plan(snapshot)) == {"c1": "owner"}
 
 
@@ -214,7 +214,7 @@ def emptied(snapshot: Snapshot) -> dict[str, int]:
 
 def test_a_guarantee_is_taken_back_node_by_node_where_borrowers_are_spread_thin() -> None:
     """Newest first would evict half of each node's gangs, and then no other: no pod would fit anywhere."""
-    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
     assert list(left.values()) == [8, 8]
     nomination = nominated(plan(snapshot))["owner"]
@@ -227,14 +227,14 @@ def test_the_nodes_that_are_emptied_are_those_that_lose_least() -> None:
     running = [
         replace(one, checkpoint_at=NOW - (10 if one.placement[0].nodes[0][0] in cheap else 1000)) for one in running
     ]
-    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
     assert emptied(snapshot) == {"r1-1": 8, "r1-3": 8}
 
 
 def test_a_node_with_a_gang_of_higher_priority_is_emptied_last() -> None:
     running = spread_thin(4)
     running[0] = replace(running[0], gang=replace(running[0].gang, priority=9))  # on r1-0
-    snapshot = world(rack("r1", 4), two_teams(24, 8), [gang("owner", "a", pods=3)], running, now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(24, 8), [gang("owner", "a", pods=3)], running, now=NOW)
     assert set(emptied(snapshot)) == {"r1-1", "r1-2", "r1-3"}
 
 
@@ -243,7 +243,7 @@ def test_a_node_that_cannot_be_emptied_is_left_alone() -> None:
     running = spread_thin(4)
     own = [replace(one, gang=replace(one.gang, queue="a")) for one in running if one.gang.uid.endswith("-0")][:4]
     others = [one for one in running if one.gang.uid not in {one.gang.uid for one in own}]
-    snapshot = world(rack("r1", 4), two_teams(20, 12), [gang("owner", "a", pods=2)], [*own, *others], now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(20, 12), [gang("owner", "a", pods=2)], [*own, *others], now=NOW)
     left = emptied(snapshot)
     assert list(left.values()) == [8, 8]
     assert "r1-0" not in left
@@ -251,7 +251,7 @@ def test_a_node_that_cannot_be_emptied_is_left_alone() -> None:
 
 def test_where_a_node_nominations_several_pods_no_more_leave_it_than_have_to() -> None:
     """Three pods of four GPUs need half of three nodes, or one node and a half."""
-    snapshot = world(rack("r1", 4), two_teams(12, 20), [gang("owner", "a", pods=3, size=4)], spread_thin(4), now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(12, 20), [gang("owner", "a", pods=3, size=4)], spread_thin(4), now=NOW)
     left = emptied(snapshot)
     assert sum(left.values()) == 12
     assert all(count in (4, 8) for count in left.values())
@@ -264,7 +264,7 @@ def test_gangs_that_run_on_several_nodes_are_preempted_once() -> None:
         for i in range(8)
         for n in (0, 2)
     ]
-    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
+    snapshot = inputs(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
     gone = evicted(plan(snapshot))
     assert len(gone) == 8
     assert len({uid.partition("-")[2] for uid in gone}) == 1
@@ -277,7 +277,7 @@ def test_elastic_gangs_shrink_before_any_is_evicted_also_node_by_node() -> None:
         for i in range(16)
     ]
     fixed = [run(gang(f"f{i}", "b", size=1), ["r1-2"], since=NOW - 1) for i in range(8)]
-    snapshot = world(rack("r1", 5), two_teams(8, 32), [gang("owner", "a")], [*elastic, *fixed], now=NOW)
+    snapshot = inputs(rack("r1", 5), two_teams(8, 32), [gang("owner", "a")], [*elastic, *fixed], now=NOW)
     result = plan(snapshot)
     assert evicted(result) == {}
     resized = [decision for decision in result.decisions if isinstance(decision, Resize)]
@@ -292,7 +292,7 @@ def test_a_victim_on_a_node_shrinks_where_that_is_enough() -> None:
         for i in range(8)
     ]
     nodes = [*rack("r1", 4), *rack("r2", 4)]
-    result = plan(world(nodes, two_teams(16, 48), [gang("owner", "a")], running, now=NOW))
+    result = plan(inputs(nodes, two_teams(16, 48), [gang("owner", "a")], running, now=NOW))
     assert evicted(result) == {}
     assert sum(isinstance(decision, Resize) for decision in result.decisions) == 8
 
@@ -313,7 +313,7 @@ def test_no_victim_is_evicted_for_capacity_that_is_reserved_for_another() -> Non
     queues = [queue("co", None, 64), queue("a", "co", 8), queue("b", "co", 16)]
     queues += [queue("D", "co", 8), queue("d", "D", 8), queue("d2", "D")]
     first = gang("first", "d", at=1.0, roles=[role("trainer", 1, node_selector=(("zone", "r1-0"),))])
-    snapshot = world(nodes, queues, [first, gang("owner", "a", at=5.0)], running, now=NOW)
+    snapshot = inputs(nodes, queues, [first, gang("owner", "a", at=5.0)], running, now=NOW)
     left = {uid.partition("-")[2] for uid, beneficiary in evicted(plan(snapshot)).items() if beneficiary == "owner"}
     assert left in ({"1"}, {"2"})
 
@@ -333,5 +333,15 @@ def test_a_needless_neighbour_keeps_no_node_from_being_freed() -> None:
         for node in (2, 3)
         for i in range(8)
     ]
-    result = plan(world(rack("r1", 4), queues, [gang("owner", "a", pods=2, size=4)], running, now=NOW))
+    result = plan(inputs(rack("r1", 4), queues, [gang("owner", "a", pods=2, size=4)], running, now=NOW))
     assert sorted(evicted(result)) == ["b-0", "b-1"]
+
+
+def test_a_paused_gang_is_not_preempted_and_another_is_in_its_place() -> None:
+    running = [run(gang("paused", priority=-1), ["r1-0"]), run(gang("other"), ["r1-1"])]
+    snapshot = full(running, urgent())
+    assert evicted(plan(snapshot)) == {"paused": "urgent"}
+    assert evicted(plan(replace(snapshot, paused=frozenset({"paused"})))) == {"other": "urgent"}
+    both = replace(snapshot, paused=frozenset({"paused", "other"}))
+    assert (evicted(plan(both)), wait_of(both, "urgent").reason) == ({}, "InsufficientResources")
+    assert evicted(plan(snapshot, plan(both).cache)) == {"paused": "urgent"}

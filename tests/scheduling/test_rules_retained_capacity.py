@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from tests.scheduling.builders import in_order, two_teams, wait_of
-from tests.scheduling.worlds import (
+from tests.scheduling.snapshots import (
     carried_out,
     evicted,
     gang,
+    inputs,
     left,
     nodes_of,
     nominated,
@@ -21,7 +22,6 @@ from tests.scheduling.worlds import (
     run,
     started,
     waits_by_uid,
-    world,
 )
 
 from muster.model import RunningGang, Snapshot
@@ -37,7 +37,7 @@ def lost_a_node(priority: int = 5, **more: object) -> RunningGang:
 
 def test_no_gang_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> None:
     low = run(gang("low"), ["r1-1"])
-    snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
+    snapshot = inputs(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
     result = plan(snapshot)
     assert (evicted(result), nominated(result), waits_by_uid(result)["wide"].reason) == (
         {},
@@ -48,7 +48,7 @@ def test_no_gang_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> N
 
 def test_a_gang_that_may_preempt_does_not_wait_for_retained_capacity() -> None:
     low = run(gang("low"), ["r1-1"])
-    snapshot = world(rack("r1", 2), QUEUE, [gang("mid", priority=3)], [lost_a_node(), low])
+    snapshot = inputs(rack("r1", 2), QUEUE, [gang("mid", priority=3)], [lost_a_node(), low])
     assert evicted(plan(snapshot)) == {"low": "mid"}
     for_good = replace(lost_a_node(), retained_placement=(), retained_until=None)
     assert evicted(plan(replace(snapshot, running=(for_good, low)))) == {}, "it fits as soon as the other has left"
@@ -58,25 +58,25 @@ def test_no_reservation_is_on_retained_capacity() -> None:
     # `wide` gets r1-1 and r1-2 at 2060; were r1-0 to come free at once, `small` would have to leave r1-1 alone.
     long = run(gang("long", runtime=2000.0, priority=9), ["r1-2"], since=0.0)
     small = gang("small", at=2, runtime=900.0)
-    result = plan(world(rack("r1", 3), QUEUE, [gang("wide", pods=2, at=1), small], [lost_a_node(), long]))
+    result = plan(inputs(rack("r1", 3), QUEUE, [gang("wide", pods=2, at=1), small], [lost_a_node(), long]))
     assert waits_by_uid(result)["wide"].estimated_start == 2060.0
     assert nodes_of(started(result)["small"]) == {"r1-1": 1}
 
 
 def test_retained_capacity_is_released_after_the_next_run() -> None:
     back = lost_a_node(runtime=100.0)  # by 2000 it has begun, and is gone at 2000 + 100 + 30 (grace) + 30
-    assert wait_of(world(rack("r1", 1), QUEUE, [gang("next")], [back]), "next").estimated_start == 2160.0
+    assert wait_of(inputs(rack("r1", 1), QUEUE, [gang("next")], [back]), "next").estimated_start == 2160.0
 
 
 def test_what_it_keeps_stays_charged_to_its_queue() -> None:
     low, back = run(gang("low"), ["r1-1"]), returning(run(gang("back", priority=5), ["r1-0"]), ["r1-0"])
-    snapshot = world(rack("r1", 3), [queue("q", guaranteed=16)], [gang("mid", priority=3)], [back, low])
+    snapshot = inputs(rack("r1", 3), [queue("q", guaranteed=16)], [gang("mid", priority=3)], [back, low])
     assert evicted(plan(snapshot)) == {"low": "mid"}, "r1-2 is idle, but no quota is left beside what is kept"
 
 
 def test_a_higher_priority_takes_retained_capacity_rather_than_that_of_a_running_gang() -> None:
     low = run(gang("low"), ["r1-1"])
-    snapshot = world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [lost_a_node(priority=0), low])
+    snapshot = inputs(rack("r1", 2), QUEUE, [gang("high", priority=9)], [lost_a_node(priority=0), low])
     result = plan(snapshot)
     assert evicted(result) == {"back": "high"}
     assert (nominated(result)["high"].victims, nodes_of(nominated(result)["high"].placement)) == (
@@ -91,18 +91,18 @@ def test_a_higher_priority_takes_retained_capacity_rather_than_that_of_a_running
 def test_another_queue_takes_it_only_from_borrowed_quota(guaranteed: int, taken: dict[str, str]) -> None:
     own = run(gang("own", "a", priority=9), ["r1-1"])
     back = returning(run(gang("back", "a"), ["r1-0"]), ["r1-0"])
-    snapshot = world(rack("r1", 2), two_teams(guaranteed, 8), [gang("owner", "b")], [own, back])
+    snapshot = inputs(rack("r1", 2), two_teams(guaranteed, 8), [gang("owner", "b")], [own, back])
     assert evicted(plan(snapshot)) == taken
 
 
 def test_it_is_not_shrunk_since_it_is_terminating() -> None:
     back = returning(run(gang("back", pods=2, least=1), ["r1-0", "r1-1"]), ["r1-0", "r1-1"])
-    result = plan(world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [back]))
+    result = plan(inputs(rack("r1", 2), QUEUE, [gang("high", priority=9)], [back]))
     assert (resized(result), evicted(result)) == ({}, {"back": "high"})
 
 
 def test_it_comes_back_where_it_was_although_others_waited_longer() -> None:
-    snapshot = world(rack("r1", 1), QUEUE, [gang("first", at=0)], [_on_one_node()])
+    snapshot = inputs(rack("r1", 1), QUEUE, [gang("first", at=0)], [_on_one_node()])
     assert in_order(plan(snapshot)) == []
     assert in_order(plan(left(snapshot))) == ["back"]
 
@@ -112,7 +112,7 @@ def _on_one_node() -> RunningGang:
 
 
 def test_a_cache_follows_a_gang_that_terminates_and_restarts() -> None:
-    runs = world(rack("r1", 2), QUEUE, [gang("wide", pods=2)], [run(gang("back", at=9), ["r1-0"])])
+    runs = inputs(rack("r1", 2), QUEUE, [gang("wide", pods=2)], [run(gang("back", at=9), ["r1-0"])])
     stops = replace(runs, running=(_on_one_node(),))
     gone: Snapshot = left(stops)
     cache = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.scheduling.builders import wait_of
-from tests.scheduling.worlds import (
+from tests.scheduling.snapshots import (
     GPU,
     gang,
     gpus,
+    inputs,
     nodes_of,
     on,
     queue,
@@ -16,7 +17,6 @@ from tests.scheduling.worlds import (
     run,
     started,
     waits_by_uid,
-    world,
 )
 
 from muster.model import (
@@ -38,7 +38,7 @@ PLENTY = [queue("q", guaranteed=1000)]
 
 def place(nodes: list[NodeInfo], asked: Gang, **more: object) -> dict[str, int]:
     """Pods of a gang by node; empty when it does not start."""
-    return nodes_of(started(plan(world(nodes, PLENTY, [asked], **more))).get(asked.uid, ()))  # type: ignore[arg-type]
+    return nodes_of(started(plan(inputs(nodes, PLENTY, [asked], **more))).get(asked.uid, ()))  # type: ignore[arg-type]
 
 
 def racks_of(nodes: dict[str, int]) -> set[str]:
@@ -107,7 +107,7 @@ def test_a_role_with_its_own_topology_lies_in_its_own_domain() -> None:
 def test_nodes_without_the_label_of_a_level_belong_to_no_domain_of_it() -> None:
     bare = [NodeInfo(f"bare-{i}", rack("r", 1)[0].allocatable, flavor="h200", domains=("b1",)) for i in range(3)]
     asked = gang("g", pods=2, required="rack")
-    assert wait_of(world(bare, PLENTY, [asked]), "g").reason == "LargerThanCluster"
+    assert wait_of(inputs(bare, PLENTY, [asked]), "g").reason == "LargerThanCluster"
     assert len(place(bare, gang("g", pods=2, required="block"))) == 2
 
 
@@ -117,8 +117,8 @@ def test_a_flavor_without_the_required_level_is_passed_over() -> None:
     nodes = [NodeInfo("flat-0", rack("r", 1)[0].allocatable, flavor="flat"), *rack("r1", 1)]
     flavors = (flat, FlavorInfo("h200", ("block", "rack")))
     asked = gang("g", required="rack", flavors=("flat", "h200"))
-    assert nodes_of(started(plan(world(nodes, queues, [asked], flavors=flavors)))["g"]) == {"r1-0": 1}
-    alone = wait_of(world(nodes, queues, [gang("g", required="rack", flavors=("flat",))], flavors=flavors), "g")
+    assert nodes_of(started(plan(inputs(nodes, queues, [asked], flavors=flavors)))["g"]) == {"r1-0": 1}
+    alone = wait_of(inputs(nodes, queues, [gang("g", required="rack", flavors=("flat",))], flavors=flavors), "g")
     assert alone.reason == "UnknownTopologyLevel"
     assert alone.message == ("needs the topology level rack, but flavor flat has no levels (queue q names flat, h200)")
 
@@ -131,7 +131,7 @@ NODES = rack("h", 2) + rack("a", 2, flavor="a100")
 
 
 def flavor_of(asked: Gang, running: list[object] | None = None) -> str:
-    result = plan(world(NODES, BOTH, [asked], running or []))  # type: ignore[arg-type]
+    result = plan(inputs(NODES, BOTH, [asked], running or []))  # type: ignore[arg-type]
     return started(result)["g"][0].flavor
 
 
@@ -151,17 +151,17 @@ def test_without_flavors_of_the_job_those_of_the_queue_are_tried_by_name() -> No
 
 def test_a_roles_own_flavors_win_over_the_gangs() -> None:
     roles = [role("trainer", 1), role("old", 1, flavors=("a100",))]
-    placed = started(plan(world(NODES, BOTH, [gang("g", roles=roles, flavors=("h200",))])))["g"]
+    placed = started(plan(inputs(NODES, BOTH, [gang("g", roles=roles, flavors=("h200",))])))["g"]
     assert [(part.role, part.flavor) for part in placed] == [("trainer", "h200"), ("old", "a100")]
 
 
 def test_a_role_never_lies_in_two_flavors() -> None:
-    assert waits_by_uid(plan(world(NODES, BOTH, [gang("g", pods=3)])))["g"].reason == "LargerThanCluster"
+    assert waits_by_uid(plan(inputs(NODES, BOTH, [gang("g", pods=3)])))["g"].reason == "LargerThanCluster"
 
 
 def test_a_node_of_no_flavor_or_of_an_unknown_one_is_never_used() -> None:
     nodes = [*rack("r1", 1, flavor="mystery"), NodeInfo("plain", rack("r", 1)[0].allocatable)]
-    assert wait_of(world(nodes, PLENTY, [gang("g")]), "g").reason == "LargerThanCluster"
+    assert wait_of(inputs(nodes, PLENTY, [gang("g")]), "g").reason == "LargerThanCluster"
 
 
 # -- nodes that a pod accepts
@@ -193,7 +193,7 @@ def test_a_prefer_no_schedule_taint_excludes_no_pod() -> None:
 def test_tolerations_of_the_flavor_nomination_for_every_pod_in_it() -> None:
     tolerant = FlavorInfo("h200", ("block", "rack"), (NodeToleration("spot", "Exists"),))
     nodes = rack("r1", 1, taints=(NodeTaint("spot"),))
-    assert started(plan(world(nodes, PLENTY, [gang("g")], flavors=(tolerant,))))
+    assert started(plan(inputs(nodes, PLENTY, [gang("g")], flavors=(tolerant,))))
 
 
 def test_every_line_of_a_node_selector_has_to_nomination() -> None:
@@ -232,7 +232,7 @@ def test_affinity_has_the_operators_of_kubernetes(line: MatchExpression, fits: b
 
 def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
     waiting = [gang("burnt", excluded_nodes=frozenset({"r1-0"})), gang("other", at=1)]
-    result = started(plan(world(rack("r1", 2), PLENTY, waiting)))
+    result = started(plan(inputs(rack("r1", 2), PLENTY, waiting)))
     assert {uid: set(nodes_of(placement)) for uid, placement in result.items()} == {
         "burnt": {"r1-1"},
         "other": {"r1-0"},
@@ -240,14 +240,14 @@ def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
 
 
 def test_nodes_excluded_for_all_are_not_used_and_make_no_job_infeasible() -> None:
-    wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], excluded_nodes=frozenset({"r1-0"})), "g")
+    wait = wait_of(inputs(rack("r1", 1), PLENTY, [gang("g")], excluded_nodes=frozenset({"r1-0"})), "g")
     assert wait.reason == "InsufficientResources"
 
 
 def test_a_cordoned_node_accepts_no_pod_and_keeps_its_pods() -> None:
     nodes = rack("r1", 1, schedulable=False)
     half = run(gang("there", size=4), ["r1-0"])
-    result = plan(world(nodes, PLENTY, [gang("g", size=4)], [half]))
+    result = plan(inputs(nodes, PLENTY, [gang("g", size=4)], [half]))
     assert (started(result), waits_by_uid(result)["g"].reason, len(result.decisions)) == (
         {},
         "InsufficientResources",
@@ -269,6 +269,6 @@ def test_pod_slots_are_capacity_as_well() -> None:
 
 def test_running_gangs_never_move() -> None:
     scattered = [run(gang("x", size=4), ["r1-0"]), run(gang("y", size=4), ["r1-1"])]
-    result = plan(world(rack("r1", 2), PLENTY, [gang("g")], scattered))
+    result = plan(inputs(rack("r1", 2), PLENTY, [gang("g")], scattered))
     assert [type(d).__name__ for d in result.decisions] == ["Wait"]
     assert on(["r1-0"]) == scattered[0].placement

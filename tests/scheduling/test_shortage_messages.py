@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.scheduling.builders import message_of, wait_of
-from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
+from tests.scheduling.snapshots import GIB, GPU, gang, gpus, inputs, queue, rack, role, run
 
 from muster.model import Gang, NodeInfo, NodeTaint, Resources, RunningGang, Topology
 from muster.scheduling.feasibility import format_amount
@@ -36,18 +36,18 @@ def busy(node: str, pods: int = 1, **amounts: int) -> RunningGang:
 
 def message(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TWO)) -> str:
     """The message of `g`. The queue names GPUs only, so requests without GPUs get no quota message."""
-    return message_of(world(nodes, QUEUE, [gang], running), "g")
+    return message_of(inputs(nodes, QUEUE, [gang], running), "g")
 
 
 def test_unmanaged_pods_on_the_only_node_that_fits_are_reported_instead_of_a_small_cluster() -> None:
     nodes = rack("r1", 1, unmanaged_usage=Resources.of({GPU: 6, "pods": 1}))
-    wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
+    wait = wait_of(inputs(nodes, QUEUE, [job(1, gpu=8)]), "g")
     assert wait.reason == "InsufficientResources"
     assert wait.message == (
         "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
         " pods not managed by Muster block it even without other gangs"
     )
-    wait = wait_of(world(nodes, QUEUE, [job(2, gpu=8)]), "g")
+    wait = wait_of(inputs(nodes, QUEUE, [job(2, gpu=8)]), "g")
     assert wait.reason == "LargerThanCluster"
     assert "an empty cluster fits at most 1 of 2 pods, 8 GPUs" in wait.message
 
@@ -56,7 +56,7 @@ def test_a_gang_blocked_by_unmanaged_pods_has_no_estimate_but_gangs_behind_it_ha
     nodes = rack("r1", 2, unmanaged_usage=Resources.of({GPU: 4, "pods": 1}))
     running = run(gang("b", size=4, runtime=1000.0), ["r1-0"], since=500.0)
     kept_out, behind = gang("g", queue="q", size=8), gang("h", queue="q", size=4, pods=2, at=1.0)
-    snapshot = world(nodes, QUEUE, [kept_out, behind], [running])
+    snapshot = inputs(nodes, QUEUE, [kept_out, behind], [running])
     assert wait_of(snapshot, "g").estimated_start is None
     assert wait_of(snapshot, "h").estimated_start == running.release_deadline
 
@@ -160,24 +160,24 @@ def test_a_huge_amount_of_memory_is_printed_in_digits() -> None:
 
 def test_of_several_roles_the_one_that_does_not_fit_is_named() -> None:
     roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
-    snapshot = world(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
+    snapshot = inputs(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
     assert message_of(snapshot, "g") == (
         "needs 16 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; "
         "role driver: no node has 50 cores free (at most 36)"
     )
     many = gang("g", roles=[role("driver", 5, request=gpus(0, cpu=90)), role("trainer", 2)])
-    assert message_of(world(TWO, QUEUE, [many]), "g") == (
+    assert message_of(inputs(TWO, QUEUE, [many]), "g") == (
         "needs 16 GPUs of h200; role driver: an empty cluster fits at most 2 of 5 pods, 180 cores"
     )
 
 
 def test_roles_that_fit_one_by_one_but_not_together() -> None:
     both = gang("g", roles=[role(name, 2, request=gpus(4, cpu=60)) for name in "ab"])
-    assert message_of(world(TWO, QUEUE, [both]), "g") == (
+    assert message_of(inputs(TWO, QUEUE, [both]), "g") == (
         "needs 16 GPUs of h200; an empty cluster fits each role alone, but not all roles together"
     )
     taken = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
-    assert message_of(world(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
+    assert message_of(inputs(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
         "capacity for each role alone, but not for all roles together"
     )
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 from tests.scheduling.builders import message_of, two_teams, wait_of
-from tests.scheduling.worlds import (
+from tests.scheduling.snapshots import (
     GIB,
     GPU,
     carried_out,
     gang,
     gpus,
+    inputs,
     on,
     queue,
     rack,
     role,
     run,
     waits_by_uid,
-    world,
 )
 
 from muster.model import FlavorInfo, Nomination, QueueInfo, Quota, Resources, Snapshot, Wait
@@ -34,54 +34,54 @@ def reason_and_message(snapshot: Snapshot, uid: str = "g") -> tuple[str, str]:
 
 
 def test_queue_not_found() -> None:
-    wait = wait_of(world(ONE, QUEUE, [gang("g", "nowhere")]), "g")
+    wait = wait_of(inputs(ONE, QUEUE, [gang("g", "nowhere")]), "g")
     assert wait == Wait("g", "QueueNotFound", "queue nowhere does not exist", None, None)
 
 
 def test_queue_inactive_says_which_and_why() -> None:
     deleted = [queue("q", guaranteed=8, active=False, inactive_reason="it is being deleted")]
-    assert reason_and_message(world(ONE, deleted, [gang("g")])) == (
+    assert reason_and_message(inputs(ONE, deleted, [gang("g")])) == (
         "QueueInactive",
         "queue q admits nothing: it is being deleted",
     )
-    assert message_of(world(ONE, [queue("q", "lost", 8)], [gang("g")]), "g") == (
+    assert message_of(inputs(ONE, [queue("q", "lost", 8)], [gang("g")]), "g") == (
         "queue q admits nothing: its parent lost does not exist"
     )
     circle = [queue("q", "p", 8), queue("p", "q")]
-    assert wait_of(world(ONE, circle, [gang("g")]), "g").reason == "QueueInactive"
+    assert wait_of(inputs(ONE, circle, [gang("g")]), "g").reason == "QueueInactive"
     below = [queue("co", guaranteed=8, active=False), queue("q", "co")]
-    assert message_of(world(ONE, below, [gang("g")]), "g") == "queue q admits nothing: it is not active"
+    assert message_of(inputs(ONE, below, [gang("g")]), "g") == "queue q admits nothing: it is not active"
 
 
 def test_queue_not_allowed_names_where_jobs_may_go() -> None:
-    assert reason_and_message(world(ONE, two_teams(), [gang("g", "co")])) == (
+    assert reason_and_message(inputs(ONE, two_teams(), [gang("g", "co")])) == (
         "QueueNotAllowed",
         "queue co has child queues; submit jobs to one of these: a, b",
     )
 
 
 def test_priority_too_high() -> None:
-    assert reason_and_message(world(ONE, [queue("q", guaranteed=8, max_priority=3)], [gang("g", priority=4)])) == (
+    assert reason_and_message(inputs(ONE, [queue("q", guaranteed=8, max_priority=3)], [gang("g", priority=4)])) == (
         "PriorityTooHigh",
         "has priority 4; queue q allows at most 3",
     )
 
 
 def test_unknown_flavor_tells_apart_what_does_not_exist_and_what_the_queue_may_not_use() -> None:
-    assert reason_and_message(world(ONE, QUEUE, [gang("g", flavors=("b300",))])) == (
+    assert reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("b300",))])) == (
         "UnknownFlavor",
         "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
     )
-    assert message_of(world(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (
+    assert message_of(inputs(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (
         "needs nodes of flavor a100, but the queue may use none of them (queue q names h200)"
     )
-    assert message_of(world(ONE, [QueueInfo("q")], [gang("g", flavors=("a100",))]), "g") == (
+    assert message_of(inputs(ONE, [QueueInfo("q")], [gang("g", flavors=("a100",))]), "g") == (
         "needs nodes of flavor a100, but the queue may use none of them (queue q names no flavor)"
     )
 
 
 def test_unknown_topology_level_names_those_that_are_there() -> None:
-    assert reason_and_message(world(ONE, QUEUE, [gang("g", required="island")])) == (
+    assert reason_and_message(inputs(ONE, QUEUE, [gang("g", required="island")])) == (
         "UnknownTopologyLevel",
         "needs the topology level island, but flavor h200 has block, rack (queue q names h200)",
     )
@@ -89,36 +89,36 @@ def test_unknown_topology_level_names_those_that_are_there() -> None:
 
 def test_larger_than_quota_names_the_most_that_the_queue_can_ever_use() -> None:
     queues = [queue("co", guaranteed=100), queue("q", "co", 4, 12)]
-    assert reason_and_message(world(rack("r1", 3), queues, [gang("g", pods=2)])) == (
+    assert reason_and_message(inputs(rack("r1", 3), queues, [gang("g", pods=2)])) == (
         "LargerThanQuota",
         "needs 16 GPUs of h200; queue q can never use more than 12 GPUs",
     )
 
 
 def test_larger_than_cluster_names_the_largest_that_fits() -> None:
-    assert reason_and_message(world(TWO, QUEUE, [gang("g", pods=5)])) == (
+    assert reason_and_message(inputs(TWO, QUEUE, [gang("g", pods=5)])) == (
         "LargerThanCluster",
         "needs 40 GPUs of h200; an empty cluster fits at most 2 of 5 pods, 16 GPUs",
     )
     busy = [run(gang("x"), ["r1-0"])]
-    assert "2 of 5 pods" in message_of(world(TWO, QUEUE, [gang("g", pods=5)], busy), "g"), "of the empty cluster"
+    assert "2 of 5 pods" in message_of(inputs(TWO, QUEUE, [gang("g", pods=5)], busy), "g"), "of the empty cluster"
 
 
 def test_larger_than_cluster_names_the_largest_that_fits_in_one_domain() -> None:
     nodes = rack("r1", 2) + rack("r2", 3)
-    assert message_of(world(nodes, QUEUE, [gang("g", pods=4, required="rack")]), "g") == (
+    assert message_of(inputs(nodes, QUEUE, [gang("g", pods=4, required="rack")]), "g") == (
         "needs 32 GPUs of h200 in one rack; one rack of an empty cluster fits at most 3 of 4 pods, 24 GPUs"
     )
 
 
 def test_larger_than_cluster_of_a_pod_that_no_node_nominations() -> None:
-    assert message_of(world(TWO, QUEUE, [gang("g", size=9)]), "g") == (
+    assert message_of(inputs(TWO, QUEUE, [gang("g", size=9)]), "g") == (
         "needs 9 GPUs of h200; no node has 9 GPUs (at most 8)"
     )
 
 
 def test_larger_than_cluster_of_an_elastic_gang_speaks_of_its_minimum() -> None:
-    assert message_of(world(TWO, QUEUE, [gang("g", pods=5, least=3)]), "g") == (
+    assert message_of(inputs(TWO, QUEUE, [gang("g", pods=5, least=3)]), "g") == (
         "needs at least 24 GPUs of h200; an empty cluster fits at most 2 of 3 pods, 16 GPUs"
     )
 
@@ -126,7 +126,7 @@ def test_larger_than_cluster_of_an_elastic_gang_speaks_of_its_minimum() -> None:
 def test_quota_exceeded_reports_what_is_left_of_the_guarantee_and_what_may_be_borrowed() -> None:
     queues = [queue("co"), queue("q", "co", 24), queue("sister", "co", 12)]
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y", "sister", size=4), ["r1-2"])]
-    snapshot = world(rack("r1", 9), queues, [gang("g", pods=3)], running)
+    snapshot = inputs(rack("r1", 9), queues, [gang("g", pods=3)], running)
     assert reason_and_message(snapshot) == (
         "QuotaExceeded",
         "needs 24 GPUs of h200; queue q has 8 of 24 left and may borrow 8",
@@ -147,14 +147,14 @@ def test_quota_exceeded_names_the_limit_of_the_queue_where_that_binds(
     used: int, limit: int | None, size: int, sentence: str
 ) -> None:
     queues = [queue("team", guaranteed=8), queue("q", "team", limit=limit)]
-    snapshot = world(TWO, queues, [gang("g", size=size)], [run(gang("x", size=used), ["r1-0"])])
+    snapshot = inputs(TWO, queues, [gang("g", size=size)], [run(gang("x", size=used), ["r1-0"])])
     code, text = reason_and_message(snapshot)
     assert (code, text.partition("; queue q ")[2]) == ("QuotaExceeded", sentence)
 
 
 def test_the_limit_of_a_queue_above_is_not_reported_as_that_of_the_queue() -> None:
     queues = [queue("co", guaranteed=16), queue("team", "co", limit=4), queue("q", "team")]
-    snapshot = world(TWO, queues, [gang("g", size=2)], [run(gang("x", size=4), ["r1-0"])])
+    snapshot = inputs(TWO, queues, [gang("g", size=2)], [run(gang("x", size=4), ["r1-0"])])
     assert message_of(snapshot, "g") == "needs 2 GPUs of h200; queue q has 0 of 0 left and may borrow 0"
 
 
@@ -162,7 +162,7 @@ def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:
     cores = QueueInfo("q", quotas=(Quota("h200", GPU, 80), Quota("h200", "cpu", 40_000)))
     busy = run(gang("x", roles=[role("trainer", 1, request=gpus(1, cpu=30))]), ["r1-0"])
     asked = gang("g", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
-    assert reason_and_message(world(TWO, [cores], [asked], [busy])) == (
+    assert reason_and_message(inputs(TWO, [cores], [asked], [busy])) == (
         "QuotaExceeded",
         "needs 16 cores of h200; queue q has 10 of 40 left and may borrow 0",
     )
@@ -170,13 +170,13 @@ def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:
 
 def test_over_admitted_means_that_nothing_is_left() -> None:
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
-    snapshot = world(rack("r1", 3), [queue("q", guaranteed=8)], [gang("g")], running)
+    snapshot = inputs(rack("r1", 3), [queue("q", guaranteed=8)], [gang("g")], running)
     assert message_of(snapshot, "g") == "needs 8 GPUs of h200; queue q has 0 of 8 left and may borrow 0"
 
 
 def test_insufficient_resources_reports_the_quota_first_and_then_how_much_fits() -> None:
     running = [run(gang("x", size=5), ["r1-0"]), run(gang("y", size=2), ["r1-1"])]
-    snapshot = world(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
+    snapshot = inputs(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
     assert reason_and_message(snapshot) == (
         "InsufficientResources",
         "needs 16 GPUs of h200; queue q has 57 of 64 left and may borrow 0; capacity for 1 of 4 pods, 4 of 16 GPUs",
@@ -186,7 +186,7 @@ def test_insufficient_resources_reports_the_quota_first_and_then_how_much_fits()
 def test_insufficient_resources_reports_which_resource_is_short() -> None:
     lean = Resources.of({GPU: 1, "pods": 1, "memory": 200 * GIB})
     hungry = gang("x", roles=[role("trainer", 1, request=Resources.of({"pods": 1, "memory": 1000 * GIB}))])
-    snapshot = world(ONE, QUEUE, [gang("g", roles=[role("trainer", 1, request=lean)])], [run(hungry, ["r1-0"])])
+    snapshot = inputs(ONE, QUEUE, [gang("g", roles=[role("trainer", 1, request=lean)])], [run(hungry, ["r1-0"])])
     assert message_of(snapshot, "g") == (
         "needs 1 GPU of h200; queue q has 1000 of 1000 left and may borrow 0; "
         "no node has 200 GiB of memory free (at most 24)"
@@ -196,14 +196,14 @@ def test_insufficient_resources_reports_which_resource_is_short() -> None:
 def test_insufficient_resources_reports_when_what_is_free_is_scattered() -> None:
     running = [run(gang("x", roles=[role("trainer", 1, request=gpus(0, cpu=90))]), ["r1-0"])]
     running.append(run(gang("y"), ["r1-1"]))
-    snapshot = world(TWO, QUEUE, [gang("g", roles=[role("trainer", 1, request=gpus(8, cpu=8))])], running)
+    snapshot = inputs(TWO, QUEUE, [gang("g", roles=[role("trainer", 1, request=gpus(8, cpu=8))])], running)
     assert message_of(snapshot, "g").endswith("no node has 8 cores and 8 GPUs free at once")
 
 
 def test_topology_unsatisfiable_names_the_best_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y"), ["r2-0"])]
-    snapshot = world(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
+    snapshot = inputs(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
     assert wait_of(snapshot, "g").reason == "TopologyUnsatisfiable"
     assert message_of(snapshot, "g") == (
         "needs 24 GPUs of h200; queue q has 976 of 1000 left and may borrow 0; "
@@ -213,7 +213,7 @@ def test_topology_unsatisfiable_names_the_best_domain() -> None:
 
 def test_blocked_by_reservation_says_that_free_capacity_is_reserved() -> None:
     running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
-    snapshot = world(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
+    snapshot = inputs(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
     assert wait_of(snapshot, "g").reason == "BlockedByReservation"
     assert message_of(snapshot, "g") == (
         "needs 8 GPUs of h200; queue q has 992 of 1000 left and may borrow 0; "
@@ -225,7 +225,7 @@ def test_blocked_by_reservation_says_that_free_capacity_is_reserved() -> None:
 
 def test_waiting_for_preemption_names_the_victims() -> None:
     running = [run(gang(f"v{i}"), [f"r1-{i}"]) for i in range(4)]
-    before = world(rack("r1", 4), QUEUE, [gang("g", pods=4, priority=1)], running)
+    before = inputs(rack("r1", 4), QUEUE, [gang("g", pods=4, priority=1)], running)
     code, message = reason_and_message(before)
     assert (code, message) == (
         "WaitingForPreemption",
@@ -247,13 +247,13 @@ def _listed(before: Snapshot) -> str:
 def test_waiting_for_preemption_of_pods_that_are_not_victims() -> None:
     stopping = run(gang("x"), ["r1-0"], state="terminating")
     nomination = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
-    assert message_of(world(ONE, QUEUE, [gang("g")], [stopping], nominations=(nomination,)), "g") == (
+    assert message_of(inputs(ONE, QUEUE, [gang("g")], [stopping], nominations=(nomination,)), "g") == (
         "1 node nominated; waiting for pods still on them to terminate"
     )
 
 
 def test_blocked_by_queue_head_names_the_head() -> None:
-    result = plan(world(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
+    result = plan(inputs(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
     assert waits_by_uid(result)["g"] == Wait(
         "g", "BlockedByQueueHead", "waits behind ns/b, which is ahead in the queue order and cannot start", 2, None
     )
@@ -264,7 +264,7 @@ def test_two_flavors_are_both_named() -> None:
     roles = [role("big", 2, flavors=("h200",)), role("old", 1, 1, 4, flavors=("a100",))]
     nodes = TWO + rack("x", 1, flavor="a100")
     busy = run(gang("x", flavors=("h200",)), ["r1-0"])
-    assert message_of(world(nodes, queues, [gang("g", roles=roles)], [busy]), "g") == (
+    assert message_of(inputs(nodes, queues, [gang("g", roles=roles)], [busy]), "g") == (
         "needs 16 GPUs of h200 and 4 GPUs of a100; queue q has 72 of 80 left and may borrow 0; "
         "role big: capacity for 1 of 2 pods, 8 of 16 GPUs"
     )
@@ -273,7 +273,7 @@ def test_two_flavors_are_both_named() -> None:
 def test_a_flavor_without_any_node() -> None:
     empty = FlavorInfo("none-yet", ("block", "rack"))
     queues = [queue("q", guaranteed=8, flavor="none-yet")]
-    assert reason_and_message(world(ONE, queues, [gang("g")], flavors=(empty,))) == (
+    assert reason_and_message(inputs(ONE, queues, [gang("g")], flavors=(empty,))) == (
         "LargerThanCluster",
         "needs 8 GPUs of none-yet; there is no node of none-yet",
     )
@@ -283,5 +283,5 @@ def test_a_gang_that_no_flavor_fits_within_its_quota_gets_that_reason() -> None:
     # a100: enough quota, one node only. h200: three nodes, quota for one. It will never start.
     queues = [QueueInfo("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 8)))]
     nodes = rack("h", 3) + rack("x", 1, flavor="a100")
-    wait = wait_of(world(nodes, queues, [gang("g", pods=2)]), "g")
+    wait = wait_of(inputs(nodes, queues, [gang("g", pods=2)]), "g")
     assert wait.reason in ("LargerThanCluster", "LargerThanQuota")

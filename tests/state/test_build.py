@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.worlds import flavor, nodes, queue
-from tests.state.observed_worlds import NOW, PLACED, admitted, advance, named, pod, snapshot, world
+from tests.engine.objects import flavor, nodes, queue
+from tests.state.observed_states import NOW, PLACED, admitted, advance, named, observed_state, pod, snapshot
 
 from muster.api import spec
 from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState
@@ -31,7 +31,7 @@ from muster.state import BuildResult, ClusterState, snapshot_of
 def test_a_node_that_matches_two_flavors_belongs_to_neither_and_both_say_so() -> None:
     views = (*nodes(1, gpu="h200"), NodeView("both", Resources(), {"gpu": "h200", "spot": "yes"}))
     kinds = (flavor("h200", {"gpu": "h200"}), flavor("spot", {"spot": "yes"}))
-    built = snapshot_of(world(nodes=views, flavors=kinds))
+    built = snapshot_of(observed_state(nodes=views, flavors=kinds))
     assert [(node.name, node.flavor) for node in built.snapshot.nodes] == [("n0", "h200"), ("both", None)]
     assert built.overlaps == {
         "h200": "1 node also of spot and are counted in neither: both",
@@ -116,11 +116,11 @@ def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_nomination_me
         update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "nomination": hold})}
     )
     state = ClusterState()
-    built = advance(state, world(one))
+    built = advance(state, observed_state(one))
     assert built.snapshot.pending == ()
     assert [(h.gang_uid, h.nominated_gang is not None) for h in built.snapshot.nominations] == [("a", True)]
     assert state.timers.next_time() == NOW + 50
-    later = advance(state, replace(world(one), now=NOW + 50))
+    later = advance(state, replace(observed_state(one), now=NOW + 50))
     assert [gang.uid for gang in later.snapshot.pending] == ["a"]
 
 
@@ -238,8 +238,8 @@ def test_blamed_nodes_are_avoided_until_their_time() -> None:
     blamed = [spec.BlamedNode(node="n0", until=NOW + 5), spec.BlamedNode(node="n1", until=NOW)]
     one = one.model_copy(update={"status": one.status.model_copy(update={"blamed_nodes": blamed})})
     state = ClusterState()
-    assert advance(state, world(one)).snapshot.pending[0].excluded_nodes == {"n0"}
-    assert advance(state, replace(world(one), now=NOW + 5)).snapshot.pending[0].excluded_nodes == frozenset()
+    assert advance(state, observed_state(one)).snapshot.pending[0].excluded_nodes == {"n0"}
+    assert advance(state, replace(observed_state(one), now=NOW + 5)).snapshot.pending[0].excluded_nodes == frozenset()
 
 
 # ---- identity
@@ -250,15 +250,15 @@ def rebuilt(before: ObservedState, after: ObservedState) -> tuple[BuildResult, B
     return advance(state, before), advance(state, after)
 
 
-def test_the_same_world_gives_the_same_objects() -> None:
-    seen = world(named("a"), admitted("b"))
+def test_the_same_state_gives_the_same_objects() -> None:
+    seen = observed_state(named("a"), admitted("b"))
     first, second = rebuilt(seen, replace(seen, now=NOW + 1))
     for name in ("nodes", "flavors", "queues", "pending", "running", "nominations"):
         assert getattr(first.snapshot, name) is getattr(second.snapshot, name), name
 
 
 def test_equal_objects_from_a_new_parse_are_still_the_old_ones() -> None:
-    first, second = rebuilt(world(named("a"), admitted("b")), world(named("a"), admitted("b")))
+    first, second = rebuilt(observed_state(named("a"), admitted("b")), observed_state(named("a"), admitted("b")))
     assert first.snapshot.pending[0] is second.snapshot.pending[0]
     assert first.snapshot.running[0] is second.snapshot.running[0]
     assert first.snapshot.nodes is second.snapshot.nodes
@@ -267,7 +267,7 @@ def test_equal_objects_from_a_new_parse_are_still_the_old_ones() -> None:
 
 def test_only_what_changed_is_a_new_object() -> None:
     jobs = [named("a"), named("b"), admitted("c")]
-    seen = world(*jobs)
+    seen = observed_state(*jobs)
     status = jobs[1].status.model_copy(update={"blamed_nodes": [spec.BlamedNode(node="n0", until=NOW + 99)]})
     changed = replace(seen, jobs=(jobs[0], jobs[1].model_copy(update={"status": status}), jobs[2]))
     first, second = rebuilt(seen, changed)
@@ -278,7 +278,7 @@ def test_only_what_changed_is_a_new_object() -> None:
 
 def test_pod_changes_without_effect_on_the_planner_keep_the_running_gang() -> None:
     one = admitted("a")
-    before = world(one, pods={"a": (pod(one, 0, "n0", phase="Pending"),)})
+    before = observed_state(one, pods={"a": (pod(one, 0, "n0", phase="Pending"),)})
     first, second = rebuilt(before, replace(before, pods={"a": (pod(one, 0, "n0"),)}))
     assert first.snapshot.running is second.snapshot.running
 
@@ -297,7 +297,7 @@ def in_order(seen: Snapshot) -> Snapshot:
 
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
     one, state = named("a"), ClusterState()
-    seen = world(one)
+    seen = observed_state(one)
     soon = one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW)})
     assert [one.gang.uid for one in advance(state, seen, updated_jobs={"a": soon}).snapshot.running] == ["a"]
     refused = advance(state, seen).snapshot
@@ -307,15 +307,15 @@ def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they
 def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
     state = ClusterState()
     one, two = named("a"), admitted("b")
-    advance(state, world(one, two))
+    advance(state, observed_state(one, two))
     evicted = two.model_copy(update={"status": transitions.evict(two.status, "NodeLost", "", NOW)})
     held = one.status.model_copy(update={"nomination": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
-    changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
+    changed = observed_state(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
     again, fresh = advance(state, changed).snapshot, snapshot_of(changed).snapshot
     assert in_order(again) == in_order(fresh)
     assert [type(hold) for hold in again.nominations] == [Nomination]
     assert [type(one) for one in again.running] == [RunningGang]
-    assert advance(state, world()).snapshot == snapshot_of(world()).snapshot
+    assert advance(state, observed_state()).snapshot == snapshot_of(observed_state()).snapshot
 
 
 # ---- what cannot be read
@@ -325,7 +325,7 @@ def test_jobs_of_a_queue_that_cannot_be_decoded_wait_with_that_reason_until_it_i
     tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
     jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
     state = ClusterState()
-    built = advance(state, world(*jobs, queues=tree, decode_errors=DecodeErrors({"all": "spec.weight: odd"})))
+    built = advance(state, observed_state(*jobs, queues=tree, decode_errors=DecodeErrors({"all": "spec.weight: odd"})))
     assert [gang.uid for gang in built.snapshot.pending] == ["c"]
     assert {wait.gang_uid: (wait.reason, wait.message) for wait in built.rejected} == {
         "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
@@ -333,14 +333,16 @@ def test_jobs_of_a_queue_that_cannot_be_decoded_wait_with_that_reason_until_it_i
         "d": ("QueueNotFound", "queue none does not exist; existing queues: all, low, ok"),
     }
     mended = tuple(queue(name, parent=parent) for name, parent in (("all", None), ("low", "all"), ("ok", None)))
-    after = advance(state, world(*jobs, queues=mended))
+    after = advance(state, observed_state(*jobs, queues=mended))
     assert sorted(gang.uid for gang in after.snapshot.pending) == ["a", "b", "c"]
 
 
 def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_other() -> None:
     entries = [{"flavor": name, "guaranteed": {"nvidia.com/gpu": 8}} for name in ("h200", "any")]
     jobs = [named("a", flavors=["h200"]), named("b", flavors=["h200", "any"]), named("c")]
-    seen = world(*jobs, queues=(queue(resources=entries),), decode_errors=DecodeErrors(flavors={"h200": "spec: odd"}))
+    seen = observed_state(
+        *jobs, queues=(queue(resources=entries),), decode_errors=DecodeErrors(flavors={"h200": "spec: odd"})
+    )
     built = snapshot_of(seen)
     assert [gang.uid for gang in built.snapshot.pending] == ["b", "c"]
     assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.worlds import nodes
-from tests.state.observed_worlds import admitted, advance, named, pod, snapshot, world
+from tests.engine.objects import nodes
+from tests.state.observed_states import admitted, advance, named, observed_state, pod, snapshot
 
 from muster.api import spec
 from muster.cluster import PodView
@@ -101,10 +101,10 @@ def test_it_adds_up_over_jobs_and_ends_with_the_pods_and_the_jobs() -> None:
     }
     there = tuple(nodes(2))
     state = ClusterState()
-    first = advance(state, world(*jobs, pods=strays, nodes=there))
+    first = advance(state, observed_state(*jobs, pods=strays, nodes=there))
     assert unmanaged(first.snapshot) == {"n0": {GPU: 2, "pods": 2}}
-    same = advance(state, world(*jobs, named("c"), pods=strays, nodes=there))
+    same = advance(state, observed_state(*jobs, named("c"), pods=strays, nodes=there))
     assert same.snapshot.nodes is first.snapshot.nodes
-    one_left = advance(state, world(*jobs, pods={"a": strays["a"]}, nodes=there))
+    one_left = advance(state, observed_state(*jobs, pods={"a": strays["a"]}, nodes=there))
     assert unmanaged(one_left.snapshot) == {"n0": {GPU: 1, "pods": 1}}
-    assert unmanaged(advance(state, world(jobs[1], nodes=there)).snapshot) == {}
+    assert unmanaged(advance(state, observed_state(jobs[1], nodes=there)).snapshot) == {}

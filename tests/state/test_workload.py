@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.engine.worlds import queue
+from tests.engine.objects import queue
 
 from muster.api import spec
 from muster.cluster import NO_DECODE_ERRORS, PodView

@@ -43,8 +43,8 @@ class Ranks:
         raise NotImplementedError
 
 
-class Watching(LocalScheduler):
-    """Somebody who waits for a job of another client's cluster."""
+class LoggedScheduler(LocalScheduler):
+    """A TorchX client that waits for a job."""
 
     def __init__(self, client: JobClient) -> None:
         super().__init__("session")

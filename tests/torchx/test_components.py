@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import shlex
@@ -11,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torchx.cli.cmd_run import CmdRun
 from torchx.specs import AppDef
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_component
 
 from muster.torchx.appdef import to_training_job
 from muster_components.app_builder import InvalidArgument
-from muster_components.train import ddp, fsdp, script
+from muster_components.train import ddp, fsdp, pipeline, script
 
 
 def built(name: str, arguments: str) -> AppDef:
@@ -45,7 +47,7 @@ def test_the_command_of_the_readme_becomes_this_job() -> None:
     assert job.spec.trace is not None
     assert (job.spec.trace.start_step, job.spec.trace.steps, job.spec.trace.ranks) == (20, 5, [])
     assert job.spec.failure_policy.max_restarts == 3
-    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2, 3], "FailJob")]
+    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2, 3, 78], "FailJob")]
     assert role.template.spec.termination_grace_period_seconds == 60
 
 
@@ -86,7 +88,9 @@ def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef
 
 
 def test_sizes_of_a_pod_are_read_from_text() -> None:
-    app = built("fsdp", "--model gpt:1m --data DIR --cpu 4 --gpu 0 --memMB 512 --env A=1,B=2 -j 1:4x8")
+    app = built(
+        "fsdp", "--model gpt:1m --data DIR --global_batch 32 --cpu 4 --gpu 0 --memMB 512 --env A=1,B=2 -j 1:4x8"
+    )
     role = app.roles[0]
     assert (role.resource.cpu, role.resource.gpu, role.resource.memMB) == (4, 0, 512)
     assert (role.env, role.min_replicas, role.num_replicas) == ({"A": "1", "B": "2"}, 1, 4)
@@ -109,10 +113,21 @@ def test_a_script_runs_with_tracing_and_heartbeat_attached() -> None:
     assert built("script", "-m pkg.train").roles[0].args[-2:] == ["-m", "pkg.train"]
 
 
+@pytest.mark.slow  # runs the model without values
+def test_a_plan_that_cannot_fit_into_the_given_gpus_is_refused_at_submission() -> None:
+    shape = "--model llama:8b --seq_len 8192 --global_batch 16 --data DIR"
+    with pytest.raises(InvalidArgument, match=r"needs \d+ GiB per GPU, 79 available .*; fits with "):
+        built("fsdp", f"-j 1x2 {shape} -- --device h100")
+    with pytest.raises(InvalidArgument, match=r"needs \d+ GiB per GPU, 8 available"):
+        built("fsdp", f"-j 1:4x2 {shape} --parallel auto -- --device h100:8GiB")
+    built("fsdp", f"-j 1x2 {shape} -- --device h100 --no_memory_check")
+    built("fsdp", f"-j 1x8 {shape} --parallel auto -- --device h100")
+
+
 def test_a_pipeline_is_two_stages_and_fsdp_over_the_other_ranks() -> None:
-    args = built("pipeline", "-j 1x4 --model gpt:1m --data DIR --schedule GPipe --micro_batch 2").roles[0].args
+    args = built("pipeline", "-j 1x4 --model gpt:1m --data DIR --pipeline_schedule GPipe --micro_batch 2").roles[0].args
     assert args[args.index("muster_components.trainer") + 1 :] == [
-        "--parallel", "pp=2,fsdp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--schedule", "GPipe",
+        "--parallel", "pp=2,fsdp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--pipeline_schedule", "GPipe",
         "--micro_batch", "2",
     ]  # fmt: skip
 
@@ -120,8 +135,8 @@ def test_a_pipeline_is_two_stages_and_fsdp_over_the_other_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--schedule ZBVZeroBubble", "torch cannot do for compiled modules (backend inductor)"),
-        ("--schedule 2F2B", "--schedule must be one of GPipe, 1F1B"),
+        ("--pipeline_schedule ZBVZeroBubble", "torch cannot do for compiled modules (backend inductor)"),
+        ("--pipeline_schedule 2F2B", "--pipeline_schedule must be one of GPipe, 1F1B"),
         ("-j 1x1", "--parallel pp=2,fsdp needs a multiple of 2 ranks; got 1"),
         ("--global_batch 8 --micro_batch 8", "needs at least as many micro-batches as stages, 2; got 1"),
         ("--compile yes", "--compile must be True or False; got 'yes'"),
@@ -130,7 +145,34 @@ def test_a_pipeline_is_two_stages_and_fsdp_over_the_other_ranks() -> None:
 def test_what_a_pipeline_cannot_do_is_refused_at_submission(arguments: str, expected: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(expected)):
         built("pipeline", f"--model gpt:1m --data DIR {arguments}")
-    built("pipeline", "--model gpt:1m --data DIR --schedule ZBVZeroBubble --compile False")
+    built("pipeline", "--model gpt:1m --data DIR --pipeline_schedule ZBVZeroBubble --compile False")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--parallel tp=2 --seq_len 33", "--seq_len must be a multiple of 2"),
+        ("--global_batch 1", "--global_batch must be at least the number of ranks, 2"),
+        ("--parallel pp=2 --global_batch 4 -- --micro_batch 4", "at least as many micro-batches as stages"),
+        ("-j 1x8 --parallel pp=8", "gpt:1m has only 4 blocks"),
+        ("-j 1x4 --parallel pp=4 -- --pipeline_schedule Interleaved1F1B", "has 8 stages; gpt:1m has only 4 blocks"),
+        ("-j 1x32 --gpu 0", "--global_batch must be at least the number of ranks, 32; got 16"),
+        ("--gpu 0 --parallel tp=2 -- --async_tp", "--async_tp requires GPUs"),
+        ("--parallel tp=2 -- --activation_checkpointing full", "cannot be compiled by torch"),
+        ("--gpu 2 -- --cuda_graph", "--cuda_graph requires one rank on a GPU"),
+        ("--parallel ddp -- --reshard always", "--reshard is for fsdp and hsdp"),
+        ("--parallel ddp -- --symmetric_memory", "--symmetric_memory is for"),
+        ("--gpu 0 -- --symmetric_memory", "--symmetric_memory requires GPUs"),
+    ],
+)
+def test_flags_that_no_rank_could_use_together_are_refused_when_the_job_is_built(arguments: str, expected: str) -> None:
+    placed = arguments if "-j" in arguments else f"-j 1x2 {arguments}"
+    with pytest.raises(InvalidArgument, match=re.escape(expected)):
+        built("fsdp", f"--model gpt:1m --data DIR {placed}")
+
+
+def test_a_batch_that_is_large_enough_on_gpus_only_is_not_refused_before_the_device_is_known() -> None:
+    assert built("fsdp", "--model gpt:1m --data DIR -j 1x32").roles[0].num_replicas == 1
 
 
 def test_both_parallel_components_document_the_same_arguments() -> None:
@@ -190,7 +232,7 @@ def test_a_flag_of_the_component_or_launcher_after_the_dashes_is_refused_with_it
 def test_a_script_that_is_called_wrongly_is_not_called_again() -> None:
     job = to_training_job(built("script", "--script train.py --max_restarts 3"), "train-1", {})
     assert job.spec.failure_policy.max_restarts == 3
-    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2], "FailJob")]
+    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2, 78], "FailJob")]
 
 
 def test_a_script_component_wants_exactly_one_thing_to_run() -> None:
@@ -209,3 +251,17 @@ def test_describing_a_job_does_not_import_torch() -> None:
         "fsdp(model='gpt:1m', data='x'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_no_argument_of_a_component_is_taken_for_an_option_of_torchx_run() -> None:
+    """Its parser accepts abbreviations of its own options everywhere: `--schedule` would be `--scheduler`."""
+    parser = argparse.ArgumentParser()
+    CmdRun().add_arguments(parser)
+    options = [option for action in parser._actions for option in action.option_strings]
+    taken = [
+        f"{component.__name__} --{name}"
+        for component in (fsdp, ddp, pipeline, script)
+        for name in inspect.signature(component).parameters
+        if any(option.startswith(f"--{name}") for option in options)
+    ]
+    assert taken == []

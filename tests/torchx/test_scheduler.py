@@ -76,7 +76,7 @@ def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unle
 ) -> None:
     (tmp_path / "a.txt").write_text("some text")
     described = (
-        fsdp(model="gpt:1m", data=str(tmp_path / "a.txt"), j="1x999", gpu=0)
+        fsdp(model="gpt:1m", data=str(tmp_path / "a.txt"), j="1x999", gpu=0, global_batch=999)
         if component == "fsdp"
         else dist.ddp(script=__file__, j="1x999", cpu=1)
     )
@@ -90,7 +90,7 @@ def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unle
 
 def test_too_many_processes_and_missing_data_are_in_one_refusal(runner: Runner) -> None:
     with pytest.raises(SubmissionRefused, match=r"999 processes.*; also: .*'/no/such/text' does not exist"):
-        runner.dryrun(fsdp(model="gpt:1m", data="/no/such/text", j="1x999", gpu=0), SCHEDULER, {})
+        runner.dryrun(fsdp(model="gpt:1m", data="/no/such/text", j="1x999", gpu=0, global_batch=999), SCHEDULER, {})
 
 
 def test_an_ignored_image_is_a_warning_only_if_one_is_set(runner: Runner, client: LocalClient) -> None:

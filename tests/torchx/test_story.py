@@ -42,8 +42,8 @@ def test_the_status_message_of_each_phase(status: TrainingJobStatus, expected: s
 
 def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     def seen(position: int, start: float) -> tuple[object, ...] | None:
-        verdict = Wait("u", "InsufficientResources", "no capacity", position=position, estimated_start=start)
-        return change_key(job(transitions.set_waiting(TrainingJobStatus(), verdict, 1.0)))
+        result = Wait("u", "InsufficientResources", "no capacity", position=position, estimated_start=start)
+        return change_key(job(transitions.set_waiting(TrainingJobStatus(), result, 1.0)))
 
     assert seen(2, 100.0) == seen(2, 200.0)
     assert seen(2, 100.0) != seen(1, 100.0)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.torchx.clients import Ranks, Watching
+from tests.torchx.clients import LoggedScheduler, Ranks
 from tests.torchx.jobs import job, running
 
 from muster.api.spec import LastFailure, TrainingJob
@@ -32,7 +32,7 @@ class Logged(Ranks):
 
 
 class Terminal(io.StringIO):
-    """Somebody looks at it."""
+    """Standard output of a user at a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -51,7 +51,7 @@ def test_torchx_log_gives_a_terminal_text_and_colours_and_all_others_what_was_wr
 ) -> None:
     monkeypatch.setattr("sys.argv", [program, "log"])
     monkeypatch.setattr("sys.stdout", stdout())
-    assert list(Watching(Logged()).log_iter("default:a-1", "main")) == [line]
+    assert list(LoggedScheduler(Logged()).log_iter("default:a-1", "main")) == [line]
 
 
 def test_the_result_of_a_job_is_sanitized() -> None:

@@ -1,4 +1,4 @@
-"""What somebody hears who waits for a job without its log."""
+"""What a user who waits for a job without its log is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.torchx.clients import Ranks, Watching
+from tests.torchx.clients import LoggedScheduler, Ranks
 from tests.torchx.jobs import PLACE, job, running
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
@@ -17,7 +17,7 @@ from muster.torchx.errors import WatchInterrupted
 from muster.torchx.status import ProgressReporter
 
 
-def beat(step: int, **fields: Any) -> dict[str, Any]:
+def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
     return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train", "at": 0.0, **fields}
 
 
@@ -28,7 +28,7 @@ def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
         now[0] = float(second)
         step = max(0, second - 70)
         phase = {"loss": None, "phase": "setup" if second < 5 else "compile", "at": 5.0 if second >= 5 else 0.0}
-        ranks.said = [] if second < 2 else [beat(0, **phase)] if not step else [beat(min(step, 60))]
+        ranks.said = [] if second < 2 else [heartbeat(0, **phase)] if not step else [heartbeat(min(step, 60))]
         heard += [(second, line) for line in waiting.next_lines("a-1", job(running()), ranks)]
     over = transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
     over = over.model_copy(update={"started_at": 2.0, "finished_at": 3.0})
@@ -48,7 +48,7 @@ def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
 
 
 def test_each_attempt_prints_its_start_and_ignores_earlier_heartbeats() -> None:
-    ranks, waiting = Ranks([beat(40)]), ProgressReporter(clock=lambda: 0.0)
+    ranks, waiting = Ranks([heartbeat(40)]), ProgressReporter(clock=lambda: 0.0)
     assert list(waiting.next_lines("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
     second = running().model_copy(update={"attempt": 1})
     assert list(waiting.next_lines("a-1", job(second), ranks)) == ["runs on n1, n2, attempt 1"]
@@ -80,8 +80,8 @@ class Gone(Ranks):
 
 def test_a_cluster_that_goes_away_while_a_job_is_asked_how_far_it_is_ends_the_watch_in_words() -> None:
     with pytest.raises(WatchInterrupted, match="default:a-1 can no longer be watched: the daemon is closing"):
-        Watching(Gone(DaemonError("the daemon is closing"))).describe("default:a-1")
-    assert Watching(Gone(NotFound("there is no job 'a-1'"))).describe("default:a-1") is None
+        LoggedScheduler(Gone(DaemonError("the daemon is closing"))).describe("default:a-1")
+    assert LoggedScheduler(Gone(NotFound("there is no job 'a-1'"))).describe("default:a-1") is None
 
 
 @dataclass
@@ -101,14 +101,14 @@ def test_a_wait_continues_while_the_api_server_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "_PAUSE_S", 0.0)
-    message = Watching(Upgraded()).describe("default:a-1")
+    message = LoggedScheduler(Upgraded()).describe("default:a-1")
     assert message is not None
     assert message.state.name == "RUNNING"
     monkeypatch.setattr(scheduler, "UNREACHABLE_TIMEOUT_S", 0.0)
     with pytest.raises(WatchInterrupted, match="default:a-1 can no longer be watched: https://a does not answer"):
-        Watching(Upgraded(silent=10**9)).describe("default:a-1")
+        LoggedScheduler(Upgraded(silent=10**9)).describe("default:a-1")
 
 
 def test_a_single_request_fails_at_once_if_the_server_is_unavailable() -> None:
     with pytest.raises(ClusterError, match="https://a does not answer"):
-        Watching(Upgraded()).describe("default:b-2")
+        LoggedScheduler(Upgraded()).describe("default:b-2")

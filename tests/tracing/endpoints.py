@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from muster.capture.exchange import exchange
 from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
 from muster.tracing.heartbeat_server import (
     HeartbeatServer,
@@ -22,11 +23,16 @@ from muster.tracing.shared_folder import SharedFolder
 TOKEN = "0123456789abcdef-token"
 
 
+def source(run: SharedFolder) -> HeartbeatSource:
+    def capture(body: bytes, now: float) -> dict[str, Any]:
+        return exchange(run, body, now, "trainer-0")
+
+    return HeartbeatSource(run, "uid-1", "pod-0", capture=capture)
+
+
 @contextmanager
 def listening(run_dir: Path) -> Iterator[int]:
-    one = HeartbeatServer(
-        ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(run_dir), "uid-1", "pod-0"), print
-    )
+    one = HeartbeatServer(ListenAddress("127.0.0.1", 0), TOKEN, source(SharedFolder(run_dir)), print)
     one.start()
     try:
         yield one.wait_for_port(60.0)
@@ -37,8 +43,8 @@ def listening(run_dir: Path) -> Iterator[int]:
 PEER = HeartbeatSigner(TOKEN, "uid-1", "pod-0")
 
 
-def signed(peer: HeartbeatSigner = PEER, path: str = "/heartbeat", ahead_s: float = 0.0) -> str:
-    return peer.authorization(path, time.time() + ahead_s, secrets.token_hex(16))
+def signed(peer: HeartbeatSigner = PEER, path: str = "/heartbeat", ahead_s: float = 0.0, body: str = "") -> str:
+    return peer.authorization(path, time.time() + ahead_s, secrets.token_hex(16), body.encode())
 
 
 def ask(
@@ -46,7 +52,7 @@ def ask(
 ) -> Any:
     """Status and body of a response. The request is signed unless `authorization` is given; checks the signature of
     the response."""
-    header = signed(path=path) if authorization is None else authorization
+    header = signed(path=path, body=body or "") if authorization is None else authorization
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request(verb, path, body, {"Authorization": header} if header else {})
     answer = connection.getresponse()

@@ -207,7 +207,7 @@ def test_a_port_without_token_and_an_unreadable_secret_are_rejected(
         ([], "requires --token-file with a token of at least 16 characters"),
         (["--token-file", str(short)], "requires --token-file with a token of at least 16 characters"),
         (["--token-file", str(tmp_path / "none")], "cannot read a secret: FileNotFoundError"),
-        (["--mount", "/elsewhere"], "--run-dir must lie below --mount /elsewhere"),
+        (["--mount", "/elsewhere"], "--run-dir must be below --mount /elsewhere"),
         (["--port", "70000"], "must be a port"),
         (["--address", "localhost"], "must be an IP address"),
     ):

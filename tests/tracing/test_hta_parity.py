@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
-from tests.tracing.kineto import DATA
+from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis import HtaMetrics, hta_metrics
+from muster.tracing.analysis import HtaMetrics, hta_metrics, hta_stream_idle
 from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
     KernelType,
@@ -33,6 +34,7 @@ def sample(name: str) -> Trace:
         ("ns_resolution.pt.trace.json.gz", 10113, 372150, 2371, 384634, None),
         ("negative_queue.json.gz", 705853, 143836, 166865, 1016554, 1.37),
         ("control.json.gz", 62119, 234760, 86525, 383404, 47.03),
+        ("simple_add.json.gz", 16414376, 10676, 39287, 16464339, None),  # HTA counts waits of streams as work
     ],
 )
 def test_temporal_breakdown_and_overlap_equal_htas(
@@ -87,3 +89,45 @@ def test_full_resolution_includes_work_that_rounding_drops() -> None:
         for trace in (exact, round_to_microseconds(exact))
     ]
     assert idle_us == [6452, 10113]
+
+
+def annotated_on_the_device() -> list[Event]:
+    """Three steps as torch 2.11 writes them: each annotation also on the device, from its first kernel on."""
+    events = []
+    for n in range(3):
+        at = 10_000 + 1000 * n
+        events += [step(n, at, 990), Event(f"ProfilerStep#{n}", at + 407, 573, "gpu_user_annotation", 7)]
+        for i in range(4):
+            name, stream = ("ncclDevKernel_AllReduce", 20) if i == 3 else ("gemm", 7)
+            c = 10 * n + i + 1
+            start = at + 400 + 150 * i + (0 if i else 7)
+            events += [launch(c, at + 100 + 20 * i), kernel(name, start, 130, stream=stream, launch=c)]
+    return events
+
+
+def overlapping_on_two_streams() -> list[Event]:
+    """Kernels that begin before the previous one of their stream has ended."""
+    events = []
+    for n in range(3):
+        at = 10_000 + 1000 * n
+        events.append(step(n, at, 990))
+        for i, (start, length) in enumerate([(300, 200), (450, 100), (600, 50), (700, 10)]):
+            c = 10 * n + i + 1
+            events += [launch(c, at + 10 + i), kernel("gemm", at + start, length, launch=c)]
+            d = c + 1000
+            events += [launch(d, at + 20 + i), kernel("copy", at + start + 30, length, stream=9, launch=d)]
+    return events
+
+
+def test_steps_annotated_on_the_device_count_as_in_hta(tmp_path: Path) -> None:
+    """Expected numbers: HTA 0.5.0 on this trace."""
+    trace = read_trace(write_trace(tmp_path / "t.json", annotated_on_the_device()))
+    assert hta_metrics(trace) == HtaMetrics(1013, 1170, 390, 2573, 0.0)
+
+
+def test_gaps_of_overlapping_kernels_are_negative_as_in_hta_only_on_request(tmp_path: Path) -> None:
+    """Expected numbers: HTA 0.5.0 on this trace."""
+    trace = read_trace(write_trace(tmp_path / "t.json", overlapping_on_two_streams()))
+    work = select_device_work(trace, include_last_step=False)
+    assert hta_stream_idle(trace) == tuple(StreamIdle(stream, 590_000, -100_000, 200_000) for stream in (7, 9))
+    assert idle_by_stream(trace, work) == tuple(StreamIdle(stream, 590_000, 0, 200_000) for stream in (7, 9))

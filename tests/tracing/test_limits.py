@@ -127,7 +127,7 @@ def test_the_option_for_events_is_the_limit_of_the_reader(tmp_path: Path, muster
 
 def test_the_help_of_report_shows_the_default_limits(muster: Muster) -> None:
     shown = muster("report", "--help").out
-    for limit in ("4Gi", "5000000", "16Gi"):
+    for limit in ("4Gi", "12000000", "16Gi"):
         assert limit in shown
 
 

@@ -150,7 +150,7 @@ def children(pid: int) -> list[psutil.Process]:
 
 
 def opened_for_reading(pipe: Path, until: float) -> int:
-    """Our end of a pipe that somebody has opened to read, which cannot be had before."""
+    """The write end of a pipe, once a reader has opened it."""
     while True:
         with suppress(OSError):
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing import run_store
-from muster.tracing.run_store import RunSync, select_files
+from muster.tracing import run_sync
+from muster.tracing.run_store import read_stored_log, select_files
+from muster.tracing.run_sync import RunSync
 from muster.tracing.shared_folder import SharedFolder
 
 
@@ -22,7 +23,7 @@ class SyncedRun:
         self.now = 100.0
         self.upload_s = 0.0
         self.error: Exception | None = None
-        self.run_store = RunSync(SharedFolder(folder), self._send, self.log.append, lambda: self.now)
+        self.sync = RunSync(SharedFolder(folder), self._send, self.log.append, lambda: self.now)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -54,7 +55,7 @@ def test_only_metrics_heartbeats_and_events_are_uploaded_under_their_names(run: 
         "secret",
     ):
         run.write(name, "x")
-    assert run.run_store.sync() == 3
+    assert run.sync.sync() == 3
     assert run.uploaded == {
         "metrics/rank-0.jsonl": b'{"step": 1}\n',
         "heartbeats/rank-0.json": b"{}",
@@ -65,43 +66,43 @@ def test_only_metrics_heartbeats_and_events_are_uploaded_under_their_names(run: 
 def test_only_changed_files_are_uploaded_and_not_before_the_interval_ends(run: SyncedRun) -> None:
     run.write("heartbeats/rank-0.json", "{}")
     run.write("heartbeats/rank-1.json", "{}")
-    run.run_store.sync()
+    run.sync.sync()
     run.write("heartbeats/rank-1.json", '{"step": 1}')
-    assert run.run_store.sync() == 0
-    run.now += run_store.SYNC_INTERVAL_S
-    assert run.run_store.sync() == 1
+    assert run.sync.sync() == 0
+    run.now += run_sync.SYNC_INTERVAL_S
+    assert run.sync.sync() == 1
     assert run.uploaded["heartbeats/rank-1.json"] == b'{"step": 1}'
 
 
 def test_the_final_sync_does_not_wait(run: SyncedRun) -> None:
-    run.run_store.sync()
+    run.sync.sync()
     run.write("heartbeats/rank-0.json", "{}")
-    assert run.run_store.sync(final=True) == 1
+    assert run.sync.sync(final=True) == 1
 
 
 def test_the_interval_grows_with_the_duration_of_uploads(run: SyncedRun) -> None:
     run.write("heartbeats/rank-0.json", "{}")
     run.upload_s = 10.0
-    run.run_store.sync()
+    run.sync.sync()
     run.write("heartbeats/rank-0.json", '{"step": 1}')
-    run.now += 10.0 * run_store.REST_FACTOR - 1.0
-    assert run.run_store.sync() == 0
+    run.now += 10.0 * run_sync.REST_FACTOR - 1.0
+    assert run.sync.sync() == 0
     run.now += 1.0
-    assert run.run_store.sync() == 1
+    assert run.sync.sync() == 1
 
 
 def test_an_incomplete_line_is_not_uploaded(run: SyncedRun) -> None:
     run.write("metrics/rank-0.jsonl", '{"step": 1}\n{"st')
-    run.run_store.sync()
+    run.sync.sync()
     assert run.uploaded["metrics/rank-0.jsonl"] == b'{"step": 1}\n'
 
 
 def test_of_a_large_file_the_newest_complete_lines_are_uploaded(
     run: SyncedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_store, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(run_sync, "MAX_FILE_BYTES", 10)
     run.write("metrics/rank-0.jsonl", "1111\n2222\n3333\n")
-    run.run_store.sync()
+    run.sync.sync()
     assert run.uploaded["metrics/rank-0.jsonl"] == b"3333\n"
 
 
@@ -110,7 +111,7 @@ def test_linked_files_are_not_uploaded_and_a_fifo_does_not_block(run: SyncedRun)
     (run.folder / "metrics").mkdir()
     (run.folder / "metrics/rank-0.jsonl").symlink_to(secret)
     os.mkfifo(run.folder / "metrics/rank-1.jsonl")
-    assert run.run_store.sync() == 0
+    assert run.sync.sync() == 0
     assert run.uploaded == {}
 
 
@@ -118,11 +119,11 @@ def test_an_error_is_logged_once_and_the_upload_is_retried(run: SyncedRun) -> No
     run.write("heartbeats/rank-0.json", "{}")
     run.error = OSError("unreachable")
     for _ in range(3):
-        run.run_store.sync()
-        run.now += run_store.SYNC_INTERVAL_S
-    assert run.log == ["cannot upload metrics, heartbeats and events, retrying: OSError: unreachable"]
+        run.sync.sync()
+        run.now += run_sync.SYNC_INTERVAL_S
+    assert run.log == ["cannot upload metrics, heartbeats, events and logs, retrying: OSError: unreachable"]
     run.error = None
-    assert run.run_store.sync() == 1
+    assert run.sync.sync() == 1
 
 
 def test_only_the_newest_window_and_known_names_are_selected() -> None:
@@ -137,3 +138,38 @@ def test_only_the_newest_window_and_known_names_are_selected() -> None:
         "traces/manifest-../x-0.json",
     ]
     assert select_files([*others, *newest, *records]) == (newest, records)
+
+
+def test_logs_and_stacks_are_uploaded_less_often_and_at_the_end(run: SyncedRun) -> None:
+    names = ("logs/worker-0.attempt-0.log", "stacks/rank-0.attempt-0.stop.txt")
+    for name in (*names, "logs/secret.txt", "logs/.worker-0.attempt-0.log", "stacks/rank-0.txt"):
+        run.write(name, "x\n")
+    assert run.sync.sync() == 2
+    assert sorted(run.uploaded) == list(names)
+    run.write(names[0], "x\ny\n")
+    run.now += run_sync.SYNC_INTERVAL_S
+    assert run.sync.sync() == 0
+    assert run.sync.sync(final=True) == 1
+    assert run.uploaded[names[0]] == b"x\ny\n"
+    run.write(names[0], "x\ny\nz\n")
+    run.now += run_sync.ARTIFACT_INTERVAL_S
+    assert run.sync.sync() == 1
+
+
+def test_many_saved_stacks_do_not_displace_logs(run: SyncedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_sync, "MAX_FILES", 3)
+    logs = [f"logs/worker-0.attempt-{attempt}.log" for attempt in range(2)]
+    stacks = [f"stacks/rank-{rank}.attempt-1.capture.txt" for rank in range(9)]
+    for name in (*logs, *stacks):
+        run.write(name, "x\n")
+    run.sync.sync()
+    assert set(logs) <= set(run.uploaded)
+    assert len(set(run.uploaded) & set(stacks)) == 3
+
+
+def test_a_stored_log_is_read_from_the_store(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-0.attempt-1.log").write_text("one\ntwo\n")
+    location = f"file://{tmp_path}"
+    assert read_stored_log(location, "worker-0.attempt-1.log") == ["one", "two"]
+    assert read_stored_log(location, "worker-0.attempt-0.log") is None

@@ -18,7 +18,8 @@ from muster.tracing.operator_stats import operators_by_self_time, short_name
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import spans_from_pairs
 from muster.tracing.summary import step_skews
-from muster.tracing.time_breakdown import SLOTS, TimeCategory, slot_levels
+from muster.tracing.timelines import SLOTS, slot_levels
+from muster.tracing.work_kinds import TimeCategory
 
 MS = 1000.0
 
@@ -165,7 +166,7 @@ def test_on_a_device_kernels_launched_by_a_closure_are_compute_and_later_ones_op
 def test_a_lightning_run_has_more_compute_than_optimizer_time() -> None:
     """Its forward and backward passes run in the closure of `optimizer.step`."""
     summary = summarise_trace(read_trace(DATA / "lightning.json.gz"))
-    assert [number for number, _ in summary.steps] == [5, 6, 7]
+    assert [step.step for step in summary.steps] == [5, 6, 7]
     assert summary.share(TimeCategory.COMPUTE) > summary.share(TimeCategory.OPTIMIZER) > 0
     assert summary.share(TimeCategory.DATA) > 0.2
 

@@ -20,6 +20,7 @@ from tests.trainer.forked import Rank
 from muster.local.nodes import free_port
 
 TRAINER = "muster_components.trainer"
+INSTRUMENT = "muster_components.trainer.instrument"
 TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
 """A run with steps of some hundredths of a second."""
 
@@ -104,8 +105,6 @@ class Starter:
             module = "held"
             (self._folder / "held.py").write_text(HELD)
             environ = {**(environ or {}), "HELD_AT": str(held_at), "HELD_UNTIL": str(ranks.held_until)}
-        limit = [] if limit_file_bytes is None else ["prlimit", f"--fsize={limit_file_bytes}"]
-        forked = module in (TRAINER, "held") and not limit
         for rank in range(world_size):
             of_rank = {
                 "RANK": str(rank),
@@ -119,14 +118,14 @@ class Starter:
             }
             ranks.logs.append(self._folder / f"log-{len(self._started)}-{rank}.txt")
             env = {**clean_environment(self._folder), **of_rank, **(environ or {})}
-            if forked:
-                ranks.processes.append(Rank(module, arguments, ranks.logs[-1], self._folder, env))
+            if module == INSTRUMENT:  # which must precede the import of torch
+                command = [sys.executable, "-m", module, *arguments]
+                with ranks.logs[-1].open("wb") as output:
+                    ranks.processes.append(
+                        subprocess.Popen(command, stdout=output, stderr=output, cwd=self._folder, env=env)
+                    )
                 continue
-            with ranks.logs[-1].open("wb") as output:
-                command = [*limit, sys.executable, "-m", module, *arguments]
-                ranks.processes.append(
-                    subprocess.Popen(command, stdout=output, stderr=output, cwd=self._folder, env=env)
-                )
+            ranks.processes.append(Rank(module, arguments, ranks.logs[-1], self._folder, env, limit_file_bytes))
         return ranks
 
     def kill_all(self) -> None:
@@ -188,9 +187,14 @@ def write_text(within: Path) -> Path:
 
 def clean_environment(cache: Path) -> dict[str, str]:
     """The environment of the tests without variables of Muster and torchrun; CPU only."""
-    foreign = ("MUSTER_", "OMP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    unmanaged = ("MUSTER_", "OMP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(unmanaged)}
     return {**ours, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MUSTER_CACHE_DIR": str(cache / "cache")}
+
+
+def compilations(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """The records of `compilation/` of a rank."""
+    return [json.loads(line) for line in (run_dir / "compilation" / f"rank-{rank}.jsonl").read_text().splitlines()]
 
 
 def metrics(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:

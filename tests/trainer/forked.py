@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import resource
 import runpy
 import subprocess
 import sys
@@ -27,13 +28,20 @@ class Rank:
     """What tests need of subprocess.Popen, for `python -m MODULE ARGUMENT...` with its output in a file."""
 
     def __init__(
-        self, module: str, arguments: tuple[str, ...], log: Path, cwd: Path, environ: Mapping[str, str]
+        self,
+        module: str,
+        arguments: tuple[str, ...],
+        log: Path,
+        cwd: Path,
+        environ: Mapping[str, str],
+        limit_file_bytes: int | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         with only(environ):  # torch reads OMP_NUM_THREADS when it is imported
             forkserver.ensure_running()
-        self._process = context.Process(target=_run, args=(module, arguments, str(log), str(cwd), dict(environ)))
+        how = (module, arguments, str(log), str(cwd), dict(environ), limit_file_bytes)
+        self._process = context.Process(target=_run, args=how)
         self._process.start()
 
     def poll(self) -> int | None:
@@ -71,12 +79,16 @@ def only(environ: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _run(module: str, arguments: tuple[str, ...], log: str, cwd: str, environ: dict[str, str]) -> None:
+def _run(
+    module: str, arguments: tuple[str, ...], log: str, cwd: str, environ: dict[str, str], limit_file_bytes: int | None
+) -> None:
     """Be `python -m MODULE ARGUMENT...`, and end as Python does: threads, exit functions, exit code."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(output, descriptor)
         setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False))  # noqa: SIM115 - open to the end
+    if limit_file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_file_bytes, limit_file_bytes))
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)

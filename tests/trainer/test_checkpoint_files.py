@@ -74,8 +74,8 @@ def test_a_corrupt_or_foreign_file_is_named_and_the_previous_checkpoint_is_used(
     checkpoints = finished.run_dir / "checkpoints"
     damaged = checkpoints / "step-00000009" / "__1_0.distcp"
     flip_byte(damaged, damaged.stat().st_size // 2)
-    foreign = checkpoints / "step-00000006" / SHARD
-    foreign.write_bytes((checkpoints / "step-00000003" / SHARD).read_bytes())
+    unmanaged = checkpoints / "step-00000006" / SHARD
+    unmanaged.write_bytes((checkpoints / "step-00000003" / SHARD).read_bytes())
 
     again = start(2, *finished.flags, attempt=1)
     assert again.end() == [EXIT_OK] * 2, again.log_text()

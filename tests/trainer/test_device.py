@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from .conftest import Starter
 
 pytestmark = pytest.mark.slow  # imports torch
 
@@ -18,5 +19,7 @@ for deterministic in (False, True):
 """
 
 
-def test_deterministic_mode_is_torchs() -> None:
-    subprocess.run([sys.executable, "-c", SELECT], check=True)
+def test_deterministic_mode_is_torchs(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "selected.py").write_text(SELECT)
+    ranks = start(1, module="selected")
+    assert ranks.end() == [0], ranks.log_text()

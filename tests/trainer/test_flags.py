@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from muster_components.trainer.config import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.models.recipes import RECIPES, model_config
 from muster_components.trainer.models.selection import FactorySource, HuggingFaceSource
+from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 
 NEEDED = ("--model", "gpt:10m", "--data", "x")
 LAPTOP = HostCapabilities(device="cpu", world_size=2, has_compiler=True, has_bf16=True)
@@ -37,6 +37,13 @@ def test_without_a_compiler_compilation_is_off_by_default() -> None:
         plan("--compile", machine=bare)
 
 
+def test_a_backend_other_than_inductor_needs_no_compiler() -> None:
+    bare = HostCapabilities(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
+    assert plan("--backend", "aot_eager", machine=bare).compile_backend == "aot_eager"
+    assert plan("--no_compile", machine=bare).compile_backend is None
+    assert plan().compile_backend == "inductor"
+
+
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
     for world_size in (1, 2, 3, 5, 16):
         machine = HostCapabilities(device="cpu", world_size=world_size, has_compiler=True, has_bf16=True)
@@ -49,6 +56,15 @@ def test_dashes_and_underscores_are_equivalent() -> None:
     assert plan("--seq-len", "64", "--no-compile", "--global-batch=4") == plan(
         "--seq_len=64", "--no_compile", "--global_batch", "4"
     )
+
+
+def test_repeated_traces_have_windows_of_equal_distance() -> None:
+    trace = parse_train_config(NEEDED, {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_EVERY": "100"}).trace
+    assert [trace.window(step) for step in (1, 24, 25, 124, 125)] == [
+        (20, 25), (20, 25), (120, 125), (120, 125), (220, 225),
+    ]  # fmt: skip
+    once = parse_train_config([*NEEDED, "--trace_steps", "20:25"], {"MUSTER_TRACE_EVERY": "100"}).trace
+    assert (once.window(24), once.window(25)) == ((20, 25), None)
 
 
 def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
@@ -76,6 +92,16 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
         (("--keep", "0"), "--keep must be at least 1; got 0"),
         (("--checkpoint_every", "-1"), "--checkpoint_every must be at least 0; got -1"),
         (("--compiled_autograd",), "--compiled_autograd requires --parallel ddp"),
+        (("--backend", "eager", "--no_compile"), "--backend eager requires compilation; remove --no_compile"),
+        (("--backend", "cudagraphs", "--parallel", "pp=2"), "which a pipeline (pp=2) does not; use --backend inductor"),
+        (
+            ("--backend", "cudagraphs", "--parallel", "tp=2", "--micro_batch", "4"),
+            "on one data-parallel rank with --precision fp32 use a --micro_batch of 16, or --precision bf16; got",
+        ),
+        (
+            ("--async_tp", "--parallel", "tp=2", "--backend", "eager"),
+            "--async_tp requires --backend inductor; got eager",
+        ),
         (("--parallel", "fsdp=4"), "--parallel fsdp=4 needs 4 ranks; got 2"),
         (("--parallel", "tp=2", "--seq_len", "33"), "--seq_len must be a multiple of 2 for --parallel tp=2; got 33"),
         (("--parallel", "tp=4"), "--parallel tp=4 requires a multiple of 4 key-value heads; gpt:10m has 6"),
@@ -89,6 +115,7 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),
         (("--trace_steps", "5"), "must be FIRST:END, such as 20:25"),
         (("--trace_steps", "0:5"), "must start at 1 or later"),
+        (("--trace_steps", "1:6", "--trace_every", "5"), "--trace_every must be a number of steps above 5, the steps"),
         (
             ("--trace_steps", "1:2", "--trace_ranks", "a"),
             "--trace_ranks must be a list of ranks such as 0,3, or empty for all; got 'a'",

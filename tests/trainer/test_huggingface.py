@@ -154,6 +154,17 @@ def test_the_architecture_in_a_folder_decides_the_task(tmp_path: Path) -> None:
     assert model_of(str(tmp_path)).task == "causal language model"
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5"])
+def test_a_folder_whose_weights_are_in_another_format_is_refused(tmp_path: Path, name: str) -> None:
+    model_of("llama", FAMILIES["llama"]).config.save_pretrained(tmp_path)
+    assert model_of(str(tmp_path)).name  # a configuration without weights
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"{name} is not a safetensors file.*save_pretrained"):
+        model_of(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert model_of(str(tmp_path)).name
+
+
 def test_the_flops_of_a_llama_are_those_of_its_matrices() -> None:
     model = model_of("llama", FAMILIES["llama"])
     attention, feed_forward, norms = 2 * 32 * 32 + 2 * 32 * 16, 3 * 32 * 48, 2 * 32

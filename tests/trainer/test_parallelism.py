@@ -41,9 +41,10 @@ def run(text: Path) -> tuple[str, ...]:
         (4, ("--parallel", "tp=2,fsdp=2")),
         (4, ("--parallel", "tp=2,ddp=2", "--micro_batch", "2")),
         (2, ("--parallel", "pp=2")),
-        (2, ("--parallel", "pp=2", "--schedule", "Interleaved1F1B")),
-        (2, ("--parallel", "pp=2", "--schedule", "ZBVZeroBubble")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "ZBVZeroBubble")),
         (4, ("--parallel", "pp=2,fsdp=2", "--micro_batch", "1")),
+        (4, ("--parallel", "pp=2,tp=2", "--pipeline_schedule", "Interleaved1F1B")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else f"{value} ranks",
 )
@@ -62,7 +63,7 @@ MESHES = {
     "one": (1, ()),
     "fsdp": (2, ()),
     "tp": (2, ("--parallel", "tp=2")),
-    "pp": (2, ("--parallel", "pp=2", "--schedule", "Interleaved1F1B")),
+    "pp": (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
 }
 
 

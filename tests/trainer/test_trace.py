@@ -39,6 +39,21 @@ def test_each_rank_writes_the_configured_steps(start: Starter, text: Path) -> No
         assert switches(ranks.run_dir, rank) == {"trace_start_s": [2], "trace_write_s": [6]}
 
 
+def test_traces_are_repeated_every_so_many_steps(start: Starter, text: Path) -> None:
+    ranks = start(
+        1, *TINY, "--data", str(text), "--steps", "9",
+        environ={"MUSTER_TRACE_STEPS": "2:4", "MUSTER_TRACE_EVERY": "3"},
+    )  # fmt: skip
+    assert ranks.end() == [EXIT_OK]
+    for first, end in ((2, 4), (5, 7), (8, 10)):
+        file = ranks.run_dir / "traces" / "spool" / f"rank-0.attempt-0.steps-{first}-{end}.json"
+        names = {
+            event["name"] for event in json.loads(file.read_text())["traceEvents"] if "ProfilerStep#" in event["name"]
+        }
+        assert names == {f"ProfilerStep#{first}", f"ProfilerStep#{first + 1}"}
+    assert "and again every 3 steps" in events(ranks.run_dir, "trace_planned")[0]["message"]
+
+
 def switches(run_dir: Path, rank: int) -> dict[str, list[int]]:
     """The steps before which a rank started its profiler and wrote its trace, with the seconds in its metrics."""
     lines = metrics(run_dir, rank)

@@ -45,7 +45,7 @@ def native(jobs: Jobs, name: str) -> list[Document]:
 
 def volcano(jobs: Jobs, name: str) -> list[Document]:
     """Volcano's PodGroup in its default queue, and its pods."""
-    wanted = {"minMember": jobs.pods, "queue": "default", "minResources": jobs.asks(jobs.pods)}
+    wanted = {"minMember": jobs.pods, "queue": "default", "minResources": jobs.resources(jobs.pods)}
     group = _group("scheduling.volcano.sh/v1beta1", name, wanted)
     notes = {"scheduling.k8s.io/group-name": name}
     return [(VOLCANO_GROUPS, group), *_pods(jobs, name, {"schedulerName": "volcano"}, annotations=notes)]

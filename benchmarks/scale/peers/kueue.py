@@ -52,7 +52,7 @@ def kind(folder: Path) -> Kind:
 
 
 def _with_layer(folder: Path, certificates: Path, command: Sequence[str | Path]) -> str:
-    """A shell's line that runs the command where the certificates lie in /etc/kueue/metrics/certs."""
+    """A shell's line that runs the command where the certificates are in /etc/kueue/metrics/certs."""
     upper, work = folder / "etc-upper", folder / "etc-work"
     shutil.copytree(certificates, upper / "kueue" / "metrics" / "certs")
     work.mkdir()

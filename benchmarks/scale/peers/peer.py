@@ -46,7 +46,7 @@ class Kind:
     name: str
     form: forms.Form
     start: Callable[[Ground], None]
-    group_path: str | None = None  # where its own objects tell why a job waits
+    group_path: str | None = None  # where its own objects report why a job waits
     places: bool = False  # it is kube-scheduler itself; else that runs beside it, as in any cluster
     gates: tuple[str, ...] = ()
     controllers_make_pods: bool = False
@@ -78,7 +78,7 @@ class Peer:
     plane: ControlPlane
     client: Client
     programs: tuple[Supervised, ...]
-    look_s: float = 1.0  # the API server's metrics are long
+    count_interval_s: float = 1.0  # the API server's metrics are long
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class Peer:
     def writes(self) -> dict[str, float]:
         return account.writes(self.plane)
 
-    def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> None:
+    def agrees(self, own: Mapping[str, float], served: Mapping[str, float]) -> None:
         """The API server's count is the only one."""
 
     def one_queue(self) -> None:
@@ -124,7 +124,7 @@ class Peer:
         self._wait("it has started a pod", lambda: any(_is(pod, "Ready") for pod in self.plane.api.items(forms.PODS)))
         for path, body in reversed(documents):
             self.plane.api.delete(f"{path}/{body['metadata']['name']}", propagationPolicy="Background")
-        self._wait("that pod is gone", lambda: not self.plane.api.items(forms.PODS))
+        self._wait("that pod is deleted", lambda: not self.plane.api.items(forms.PODS))
         time.sleep(_SETTLES_S)
 
     def _create(self, path: str, body: Json) -> None:

@@ -82,7 +82,13 @@ def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | Non
 
 
 def rank_environment(
-    layout: RankLayout, local_rank: int, environ: Mapping[str, str], *, threads: int, error_file: str = ""
+    layout: RankLayout,
+    local_rank: int,
+    environ: Mapping[str, str],
+    *,
+    threads: int,
+    error_file: str = "",
+    stacks_file: str = "",
 ) -> dict[str, str]:
     """The environment of one rank: that of the pod, the variables of torchrun, and its number of threads."""
     rank = str(layout.rank(local_rank))
@@ -108,6 +114,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": str(needs_store(layout)),
         **({"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}),
+        **({"MUSTER_STACKS_FILE": stacks_file} if stacks_file else {}),
     }
 
 

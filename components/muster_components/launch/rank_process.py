@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 MAX_LINE_BYTES = 64 * 1024
+MAX_LOG_COPY_BYTES = 64 << 20
 FLUSH_DELAY_S = 0.1
 """Delay after which output of rank 0 without a newline (a progress bar) is forwarded."""
 
@@ -41,6 +43,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     error_file: str
     last_line: str = ""
+    stacks_file: str = ""
     reader: threading.Thread | None = None
 
     @property
@@ -78,7 +81,9 @@ def start_rank(
         process_group=0,
     )
     assert process.stdout is not None
-    started = RankProcess(rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    started = RankProcess(
+        rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""), stacks_file=environ.get("MUSTER_STACKS_FILE", "")
+    )
     started.reader = threading.Thread(
         target=_forward_output, args=(started, process.stdout), name=f"log-{rank}", daemon=True
     )
@@ -119,8 +124,52 @@ def _visible_text(line: bytes) -> str:
     return line.decode(errors="replace").rstrip().rpartition("\r")[2].strip()
 
 
+class LogCopy:
+    """A copy of the pod's log in the run folder, which a collector stores: Kubernetes deletes a pod's log with the pod.
+    At `limit` bytes the older three quarters are dropped. On a full disk lines are lost."""
+
+    def __init__(self, path: Path, limit: int = MAX_LOG_COPY_BYTES) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+    def write(self, text: bytes) -> None:
+        """Append; errors are ignored."""
+        if self._file is None:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            size = os.fstat(self._file).st_size
+            if size + len(text) > self._limit:
+                skipped = max(0, size - self._limit // 4)
+                kept = os.pread(self._file, self._limit // 4, skipped)
+                kept = kept[kept.find(b"\n") + 1 :] if skipped else kept
+                os.ftruncate(self._file, 0)
+                dropped = size - len(kept)
+                notice = f"muster: {dropped} bytes of this log were dropped; the limit is {self._limit}\n"
+                text = notice.encode() + kept + text
+            os.write(self._file, text)
+
+
+_copies: list[LogCopy] = []
+
+
+def copy_output(environ: Mapping[str, str]) -> None:
+    """Copy what is written from now on into the run folder's logs, on Kubernetes: on one host that file is the pod's
+    log itself."""
+    run_dir, role, index, attempt = (
+        environ.get(f"MUSTER_{name}", "") for name in ("RUN_DIR", "ROLE", "REPLICA", "ATTEMPT")
+    )
+    if run_dir and role and index and "MUSTER_FAILURE_FILE" not in environ:
+        _copies.append(LogCopy(Path(run_dir) / "logs" / f"{role}-{index}.attempt-{attempt or 0}.log"))
+
+
 def write_output(text: bytes) -> None:
     """Write to the pod's log without Python's buffers, so that lines are not split. On a full disk lines are lost."""
+    for copy in _copies:
+        copy.write(text)
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(sys.stdout.fileno(), text) :]

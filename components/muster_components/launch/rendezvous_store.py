@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from muster_components.launch.rank_layout import RankLayout
+from muster_components.trainer.errors import EXIT_IMPORT
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported by assignment only
 
 EXIT_STORE = 75  # EX_TEMPFAIL: another port may work
-EXIT_IMPORT = 1  # the exit code of a rank that cannot import torch
 PEERS_TIMEOUT = timedelta(seconds=300)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 

@@ -12,7 +12,7 @@ import queue
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,9 @@ from muster_components.launch.rank_layout import (
     threads_per_rank,
     usable_cores,
 )
-from muster_components.launch.rank_process import RankExited, RankProcess, start_rank, write_output
+from muster_components.launch.rank_process import RankExited, RankProcess, copy_output, start_rank, write_output
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
+from muster_components.launch.stack_dumps import RankStacks, StackDumper
 
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
@@ -59,6 +60,7 @@ LauncherEvent: TypeAlias = RankExited | SignalReceived | StoreFailed | PeersDone
 
 def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `command` once per rank of this pod. Returns the exit code of the pod."""
+    copy_output(environ)
     events: queue.SimpleQueue[LauncherEvent] = queue.SimpleQueue()
     for signum in SIGNALS:
         signal.signal(signum, lambda number, frame: events.put(SignalReceived(number)))
@@ -81,7 +83,10 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
             return EXIT_CANNOT_START
         if store is not None:
             store.open(on_failure=lambda code, why: events.put(StoreFailed(code, why)))
-        code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""))
+        run_dir = environ.get("MUSTER_RUN_DIR", "")
+        dumper = StackDumper(ranks, Path(run_dir) if run_dir else None, layout.attempt, layout.world_size)
+        dumper.start()
+        code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
     return code
@@ -112,7 +117,10 @@ def start_ranks(
     for local_rank in range(layout.nproc):
         rank = layout.rank(local_rank)
         error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
-        rank_environ = rank_environment(layout, local_rank, environ, threads=threads, error_file=error_file)
+        stacks_file = "" if folder is None else str(folder / f"rank-{rank}.stacks")
+        rank_environ = rank_environment(
+            layout, local_rank, environ, threads=threads, error_file=error_file, stacks_file=stacks_file
+        )
         try:
             ranks[rank] = start_rank(rank, command, rank_environ, events.put)
         except OSError:
@@ -127,11 +135,13 @@ def supervise(
     stop_timeout_s: float,
     events: queue.SimpleQueue[LauncherEvent],
     failure_file: str = "",
+    dumper: StackDumper | None = None,
 ) -> int:
     """Wait for every rank to end; the first failure, or a signal, stops the others.
 
     Returns the pod's exit code: that of the first failed rank, 128 + signal if a signal came first, else 0. A failure
-    is written to `failure_file` at once, since this pod may end later than pods that failed because of it.
+    is written to `failure_file` at once, since this pod may end later than pods that failed because of it. The stacks
+    of ranks that do not stop are saved before they are killed.
     """
     running = set(ranks)
     started_at = time.monotonic()
@@ -164,6 +174,8 @@ def supervise(
                 log(f"got {name}: {_rank_list(running)} may take {stop_timeout_s:g} s to stop")
                 deadline = min(_terminate_ranks(ranks, running, stop_timeout_s), deadline or float("inf"))
             case SignalReceived() | None:
+                if event is None and dumper is not None:  # not after a second signal: a caller waits
+                    log_stacks(dumper.dump("stop", running))
                 log(f"killing {_rank_list(running)} that did not stop")
                 deadline = None
                 for rank in running:
@@ -173,6 +185,13 @@ def supervise(
     for process in ranks.values():
         process.drain(timeout_s=1.0)
     return code
+
+
+def log_stacks(stacks: Iterable[RankStacks]) -> None:
+    """Write where each rank hangs to the pod's log."""
+    for one in stacks:
+        where = f"it is in {' < '.join(one.frames[:4])}; all threads: {one.file or 'lost'}"
+        log(f"rank {one.rank} did not stop; {where if one.frames else f'no stacks: {one.reason}'}")
 
 
 def write_failure_file(path: str, code: int, at: float, reason: str = "") -> None:

@@ -11,6 +11,7 @@ traces. Their interface to the rest of Muster is the environment and the run fol
     models                     the interface TrainModel; recipes, models of Transformers, user modules; safetensors
     data                       text, token files and data sets as samples, and their order
     user_code                  functions and objects of the user's modules
+    compilation                backends of torch.compile, compile cache, records of compilations
     parallel                   FSDP2 or DDP, compile, activation checkpointing
     session, loop              set-up; training loop and SIGTERM
     train_step                 one step: forward_backward, then AdamW

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 
 from muster_components.trainer.config import TrainConfig
-from muster_components.trainer.context import run_context, silence_kineto
+from muster_components.trainer.context import install_stack_handler, run_context, silence_kineto
 from muster_components.trainer.data.cache_folder import cache_root
-from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, TrainerError
+from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
 from muster_components.trainer.flags import parse_train_config
 
 
@@ -29,12 +29,22 @@ def main(arguments: Sequence[str]) -> int:
 def _train(config: TrainConfig) -> int:
     try:
         context = run_context(os.environ, config.output)
+        install_stack_handler(os.environ)
         prepare_environment(os.environ, deterministic=config.deterministic)
+        if config.planning.layout is not None:
+            from muster_components.trainer.planning.command import print_plan
+
+            print_plan(config)
+            return EXIT_OK
         # Imported late: torch takes seconds to import, and invalid flags should be reported at once.
-        from torch.distributed.elastic.multiprocessing.errors import record
+        try:
+            from torch.distributed.elastic.multiprocessing.errors import record
 
-        from muster_components.trainer.session import train
-
+            from muster_components.trainer.session import train
+        except ImportError as error:
+            raise MissingTorchError(
+                f"torch cannot be imported: {error}; install it in the environment or image of the job"
+            ) from error
         # `record` writes the error file that torchrun and Muster's launcher read.
         return int(record(train)(config, context, os.environ) or EXIT_OK)
     except TrainerError:

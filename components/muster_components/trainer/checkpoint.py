@@ -246,8 +246,8 @@ class Checkpointer:
                 candidate.step,
             )
             return None
-        mine = files[dist.get_rank() :: dist.get_world_size()]
-        return self._on_all_ranks(lambda: verify_files(candidate.path, mine))
+        rank_files = files[dist.get_rank() :: dist.get_world_size()]
+        return self._on_all_ranks(lambda: verify_files(candidate.path, rank_files))
 
     def _on_all_ranks(self, action: Callable[[], None]) -> TrainerError | None:
         """Run `action` on every rank; all return the failure of the lowest rank that failed."""

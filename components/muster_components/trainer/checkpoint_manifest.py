@@ -51,7 +51,7 @@ def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | No
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("files must be a list of name, bytes and sha256") from error
     if outside := [file.name for file in files if not is_file_name(file.name)]:
-        raise ValueError(f"files must lie in the checkpoint's folder; got {outside[0]!r}")
+        raise ValueError(f"files must be in the checkpoint's folder; got {outside[0]!r}")
     return files
 
 

@@ -1,23 +1,30 @@
 """The configuration of a training run: frozen values, validated early.
 
-Values that depend on the device or the model (None here) are set once, by `resolve_plan`. Values that affect the sample
-order or a checkpoint never depend on the number of ranks, since a job may resume with another world size.
+Values that depend on the device or the model (None here) are set once, by `resolve_plan` (plan.py). Values that affect
+the sample order or a checkpoint never depend on the number of ranks, since a job may resume with another world size.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import HuggingFaceSource, ModelSource
-from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, refusal
-from muster_components.trainer.parallel.spec import MeshShape, ParallelSpec
+from muster_components.trainer.parallel.schedules import find_schedule
+from muster_components.trainer.parallel.spec import ParallelSpec
+from muster_components.trainer.planning.devices import GpuKind
 
 Precision = Literal["bf16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
+Device = Literal["cpu", "cuda"]
+Choice = Literal["parallel", "micro_batch", "recompute"]
+"""What the planner can choose."""
+
+DEFAULT_BACKEND: Final = "inductor"
+"""Of torch.compile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +54,51 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Parallelism and compilation.
+    """Parallelism, precision and activation checkpointing.
 
-    `schedule`: of pipelines (None: 1F1B). `reshard`: free gathered weights after forward (None: by size).
-    `symmetric_memory`: instead of NCCL within a host. `cuda_graph`: of whole steps, where that helps.
+    `auto`: what the planner chooses instead of the values here (planning/planner.py). `schedule`: of pipelines (None:
+    1F1B). `reshard`: free gathered weights after forward (None: by size). `symmetric_memory`: instead of NCCL within a
+    host.
     """
 
     spec: ParallelSpec = ParallelSpec()
     schedule: str | None = None
-    compile: bool | None = None
-    compiled_autograd: bool = False
-    cuda_graph: bool = True
     symmetric_memory: bool = False
     precision: Precision | None = None
     recompute: Recompute = "none"
     reshard: bool | None = None
     async_tp: bool = False
+    auto: frozenset[Choice] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningConfig:
+    """Predictions of memory and step time.
+
+    `device`: the kind of GPU to plan for (None: that of this rank). `layout`: nodes and GPUs of each, to print a plan
+    for them instead of training. `check`: refuse a plan that cannot fit into memory.
+    """
+
+    device: GpuKind | None = None
+    layout: tuple[int, int] | None = None
+    as_json: bool = False
+    check: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileConfig:
+    """torch.compile and CUDA graphs.
+
+    `enabled` None: if `backend` was chosen or there is a C++ compiler. `backend` None: inductor. `autograd`: compiled
+    autograd. `cuda_graph`: of whole steps (None: where that helps).
+    """
+
+    enabled: bool | None = None
+    backend: str | None = None
+    autograd: bool = False
+    cuda_graph: bool | None = None
+    cache: str | None = None
+    """Folder or URL for compiled code, or "none"; None: in the run folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +112,22 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """Trace steps `start` <= k < `end` on `ranks` (empty: all). `start == end`: no trace."""
+    """Trace steps `start` <= k < `end` on `ranks` (empty: all). `start == end`: no trace. With `every`, trace as many
+    steps again `every` steps later, and so on."""
 
     start: int = 0
     end: int = 0
     ranks: tuple[int, ...] = ()
     shapes: bool = True
     stack: bool = False
+    every: int = 0
+
+    def window(self, step: int) -> tuple[int, int] | None:
+        """The earliest configured trace that has not ended before `step`: its first step, and the step after it."""
+        if self.end <= self.start:
+            return None
+        later = self.every * max(0, -((self.end - 1 - step) // self.every)) if self.every else 0
+        return (self.start + later, self.end + later) if self.end + later > step else None
 
     def covers(self, rank: int) -> bool:
         """Whether this rank records a trace."""
@@ -104,53 +149,10 @@ class TrainConfig:
     deterministic: bool = False
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
+    compile: CompileConfig = CompileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trace: TraceConfig = TraceConfig()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainPlan:
-    """A TrainConfig with all defaults resolved.
-
-    Each data-parallel rank processes `micro_batch` sequences at once, `gradient_accumulation_steps` times per step. If
-    their product exceeds `global_batch`, the remaining positions are padding. A pipeline runs the micro-batches in the
-    order of `schedule`.
-    """
-
-    config: TrainConfig
-    mesh: MeshShape
-    seq_len: int
-    global_batch: int
-    micro_batch: int
-    gradient_accumulation_steps: int
-    schedule: Schedule
-    lr: float
-    warmup: int
-    compile: bool
-    cuda_graph: bool
-    precision: Precision
-    checkpoint_every: int
-    log_every: int
-
-    @property
-    def padding(self) -> int:
-        """Positions of a step beyond the global batch."""
-        return self.mesh.data_ranks * self.micro_batch * self.gradient_accumulation_steps - self.global_batch
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one step over all ranks, without padding."""
-        return self.global_batch * self.seq_len
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCapabilities:
-    """The properties of the host that `resolve_plan` needs."""
-
-    device: Literal["cpu", "cuda"]
-    world_size: int
-    has_compiler: bool
-    has_bf16: bool
+    planning: PlanningConfig = PlanningConfig()
 
 
 def validate_config(config: TrainConfig) -> TrainConfig:
@@ -181,81 +183,34 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         config.model.require_divisible(spec.tp)
     elif spec.tp > 1:
         raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
-    if config.parallel.async_tp and (spec.tp == 1 or config.parallel.compile is False):
+    if config.parallel.async_tp and (spec.tp == 1 or config.compile.enabled is False):
         raise InputError("--async_tp requires --parallel tp=N and compilation")
     if config.parallel.schedule is not None:
         find_schedule(config.parallel.schedule)
-        if spec.pp == 1:
+        if spec.pp == 1 and "parallel" not in config.parallel.auto:
             raise InputError(
-                f"--schedule requires pipeline parallelism, such as --parallel pp=2; got --parallel {spec}"
+                f"--pipeline_schedule requires pipeline parallelism, such as --parallel pp=2; got --parallel {spec}"
             )
-    if config.parallel.compiled_autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
+    if config.parallel.reshard is not None and spec.data == "ddp":
+        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
+    if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
+        raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
+    if config.compile.cuda_graph and not isinstance(config.model, ModelConfig):
+        raise InputError(f"--cuda_graph is for recipes; got --model {config.model.name}")
+    if config.compile.backend is not None and config.compile.enabled is False:
+        raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
+    if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
         raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
-    if config.parallel.compiled_autograd and config.parallel.compile is False:
+    if config.compile.autograd and config.compile.enabled is False:
         raise InputError("--compiled_autograd requires compilation; remove --no_compile")
     return config
 
 
-def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
-    """Resolve all defaults. Raises InputError for flags that the host does not support."""
-    on_gpu = host.device == "cuda"
-    seq_len = config.data.seq_len or (1024 if on_gpu else 128)
-    global_batch = config.data.global_batch or (64 if on_gpu else 16)
-    mesh = config.parallel.spec.shape(host.world_size)
-    if mesh.pp > 1 and mesh.tp > 1:
-        raise InputError(f"--parallel with both pp and tp is not supported; got {mesh}")
-    if seq_len % mesh.tp:
-        raise InputError(f"--seq_len must be a multiple of {mesh.tp} for --parallel {mesh}; got {seq_len}")
-    if global_batch < mesh.data_ranks:
-        ranks = "ranks" if mesh.data_ranks == mesh.world_size else "data-parallel ranks"
-        raise InputError(
-            f"--global_batch must be at least the number of {ranks}, {mesh.data_ranks}; got {global_batch}"
-        )
-    share = math.ceil(global_batch / mesh.data_ranks)
-    # In a pipeline, so many micro-batches that ranks wait less than a fifth of the time with the default schedule.
-    micro_batch = min(config.data.micro_batch or (share if mesh.pp == 1 else max(1, share // (4 * mesh.pp))), share)
-    micro_steps = math.ceil(share / micro_batch)
-    compile_ = config.parallel.compile
-    if compile_ and not host.has_compiler:
-        raise InputError(
-            "--compile requires a C++ compiler; none of $CXX, c++, g++, clang++ was found; use --no_compile"
-        )
-    compiles = host.has_compiler if compile_ is None else compile_
-    if compiles and mesh.tp > 1 and config.parallel.recompute == "full":
-        raise InputError(
-            "--activation_checkpointing full with --parallel tp=N cannot be compiled by torch; "
-            "use --activation_checkpointing selective or --no_compile"
-        )
-    if config.parallel.async_tp and not (on_gpu and host.has_compiler):
-        raise InputError("--async_tp requires GPUs and a C++ compiler")
-    precision = config.parallel.precision
-    if precision == "bf16" and not host.has_bf16:
-        raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
-    schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
-    backend = "inductor" if compiles else None
-    if mesh.pp > 1 and (reason := refusal(schedule, ranks=mesh.pp, micro_batches=micro_steps, compile_backend=backend)):
-        raise InputError(reason)
-    every = config.checkpoint.every
-    return TrainPlan(
-        config=config,
-        mesh=mesh,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        gradient_accumulation_steps=micro_steps,
-        schedule=schedule,
-        lr=config.optim.lr or config.model.lr,
-        warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
-        compile=compiles,
-        cuda_graph=config.parallel.cuda_graph,
-        precision=precision or ("bf16" if on_gpu and host.has_bf16 else "fp32"),
-        checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
-        log_every=config.log_every or max(1, min(10, config.steps // 10)),
-    )
-
-
-def parse_trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bool = False) -> TraceConfig:
-    """Parse steps `20:25` (empty: no trace) and ranks `0,3` (empty: all). Raises InputError."""
+def parse_trace_config(
+    steps: str, ranks: str, every: str = "", *, shapes: bool = True, stack: bool = False
+) -> TraceConfig:
+    """Parse steps `20:25` (empty: no trace), ranks `0,3` (empty: all) and the interval `500` (empty: once). Raises
+    InputError."""
     if not steps:
         return TraceConfig(shapes=shapes, stack=stack)
     start, colon, end = steps.partition(":")
@@ -266,7 +221,17 @@ def parse_trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bo
     parts = [part.strip() for part in ranks.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):
         raise InputError(f"--trace_ranks must be a list of ranks such as 0,3, or empty for all; got {ranks!r}")
-    return TraceConfig(start=int(start), end=int(end), ranks=tuple(sorted(map(int, parts))), shapes=shapes, stack=stack)
+    count = int(end) - int(start)
+    if every and not (every.isdecimal() and int(every) > count):
+        raise InputError(f"--trace_every must be a number of steps above {count}, the steps of a trace; got {every!r}")
+    return TraceConfig(
+        start=int(start),
+        end=int(end),
+        ranks=tuple(sorted(map(int, parts))),
+        shapes=shapes,
+        stack=stack,
+        every=int(every or 0),
+    )
 
 
 def _require_at_least(flag: str, value: int | None, minimum: int) -> None:

@@ -5,6 +5,9 @@ Without torchrun a process is the only rank.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import signal
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +45,11 @@ class RunContext:
         return self.run_dir / "metrics" / f"rank-{self.rank}.jsonl"
 
     @property
+    def compilation_path(self) -> Path:
+        """What torch compiled on this rank, one line per compilation or graph break."""
+        return self.run_dir / "compilation" / f"rank-{self.rank}.jsonl"
+
+    @property
     def events_path(self) -> Path:
         """Events of the run, written by rank 0."""
         return self.run_dir / "events.jsonl"
@@ -51,9 +59,23 @@ class RunContext:
         """Complete checkpoints and `latest`."""
         return self.run_dir / "checkpoints"
 
+    @property
+    def capture_dir(self) -> Path:
+        """The request to profile steps, and the answers of the ranks."""
+        return self.run_dir / "capture"
+
+    @property
+    def accepts_captures(self) -> bool:
+        """Whether a user may request traces while the process runs: only of a job of Muster."""
+        return bool(self.job)
+
     def trace_path(self, start: int, end: int) -> Path:
         """The path of the trace of the steps `start` <= k < `end`."""
         return self.run_dir / "traces" / "spool" / f"rank-{self.rank}.attempt-{self.attempt}.steps-{start}-{end}.json"
+
+    def snapshot_path(self, start: int, end: int) -> Path:
+        """The path of the memory snapshot of the steps `start` <= k < `end`."""
+        return self.run_dir / "memory" / f"rank-{self.rank}.attempt-{self.attempt}.steps-{start}-{end}.pickle"
 
 
 def run_context(environ: Mapping[str, str], output: str | None = None) -> RunContext:
@@ -78,6 +100,17 @@ def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     if text and not text.isdecimal():
         raise InputError(f"environment variable {name} must be an integer of at least 0; got {text!r}")
     return int(text) if text else default
+
+
+def install_stack_handler(environ: Mapping[str, str]) -> None:
+    """Write the stacks of all threads into the file that the launcher names when it sends SIGQUIT; without one, or if
+    it cannot be written, nothing changes."""
+    path = environ.get("MUSTER_STACKS_FILE", "")
+    if not path:
+        return
+    with contextlib.suppress(OSError):
+        # Unbuffered and never closed: the handler writes to its file descriptor.
+        faulthandler.register(signal.SIGQUIT, open(path, "ab", buffering=0), all_threads=True)  # noqa: SIM115
 
 
 def silence_kineto(environ: MutableMapping[str, str]) -> None:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from muster_components.launch.rank_layout import usable_cores
-from muster_components.trainer.config import HostCapabilities
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.plan import HostCapabilities
 
 
 def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:

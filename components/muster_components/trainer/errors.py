@@ -11,6 +11,8 @@ EXIT_BAD_INPUT: Final = 2
 """Invalid flags or data, or a checkpoint of another run; see the log. A retry fails again."""
 EXIT_DIVERGED: Final = 3
 """Loss or gradients are not finite. The order of samples is fixed, so a retry fails again."""
+EXIT_IMPORT: Final = 78
+"""EX_CONFIG: torch cannot be imported. A retry fails again, since all pods of a job have the same environment."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT: Ctrl-C; a checkpoint was written."""
 EXIT_STOPPED: Final = 143
@@ -34,6 +36,12 @@ class InputError(TrainerError):
     """Invalid input of the user; the message names the field, its value and valid values."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+class MissingTorchError(TrainerError):
+    """torch, or a module that the trainer needs beside it, cannot be imported; the message names it."""
+
+    exit_code = EXIT_IMPORT
 
 
 class DivergedError(TrainerError):

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from muster_components.trainer.config import (
     CheckpointConfig,
+    Choice,
+    CompileConfig,
     DataConfig,
     OptimConfig,
     ParallelConfig,
+    PlanningConfig,
+    TraceConfig,
     TrainConfig,
     parse_trace_config,
     validate_config,
@@ -25,10 +30,13 @@ from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import RECIPES
 from muster_components.trainer.models.selection import model_source
 from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, SCHEDULES
-from muster_components.trainer.parallel.spec import parse_parallel
+from muster_components.trainer.parallel.spec import ParallelSpec, parse_parallel
+from muster_components.trainer.planning.devices import GPU_KINDS, parse_device
 
 TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
 TRACE_RANKS_VARIABLE = "MUSTER_TRACE_RANKS"
+_AUTO: Final = "auto"
+TRACE_EVERY_VARIABLE = "MUSTER_TRACE_EVERY"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -58,18 +66,20 @@ def with_underscores(argument: str) -> str:
 
 
 def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
-    """The config from flags; MUSTER_TRACE_STEPS and MUSTER_TRACE_RANKS are defaults. Raises InputError."""
+    """The config from flags; for traces, variables are defaults (`trace_config`). Raises InputError."""
     flags = _flag_parser().parse_strict(arguments)
+    if flags.data is None and flags.plan is None:
+        raise InputError("the following arguments are required: --data; --help lists the flags")
     return validate_config(
         TrainConfig(
             model=model_source(flags.model, model_args=flags.model_args, vocab_size=flags.vocab_size),
             data=DataConfig(
-                path=flags.data,
+                path=flags.data or "",
                 tokenizer=flags.tokenizer,
                 token_dtype=flags.token_dtype,
                 seq_len=flags.seq_len,
                 global_batch=flags.global_batch,
-                micro_batch=flags.micro_batch,
+                micro_batch=None if flags.micro_batch == _AUTO else flags.micro_batch,
             ),
             steps=flags.steps,
             seed=flags.seed,
@@ -79,25 +89,64 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
             deterministic=flags.deterministic,
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
             parallel=ParallelConfig(
-                spec=parse_parallel(flags.parallel),
-                schedule=flags.schedule,
-                compile=flags.compile,
-                compiled_autograd=flags.compiled_autograd,
-                cuda_graph=flags.cuda_graph,
+                spec=ParallelSpec() if flags.parallel == _AUTO else parse_parallel(flags.parallel),
+                schedule=flags.pipeline_schedule,
                 symmetric_memory=flags.symmetric_memory,
                 precision=None if flags.precision == "auto" else flags.precision,
-                recompute=flags.activation_checkpointing,
+                recompute="none" if flags.activation_checkpointing in (None, _AUTO) else flags.activation_checkpointing,
+                auto=_automatic_choices(flags),
                 async_tp=flags.async_tp,
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
             ),
+            compile=CompileConfig(
+                enabled=flags.compile,
+                backend=flags.backend,
+                autograd=flags.compiled_autograd,
+                cuda_graph=flags.cuda_graph,
+                cache=flags.compile_cache,
+            ),
             checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
-            trace=parse_trace_config(
-                environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
-                environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
-                shapes=flags.trace_shapes,
-                stack=flags.trace_stack,
+            trace=trace_config(flags, environ),
+            planning=PlanningConfig(
+                device=None if flags.device is None else parse_device(flags.device),
+                layout=None if flags.plan is None else _parse_layout(flags.plan),
+                as_json=flags.json,
+                check=flags.memory_check,
             ),
         )
+    )
+
+
+def _automatic_choices(flags: argparse.Namespace) -> frozenset[Choice]:
+    """What `auto` stands for: with --parallel auto, also micro-batch and recomputation that are not given."""
+    everything = flags.parallel == _AUTO
+    given = {"micro_batch": flags.micro_batch, "recompute": flags.activation_checkpointing}
+    chosen: list[Choice] = ["parallel"] if everything else []
+    names: tuple[Choice, ...] = ("micro_batch", "recompute")
+    chosen += [name for name in names if given[name] == _AUTO or (everything and given[name] is None)]
+    return frozenset(chosen)
+
+
+def _parse_layout(text: str) -> tuple[int, int]:
+    """`2x8` as 2 nodes of 8 GPUs."""
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if match is None or min(int(match[1]), int(match[2])) < 1:
+        raise InputError(f"--plan must be NODESxGPUS, such as 1x8; got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def trace_config(flags: argparse.Namespace, environ: Mapping[str, str]) -> TraceConfig:
+    """The steps to trace, from flags or else MUSTER_TRACE_STEPS, _RANKS and _EVERY. The interval
+    of the variable applies only to the steps of the variable. Raises InputError."""
+    by_variable = flags.trace_steps is None
+    return parse_trace_config(
+        environ.get(TRACE_STEPS_VARIABLE, "") if by_variable else flags.trace_steps,
+        environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
+        (environ.get(TRACE_EVERY_VARIABLE, "") if by_variable else "")
+        if flags.trace_every is None
+        else flags.trace_every,
+        shapes=flags.trace_shapes,
+        stack=flags.trace_stack,
     )
 
 
@@ -107,6 +156,11 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trace_steps", metavar="A:B", help=f"trace steps A to B-1 (default: ${TRACE_STEPS_VARIABLE})")
     group.add_argument(
         "--trace_ranks", metavar="R,R", help=f"only these ranks (default: ${TRACE_RANKS_VARIABLE}, or all)"
+    )
+    group.add_argument(
+        "--trace_every",
+        metavar="N",
+        help=f"trace as many steps again every N steps (default: ${TRACE_EVERY_VARIABLE}, or once)",
     )
     _add_switch(group, "trace_shapes", default=True, help_text="record the shapes of operators' inputs (default)")
     _add_switch(group, "trace_stack", default=False, help_text="record Python stacks (slow, large)")
@@ -126,7 +180,6 @@ def _flag_parser() -> FlagParser:
     )
     add(
         "--data",
-        required=True,
         metavar="PATH",
         help="text (folder, file or glob), .bin or .npy files of tokens, a saved data set, or my.module:dataset",
     )
@@ -156,7 +209,10 @@ def _flag_parser() -> FlagParser:
         "--global_batch", type=_integer, help="sequences per step over all ranks (default: 16 on CPU, 64 on GPU)"
     )
     group.add_argument(
-        "--micro_batch", type=_integer, help="sequences per micro-step (default: all of the rank; with pp=N, a 4N-th)"
+        "--micro_batch",
+        type=_integer_or_auto,
+        metavar="N|auto",
+        help="sequences per micro-step (default: all of the rank; with pp=N, a 4N-th)",
     )
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=_float, help="peak learning rate (default: the recipe's)")
@@ -171,15 +227,27 @@ def _flag_parser() -> FlagParser:
         default="fsdp",
         metavar="MESH",
         help="list of fsdp (shard, the default), ddp (replicate), hsdp=RxS (R replicas of S shards), tp=N (split each "
-        "layer), pp=N (pipeline of N ranks); =N is a number of ranks",
+        "layer), pp=N (pipeline of N ranks); =N is a number of ranks; or auto: the fastest that fits into memory",
     )
-    group.add_argument("--schedule", help=f"of a pipeline: {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})")
+    group.add_argument(
+        "--pipeline_schedule", help=f"of a pipeline: {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})"
+    )
     _add_switch(group, "compile", default=None, help_text="torch.compile (default: if there is a C++ compiler)")
+    group.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="of torch.compile: inductor (default), cudagraphs, eager, aot_eager, thunder, or any that is registered",
+    )
+    group.add_argument(
+        "--compile_cache",
+        metavar="FOLDER|URL",
+        help="keep compiled code here for other jobs of the namespace, or none (default: in the run folder)",
+    )
     _add_switch(group, "symmetric_memory", default=False, help_text="fsdp, bf16: copy between a host's GPUs, not NCCL")
     _add_switch(
         group,
         "cuda_graph",
-        default=True,
+        default=None,
         help_text="recipes on one GPU, below 500M parameters: a CUDA graph of each step",
     )
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
@@ -192,9 +260,8 @@ def _flag_parser() -> FlagParser:
     )
     group.add_argument(
         "--activation_checkpointing",
-        choices=("none", "selective", "full"),
-        default="none",
-        help="recompute activations in the backward pass (default: none)",
+        choices=("none", "selective", "full", _AUTO),
+        help="recompute activations in the backward pass (default: none; with --parallel auto: auto)",
     )
     group.add_argument(
         "--reshard",
@@ -202,6 +269,17 @@ def _flag_parser() -> FlagParser:
         default="auto",
         help="fsdp: free gathered weights after forward (auto: if they are large)",
     )
+    group = parser.add_argument_group("planning")
+    group.add_argument(
+        "--plan", metavar="NODESxGPUS", help="print predicted memory and speed on so many GPUs, and do not train"
+    )
+    _add_switch(group, "json", default=False, help_text="print the plan as JSON")
+    group.add_argument(
+        "--device",
+        metavar="KIND[:MEMORY]",
+        help=f"GPU to plan for: {', '.join(kind.flag for kind in GPU_KINDS)}; or l40s:44GiB (default: this rank's)",
+    )
+    _add_switch(group, "memory_check", default=True, help_text="refuse a plan that cannot fit into memory (default)")
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
         "--checkpoint_every",
@@ -224,6 +302,10 @@ def _add_switch(group: argparse._ActionsContainer, name: str, *, default: bool |
     """A pair of flags, --name and --no_name."""
     group.add_argument(f"--{name}", dest=name, action="store_true", default=default, help=help_text)
     group.add_argument(f"--no_{name}", dest=name, action="store_false", default=default, help="the opposite")
+
+
+def _integer_or_auto(text: str) -> int | str:
+    return _AUTO if text == _AUTO else _integer(text)
 
 
 def _integer(text: str) -> int:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.data.order import sample_indices
 from muster_components.trainer.data.samples import Samples
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
 from muster_components.trainer.parallel.sharding import ParallelModel
+from muster_components.trainer.plan import TrainPlan
 
 
 class ForwardBackward(Protocol):

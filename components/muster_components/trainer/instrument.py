@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from muster_components.trainer.config import TraceConfig, parse_trace_config
-from muster_components.trainer.context import run_context, silence_kineto
-from muster_components.trainer.errors import InputError, TrainerError
-from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
+from muster_components.trainer.config import TraceConfig
+from muster_components.trainer.context import install_stack_handler, run_context, silence_kineto
+from muster_components.trainer.errors import EXIT_FAILED, EXIT_IMPORT, InputError, TrainerError
+from muster_components.trainer.flags import FlagParser, add_trace_flags, trace_config
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 
@@ -50,13 +50,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Program, TraceConfig]:
     flags = parser.parse_args(list(arguments))
     if not flags.target:
         raise InputError("nothing to run: give a Python script, or -m MODULE")
-    trace = parse_trace_config(
-        os.environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
-        os.environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
-        shapes=flags.trace_shapes,
-        stack=flags.trace_stack,
-    )
-    return Program(flags.target[0], flags.module, tuple(flags.target[1:])), trace
+    return Program(flags.target[0], flags.module, tuple(flags.target[1:])), trace_config(flags, os.environ)
 
 
 def check_program(program: Program) -> None:
@@ -88,7 +82,8 @@ def run_program(program: Program) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the target. SystemExit of the target passes through; returns 1 for an exception, 0 at its end."""
+    """Run the target. SystemExit of the target passes through; returns 0 at its end, 1 for an exception, and
+    EXIT_IMPORT if it could not import torch."""
     try:
         target, trace = parse_arguments(arguments)
         check_program(target)
@@ -97,6 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"instrument: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    install_stack_handler(os.environ)
     silence_kineto(os.environ)
     watcher = OptimizerWatcher(context, trace, Reporter(context))
     install_optimizer_hook(watcher)
@@ -106,10 +102,15 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         shown = _strip_own_frames(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(shown), shown)  # the script may have set its own
-        return 1
+        return EXIT_IMPORT if _is_import_of_torch(error) else EXIT_FAILED
     finally:
         watcher.on_finish()
     return 0
+
+
+def _is_import_of_torch(error: Exception) -> bool:
+    """Whether torch could not be imported; an error of the dynamic linker names no module."""
+    return isinstance(error, ImportError) and "torch" not in sys.modules and (error.name or "torch").startswith("torch")
 
 
 def _strip_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -21,10 +21,11 @@ from types import FrameType
 import torch
 
 from muster_components.trainer.checkpoint import Checkpointer
-from muster_components.trainer.config import TrainPlan
+from muster_components.trainer.compilation.monitor import CompileMonitor
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, DivergedError
 from muster_components.trainer.models.recipes import mfu, peak_flops
+from muster_components.trainer.plan import TrainPlan
 from muster_components.trainer.profile import ProfilerTransition, StepTracer
 from muster_components.trainer.reporter import (
     Phase,
@@ -40,7 +41,7 @@ from muster_components.trainer.train_step import StepHandle, StepResult, TrainSt
 
 
 class StopSignal:
-    """Records the signal that asked this rank to stop: in the same step as all other ranks, with a checkpoint.
+    """Records the signal that requests this rank to stop: in the same step as all other ranks, with a checkpoint.
 
     A rank that ended on its own would leave the others waiting in a collective. So the handler only sets a flag, and
     the step's all-reduce sends it to all ranks: that step is the last. Before the first step of an attempt has ended
@@ -92,6 +93,8 @@ class TrainState:
     checkpointer: Checkpointer
     tracer: StepTracer
     stop: StopSignal
+    compilation: CompileMonitor | None
+    """None: nothing is compiled."""
     tokens_per_step: int
     flops_per_step: int | None
     """Forward and backward FLOPs of a global batch; None if unknown."""
@@ -143,6 +146,7 @@ class TrainLoop:
         self._plan, self._context, self._device = state.plan, state.context, state.device
         self._reporter, self._stepper, self._stop = state.reporter, state.stepper, state.stop
         self._checkpointer, self._tracer = state.checkpointer, state.tracer
+        self._compilation = state.compilation
         self._timer = StepTimer(self._stepper.now_s())
         self._peak_flops = peak_flops(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
         self._tokens_per_step, self._flops_per_step = state.tokens_per_step, state.flops_per_step
@@ -207,6 +211,8 @@ class TrainLoop:
             result = pending.popleft().result()
             self._last_step = result.step
             self._report_step(result, self._timer.step_ended(result.ended_at_s))
+            if (compilation := self._compilation) is not None and compilation.compiled():
+                self._untimed(lambda step=result.step: compilation.after_step(step))  # type: ignore[misc]
             if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
                 self._raise_diverged(result)
             self._stop.first_step_done()
@@ -295,6 +301,7 @@ class TrainLoop:
                 phase=phase,
                 checkpoint_step=self._checkpointer.saved_step,
                 checkpoint_at=self._checkpointer.saved_at,
+                stage=self._stepper.stage,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Counts the optimizer steps of an unmodified script, writes heartbeats, and traces the configured steps.
+"""Counts the optimizer steps of an unmodified script, writes heartbeats, and traces configured and requested steps.
 
 torch calls a global hook after every step of every optimizer. The steps of the first optimizer count (a GAN has two);
 if it is deleted, those of the next one. The hook is installed when the script imports `torch.optim`, not before, so
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from muster_components.trainer.capture import CaptureInbox
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
@@ -33,7 +34,7 @@ FIRST_TRACEABLE_STEP: Final = 2
 
 
 class OptimizerWatcher:
-    """Counts the optimizer steps of the script, writes heartbeats and metrics, and traces the configured steps."""
+    """Counts the optimizer steps of the script, writes heartbeats and metrics, and traces steps."""
 
     def __init__(
         self, context: RunContext, trace: TraceConfig, reporter: Reporter, clock: DeviceClock | None = None
@@ -42,6 +43,7 @@ class OptimizerWatcher:
         self._trace = trace
         self._reporter = reporter
         self._window = TraceWindow(trace, context, reporter)
+        self._inbox = CaptureInbox(context, reporter) if context.accepts_captures else None
         self._clock = clock or DeviceClock()
         self._counted_optimizer: weakref.ref[object] | None = None
         self._tracer: StepTracer | None = None
@@ -96,13 +98,11 @@ class OptimizerWatcher:
     def _trace_next(self) -> dict[ProfilerTransition, float]:
         """Begin the next step of the tracer; the duration in seconds if it started the profiler or wrote the trace."""
         if self._tracer is None:
-            if not self._trace.covers(self._context.rank):
+            if self._inbox is None and not self._trace.covers(self._context.rank):
                 return {}
             from muster_components.trainer.profile import StepTracer
 
-            self._tracer = StepTracer(self._trace, self._context, self._reporter)
-        if not self._tracer.pending:
-            return {}
+            self._tracer = StepTracer(self._trace, self._context, self._reporter, self._inbox)
         transition, started_s = self._tracer.next_transition(self._step + 1), time.perf_counter()
         self._tracer.begin_step(self._step + 1)
         return {} if transition is None else {transition: time.perf_counter() - started_s}

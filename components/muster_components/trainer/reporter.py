@@ -45,6 +45,8 @@ class RankHeartbeat:
     peak_memory_bytes: int | None = None
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
+    stage: int | None = None
+    """The pipeline stage; None without a pipeline."""
     phase: Phase = "train"
 
 
@@ -94,6 +96,15 @@ class Reporter:
         """Append one line."""
         line = {**asdict(metrics), "attempt": self._context.attempt, "at": self._clock()}
         self._try_write(self._context.metrics_path, lambda path: append_line(path, encode_line(line)))
+
+    def replace(self, path: Path, content: Mapping[str, object]) -> None:
+        """Replace a file of the run folder by one line of JSON."""
+        self._try_write(path, lambda target: replace_file(target, encode_line(content)))
+
+    def write_compilation(self, step: int, record: Mapping[str, object]) -> None:
+        """Append what was compiled in `step`."""
+        line = {"at": self._clock(), "attempt": self._context.attempt, "step": step, **record}
+        self._try_write(self._context.compilation_path, lambda path: append_line(path, encode_line(line)))
 
     def record_event(self, kind: str, message: str, *, step: int | None = None, echo: bool = True) -> None:
         """Append an event (rank 0), and with `echo` log the message to standard error (all ranks)."""
@@ -173,8 +184,12 @@ class TraceWindow:
         if (missed := self._unreachable_reason(first, last)) is not None:
             self._record_missed(missed, first - 1)
             return
-        message = f"steps {self._steps} are to be traced"
-        self.reporter.record_event("trace_planned", message, step=self.config.start, echo=False)
+        every = f", and again every {self.config.every} steps" if self.config.every else ""
+        message = f"steps {self._steps} are to be traced{every}"
+        window = self.config.window(first)
+        self.reporter.record_event(
+            "trace_planned", message, step=self.config.start if window is None else window[0], echo=False
+        )
 
     def finish(self, first: int, last: int, known_last: int | None = None) -> None:
         """Write `trace_missed` if the attempt, which ended after step `last`, did not reach the steps and `announce`
@@ -198,7 +213,7 @@ class TraceWindow:
         if not any(self.config.covers(rank) for rank in range(self.context.world_size)):
             ranks = ",".join(map(str, self.config.ranks))
             return f"--trace_ranks {ranks} names none of the ranks 0 to {self.context.world_size - 1}"
-        if self.config.end <= first:
+        if self.config.window(first) is None:
             return f"in this attempt, tracing can begin with step {first}"
         if last is not None and self.config.start > last:
             return f"the run ends with step {last}"

@@ -4,8 +4,9 @@ The order of the set-up matters:
 
 1. the device and the process group, which the other steps need to communicate;
 2. the data, read by one rank of each host, the same on all ranks;
-3. model, optimizer and checkpointer: the newest checkpoint replaces the initial weights;
-4. the training loop.
+3. the plan: predicted memory, and what `--parallel auto` chooses, before weights are allocated;
+4. model, optimizer and checkpointer: the newest checkpoint replaces the initial weights;
+5. the training loop.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
+from muster_components.trainer.capture import CaptureInbox
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
-from muster_components.trainer.config import TrainConfig, TrainPlan, resolve_plan
+from muster_components.trainer.compilation.backends import find_backend
+from muster_components.trainer.compilation.monitor import compile_monitor
+from muster_components.trainer.config import DEFAULT_BACKEND, TrainConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data.cache_folder import token_cache_dir
 from muster_components.trainer.data.corpus import SkippedText
@@ -38,6 +42,8 @@ from muster_components.trainer.models.transformer import RecipeModel
 from muster_components.trainer.parallel.mesh import build_mesh
 from muster_components.trainer.parallel.pipeline import PipelinedForwardBackward, parallelize_stages
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
+from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
+from muster_components.trainer.planning.at_start import decide_plan
 from muster_components.trainer.profile import StepTracer
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
 from muster_components.trainer.train_step import TrainStep, adamw
@@ -49,13 +55,16 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     stop = StopSignal()
     stop.install()
     device = choose_device(context, environ)
-    plan = resolve_plan(config, host_capabilities(device, context, environ))
+    host = host_capabilities(device, context, environ)
+    plan = resolve_plan(config, host)
+    if plan.compile_backend is not None:
+        find_backend(plan.compile_backend)  # an unknown one is refused before the data is read
     reporter = Reporter(context)
     reporter.write_heartbeat(_setup_heartbeat(context, plan))
     init_distributed(device, context.world_size, launched="RANK" in environ)
     try:
         with select_kernels(device, plan.precision, deterministic=config.deterministic), loss_parallel():
-            result = _train(plan, context, device, reporter, stop)
+            result = _train(plan, host, context, device, reporter, stop)
     except TrainerError:
         # All ranks raise a TrainerError. After any other error, destroying the group would wait for the other ranks.
         dist.destroy_process_group()
@@ -67,11 +76,18 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
 
 
 def _train(
-    plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal
+    plan: TrainPlan,
+    host: HostCapabilities,
+    context: RunContext,
+    device: torch.device,
+    reporter: Reporter,
+    stop: StopSignal,
 ) -> TrainResult:
     model = train_model(plan)
     data = open_shared_data(plan, model, context)
     samples = data.samples
+    decision = decide_plan(plan, model, samples, device, host, context)
+    plan = decision.plan
     mesh = build_mesh(plan.mesh, device.type)
     pipeline = None
     if plan.mesh.pp > 1:
@@ -86,7 +102,7 @@ def _train(
     _require_no_padding(plan, model)
     weight_per_step = plan.global_batch * samples.weight_per_sample
     if context.is_rank0:
-        _print_header(plan, context, model, parallel, data)
+        _print_header(plan, context, model, parallel, data, decision.summary)
         _report_skipped(data.skipped, reporter)
     completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
     for part in parallel.parts:
@@ -99,6 +115,10 @@ def _train(
         else PipelinedForwardBackward(plan, pipeline, gradient_scale)
     )
     flops_per_sample = model.flops_per_sample()
+    monitor = None
+    if plan.compile:
+        monitor = compile_monitor(plan, context, model, mesh, reporter, os.environ)
+        monitor.begin()
     state = TrainState(
         plan,
         context,
@@ -106,12 +126,20 @@ def _train(
         reporter,
         TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step),
         checkpointer,
-        StepTracer(plan.config.trace, context, reporter),
+        StepTracer(
+            plan.config.trace,
+            context,
+            reporter,
+            CaptureInbox(context, reporter) if context.accepts_captures else None,
+        ),
         stop,
+        monitor,
         tokens_per_step=round(weight_per_step),
         flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
     )
     result = TrainLoop(state).run(completed_step)
+    if monitor is not None and context.is_rank0 and (line := monitor.summary()) is not None:
+        print_line(line)
     if plan.config.save_pretrained is not None and result.exit_code == EXIT_OK:
         save_pretrained(model, parallel, Path(plan.config.save_pretrained))
     return result
@@ -135,7 +163,9 @@ def train_model(plan: TrainPlan) -> TrainModel:
     if isinstance(source, FactorySource):
         from muster_components.trainer.models.factory import FactoryModel
 
-        return FactoryModel(source.name, dict(source.args), compile_blocks=plan.config.parallel.compile is True)
+        chosen = plan.config.compile
+        compile_blocks = chosen.enabled is True or chosen.backend is not None
+        return FactoryModel(source.name, dict(source.args), compile_blocks=compile_blocks)
     from muster_components.trainer.models.huggingface import HuggingFaceModel
 
     mask_token = None if data.tokenizer is None else TokenizerEncoder(data.tokenizer).mask_token
@@ -193,14 +223,20 @@ def _require_no_padding(plan: TrainPlan, model: TrainModel) -> None:
 
 
 def _print_header(
-    plan: TrainPlan, context: RunContext, model: TrainModel, parallel: ParallelModel, data: TrainingData
+    plan: TrainPlan,
+    context: RunContext,
+    model: TrainModel,
+    parallel: ParallelModel,
+    data: TrainingData,
+    prediction: str,
 ) -> None:
     config = plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
     mesh = plan.mesh
     kind = mesh.data if mesh.data_ranks == mesh.world_size and mesh.data != "hsdp" else str(mesh)
     modes = [kind] if context.world_size > 1 else []
-    modes += ["compiled" if plan.compile else "not compiled", plan.precision]
+    compiled = "compiled" if plan.compile_backend == DEFAULT_BACKEND else f"compiled by {plan.compile_backend}"
+    modes += [compiled if plan.compile else "not compiled", plan.precision]
     if config.parallel.recompute != "none":
         modes.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
@@ -212,6 +248,8 @@ def _print_header(
         + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
+    if prediction:
+        print_line(f"  {prediction}")
     print_line(f"  data: {data.summary}")
     print_line(f"  run folder: {context.run_dir}")
     if plan.compile:

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from muster_components.trainer.config import TrainPlan
-from muster_components.trainer.cuda_graph import MAX_PARAMETERS, GraphedStep
+from muster_components.trainer.cuda_graph import CAPTURED_BACKENDS, MAX_PARAMETERS, GraphedStep
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.gradients import clip_gradients
 from muster_components.trainer.parallel.sharding import ParallelModel
+from muster_components.trainer.plan import TrainPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,12 @@ class TrainStep:
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
         self._run = GraphedStep(self._compute) if uses_cuda_graph(plan, parallel) else self._compute
 
+    @property
+    def stage(self) -> int | None:
+        """This rank's place in the pipeline; None without one."""
+        mesh = self._parallel.mesh
+        return mesh.pp_rank if mesh.shape.pp > 1 else None
+
     def launch(self, step: int, *, stop: bool) -> StepHandle:
         """Launch `step` (from 1): forward and backward of this rank's part of the global batch, then the optimizer."""
         lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
@@ -148,7 +154,8 @@ def uses_cuda_graph(plan: TrainPlan, parallel: ParallelModel) -> bool:
     one_gpu = parallel.device.type == "cuda" and plan.mesh.world_size == 1
     # Other models may wait for the GPU in a step, which a capture does not allow.
     is_recipe = isinstance(plan.config.model, ModelConfig)
-    return one_gpu and is_recipe and plan.compile and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
+    captured = plan.compile_backend in CAPTURED_BACKENDS
+    return one_gpu and is_recipe and captured and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
 
 
 def seed_generators(seed: int, step: int, data_rank: int) -> None:

@@ -62,6 +62,7 @@ reject part of the release. Each message has the field, its value, and what is v
   "collector-image" "collector.image"
   "collector-pull-policy" "collector.image.pullPolicy"
   "collector-resources" "collector.resources"
+  "collector-all-jobs" "collector.allJobs"
   "collector-store" "collector.store.url"
   "collector-store-secret" "collector.store.secretName"
   "heartbeat-interval-seconds" "collector.heartbeatIntervalSeconds"

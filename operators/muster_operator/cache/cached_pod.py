@@ -49,7 +49,7 @@ class _Message(msgspec.Struct):
 
 
 def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
-    """The message among a pod's sidecars; None where the collector has not ended or the message is not ours."""
+    """The message among a pod's sidecars; None where the collector has not ended or the message has another form."""
     for one in containers:
         end = one.state.terminated
         if one.name == COLLECTOR and end is not None and len(end.message) <= _MAX_MESSAGE:
@@ -218,7 +218,7 @@ def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume"
 
 
 def _pinned_node(pod: V1Pod) -> str:
-    """The node that a pod of ours is pinned to: the first field of the first term that we wrote."""
+    """The node that a managed pod is pinned to: the first field of the first term, written by `pod_builder`."""
     affinity = pod.spec.affinity
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     for term in required.node_selector_terms if required else ():

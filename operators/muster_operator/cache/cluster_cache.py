@@ -13,7 +13,7 @@ from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
 from muster_operator.cache.cached_job import PodRequirements
-from muster_operator.cache.cached_pod import CachedPod, JobKey
+from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
 from muster_operator.cache.jobs import JobCache
@@ -117,7 +117,7 @@ class ClusterCache:
         self.pods = PodCache(
             self.nodes.add_unmanaged_usage,
             lambda uid: changed(),
-            self._job_key,
+            lambda uid: self.jobs.get(uid),  # noqa: PLW0108 - it is created below
             self._on_collector_ended,
         )
         self.templates = TemplateCache() if templates is None else templates
@@ -150,10 +150,6 @@ class ClusterCache:
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
 
-    def _job_key(self, uid: str) -> JobKey | None:
-        known = self.jobs.get(uid)
-        return None if known is None else known.name
-
     def _on_collector_ended(self, pod: CachedPod) -> None:
         if not self._apply_termination(pod, self._clock()):
             self._pending_terminations.append(pod)
@@ -176,10 +172,12 @@ class ClusterCache:
         )
         if known is None or view is None or message is None:
             return False
-        if self._job_key(known.uid) != pod.job:
+        if known.name != pod.job:
             return True  # a pod that only claims to belong to the job
+        if self.pods.is_early(view):
+            return False  # it counts once its attempt has begun
         slot, lead = (view.role, view.index), lead_role(known.job.spec)
-        if known.job.spec.trace is not None:
+        if known.job.spec.trace is not None or message.traces:
             self.trace_counts.record_final(known.uid, slot, message.traces)
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)

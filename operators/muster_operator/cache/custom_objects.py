@@ -51,7 +51,8 @@ class CustomObjectCache(Generic[D]):
         name, version = item.metadata.name, item.metadata.version
         if not self._cache.is_newer(name, version):
             return
-        document = _as_document(item)
+        document = as_document(item)
+        del document["metadata"]["namespace"]  # both kinds are cluster-scoped
         fresh, error = read_queue_or_flavor(self._model, document)
         if error is not None:
             self._set_invalid(version, InvalidObject(metadata_of(document), document, error), fresh)
@@ -134,11 +135,10 @@ class CustomObjectCache(Generic[D]):
         self._changed()
 
 
-def _as_document(item: RawCustomObject) -> dict[str, Any]:
-    metadata = msgspec.structs.asdict(item.metadata)
-    del metadata["namespace"]  # both kinds are cluster-scoped
+def as_document(item: RawCustomObject) -> dict[str, Any]:
+    """The object as pydantic validates it, truncated where it is nested too deep to decode. Raises ValueError."""
     return {
-        "metadata": metadata,
+        "metadata": msgspec.structs.asdict(item.metadata),
         "spec": decode_truncated(msgspec.json.decode, item.spec),
         "status": decode_truncated(msgspec.json.decode, item.status),
     }

@@ -15,7 +15,7 @@ A new job whose templates exceed the limit of its namespace is treated like one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from muster.api import spec
 from muster.kube.objects import RawTrainingJob
@@ -27,6 +27,19 @@ from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
 
 _DRY_RUN_PENDING = "waiting for a server-side dry run of its pods"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A job as written, and what the engine sees of it. `complete_spec`: its written spec when it was last visible with
+    its dry-run results; `undecided`: visible, and without any status; `refusal`: why its pods would be rejected."""
+
+    known: CachedJob
+    visible: spec.TrainingJob | None = None
+    complete_spec: spec.TrainingJobSpec | None = None
+    awaits_dry_run: bool = False
+    undecided: bool = False
+    refusal: str | None = None
 
 
 class JobCache:
@@ -46,16 +59,10 @@ class JobCache:
         self._changed = changed
         self._reader = JobReader(specs)
         self._cache = MutationCache[CachedJob](self._on_change)
-        self._by_uid: dict[str, CachedJob] = {}
-        self._visible: dict[str, spec.TrainingJob] = {}
-        self._awaiting_dry_run: set[str] = set()
-        self._undecided: set[str] = set()
-        self._unobserved: set[str] = set()
+        self._by_uid: dict[str, _Entry] = {}
+        self._unobserved: set[str] = set()  # undecided jobs that are new since `mark_observed`
         self.decided_count = 0  # jobs decided on for the first time, in total
-        # by uid: the written spec of the job when it was last visible with its dry-run results
-        self._last_complete_spec: dict[str, spec.TrainingJobSpec] = {}
         self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
-        self._rejected: dict[str, str] = {}
         self._rejections: dict[str, str] | None = None
         self._bytes = TemplateBytes(most_template_bytes)
         self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by NAMESPACE/NAME
@@ -64,8 +71,8 @@ class JobCache:
 
     def on_list(self, keys: set[str], version: int) -> None:
         """A list at `version` has exactly these keys."""
-        for gone in self.invalid.keys() - keys:
-            self._clear_invalid(gone)
+        for deleted in self.invalid.keys() - keys:
+            self._clear_invalid(deleted)
         self._cache.retain(keys, version)
 
     def on_upsert(self, item: RawTrainingJob) -> None:
@@ -125,7 +132,7 @@ class JobCache:
 
     def on_status_written(self, uid: str, status: spec.TrainingJobStatus, version: int) -> None:
         """Our write of a job's status was acknowledged."""
-        known = self._by_uid.get(uid)
+        known = self.get(uid)
         if known is None:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
@@ -135,14 +142,14 @@ class JobCache:
     def assume_status(self, uid: str, status: spec.TrainingJobStatus) -> None:
         """Our write of an admission has no answer: the job counts as admitted until `end_assumption`, or until the
         watch delivers a newer state, which excludes that the write is executed later."""
-        known = self._by_uid.get(uid)
+        known = self.get(uid)
         if known is not None:
             job = known.job.model_copy(update={"status": status})
             self._cache.replace(known.key, replace(known, job=job, status_text=None, written_status=known.job.status))
 
     def end_assumption(self, uid: str) -> None:
         """The outcome of our writes is known: what the cluster has counts."""
-        known = self._by_uid.get(uid)
+        known = self.get(uid)
         if known is not None and known.written_status is not None:
             job = known.job.model_copy(update={"status": known.written_status})
             self._cache.replace(known.key, replace(known, job=job, written_status=None))
@@ -156,28 +163,29 @@ class JobCache:
     def on_dry_run_result(self, namespace: str, digest: str) -> None:
         """A dry run of a template has a result."""
         for uid in tuple(self._uids_by_template.get((namespace, digest), ())):
-            if (known := self._by_uid.get(uid)) is not None:
-                self._update_visibility(known)
+            self._update_visibility(self._by_uid[uid])
 
     def refresh_dry_runs(self) -> None:
         """Repeat dry runs that failed or are old, for jobs that wait.
 
         A job with capacity keeps the result from before its admission: its pods were created with it.
         """
-        for uid, known in self._by_uid.items():
-            if uid in self._rejected or not (holds_capacity(known.job.status) or is_finished(known.job.status)):
-                self._requirements.request(known, self.on_dry_run_result)
+        for entry in self._by_uid.values():
+            status = entry.known.job.status
+            if entry.refusal is not None or not (holds_capacity(status) or is_finished(status)):
+                self._requirements.request(entry.known, self.on_dry_run_result)
 
     # ---- what the engine sees
 
     def visible(self) -> tuple[spec.TrainingJob, ...]:
         """All visible jobs."""
-        return tuple(self._visible.values())
+        return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
 
     def rejections(self) -> Mapping[str, str]:
         """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""
         if self._rejections is None:
-            self._rejections = dict(self._rejected)
+            entries = self._by_uid.items()
+            self._rejections = {uid: entry.refusal for uid, entry in entries if entry.refusal is not None}
         return self._rejections
 
     def has_unobserved(self) -> bool:
@@ -190,17 +198,18 @@ class JobCache:
 
     def get(self, uid: str) -> CachedJob | None:
         """A job as written."""
-        return self._by_uid.get(uid)
+        entry = self._by_uid.get(uid)
+        return None if entry is None else entry.known
 
     def status_of(self, one: InvalidJob) -> spec.TrainingJobStatus | None:
         """The newest status of a job that cannot be read, including our own writes; None where the status cannot be
         read."""
-        known = self._by_uid.get(one.metadata.uid)
+        known = self.get(one.metadata.uid)
         return one.status if known is None else known.job.status
 
     def all(self) -> Iterable[CachedJob]:
         """All jobs, visible or not."""
-        return self._by_uid.values()
+        return (entry.known for entry in self._by_uid.values())
 
     # ---- internals
 
@@ -211,27 +220,25 @@ class JobCache:
             old is not None and new is not None and new.templates is old.templates
         )  # also of a job that was deleted and created again
         if old is not None and not same:
-            self._hide(old.uid)
-            self._by_uid.pop(old.uid, None)
+            self._remove(old.uid)
         if old is not None and not (same and same_templates):
             for used in _template_keys(old):
                 self._uids_by_template[used].discard(old.uid)
                 if not self._uids_by_template[used]:
                     del self._uids_by_template[used]
         if new is not None:
-            self._by_uid[new.uid] = new
+            entry = self._by_uid.setdefault(new.uid, _Entry(new))
+            entry.known = new
             for used in () if same and same_templates else _template_keys(new):
                 self._uids_by_template.setdefault(used, set()).add(new.uid)
-            self._update_visibility(new)
+            self._update_visibility(entry)
 
-    def _hide(self, uid: str) -> None:
-        self._awaiting_dry_run.discard(uid)
+    def _remove(self, uid: str) -> None:
         self._reject(uid, None)
-        self._undecided.discard(uid)
         self._unobserved.discard(uid)
-        self._last_complete_spec.pop(uid, None)
-        if self._visible.pop(uid, None) is not None:
+        if self._by_uid[uid].visible is not None:
             self._set_visible(uid, False)
+        del self._by_uid[uid]
         self._changed()  # also for a job that was not visible: its queue may have waited for it
 
     def _clear_invalid(self, key: str) -> None:
@@ -239,24 +246,25 @@ class JobCache:
         if self.invalid.pop(key, None) is not None:
             self._changed()
 
-    def _update_visibility(self, known: CachedJob) -> None:
+    def _update_visibility(self, entry: _Entry) -> None:
         """Make the job visible once all its dry runs have results.
 
         A visible job stays visible, always with its newest status, our own writes included. It is not admitted by a
         spec whose dry runs are missing, nor again by one from before an edit that cannot be read.
         """
-        uid, job, before = known.uid, known.job, self._visible.get(known.uid)
+        known, before = entry.known, entry.visible
+        uid, job = known.uid, known.job
         results = {role: self._requirements.result(known.namespace, one) for role, one in known.templates.items()}
-        unknown = not is_finished(job.status) and self._needs_dry_run(known, results)
+        unknown = not is_finished(job.status) and self._needs_dry_run(entry, results)
         if not unknown:
-            self._awaiting_dry_run.discard(uid)
-        elif uid not in self._awaiting_dry_run:
-            self._awaiting_dry_run.add(uid)
+            entry.awaits_dry_run = False
+        elif not entry.awaits_dry_run:
+            entry.awaits_dry_run = True
             self._requirements.request(known, self.on_dry_run_result)
         waits = unknown and not holds_capacity(job.status)
         if waits and before is None:
             return
-        settled = before is not None and self._last_complete_spec.get(uid) is job.spec
+        settled = before is not None and entry.complete_spec is job.spec
         refusals = [result.refusal for result in results.values() if result is not None and result.refusal]
         reason = self._invalid_reason(known)
         if reason is not None:
@@ -264,17 +272,17 @@ class JobCache:
         elif not (waits and settled):
             self._reject(uid, refusals[0] if refusals else _DRY_RUN_PENDING if waits else None)
         if before is not None and settled and (waits or holds_capacity(job.status)):
-            self._visible[uid] = job.model_copy(update={"spec": before.spec})
+            entry.visible = job.model_copy(update={"spec": before.spec})
         else:
-            self._visible[uid] = self._reader.with_effective_pods(job, results)
-        if uid not in self._awaiting_dry_run:
-            self._last_complete_spec[uid] = job.spec
+            entry.visible = self._reader.with_effective_pods(job, results)
+        if not entry.awaits_dry_run:
+            entry.complete_spec = job.spec
         if job.status.submitted_at is None:
-            if uid not in self._undecided:
+            if not entry.undecided:
                 self._unobserved.add(uid)
-            self._undecided.add(uid)
-        elif uid in self._undecided:
-            self._undecided.remove(uid)
+            entry.undecided = True
+        elif entry.undecided:
+            entry.undecided = False
             self.decided_count += 1
         if before is None:
             self._set_visible(uid, True)
@@ -288,22 +296,20 @@ class JobCache:
             return None
         return f"it cannot be read: {one.error}"
 
-    def _needs_dry_run(self, known: CachedJob, results: Mapping[str, DryRunResult | None]) -> bool:
+    def _needs_dry_run(self, entry: _Entry, results: Mapping[str, DryRunResult | None]) -> bool:
         """Whether a dry run is missing; for a visible job, the results that it became visible with count."""
         if None in results.values():
             return True
-        new = known.uid not in self._visible and not holds_capacity(known.job.status)
+        known = entry.known
+        new = entry.visible is None and not holds_capacity(known.job.status)
         return new and not all(self._requirements.is_fresh(known.namespace, one) for one in known.templates.values())
 
     def _reject(self, uid: str, refusal: str | None) -> None:
-        if self._rejected.get(uid) == refusal:
-            return
-        if refusal is None:
-            del self._rejected[uid]
-        else:
-            self._rejected[uid] = refusal
-        self._rejections = None
-        self._changed()
+        entry = self._by_uid[uid]
+        if entry.refusal != refusal:
+            entry.refusal = refusal
+            self._rejections = None
+            self._changed()
 
 
 def _template_keys(known: CachedJob) -> set[tuple[str, str]]:

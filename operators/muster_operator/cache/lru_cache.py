@@ -42,5 +42,5 @@ class LRUCache(Generic[K, V]):
         self._entries[key] = value, size
         self.bytes += size - before
         while len(self._entries) > self._max_entries or self.bytes > self._max_bytes:
-            _, gone = self._entries.pop(next(iter(self._entries)))
-            self.bytes -= gone
+            _, size = self._entries.pop(next(iter(self._entries)))
+            self.bytes -= size

@@ -80,7 +80,7 @@ class MutationCache(Generic[T]):
         self._observed_version = max(self._observed_version, version)
 
     def retain(self, keys: Iterable[str], version: int) -> None:
-        """A list at this version has exactly these keys: others are gone, unless written after it."""
+        """A list at this version has exactly these keys: others are deleted, unless written after it."""
         listed = set(keys)
         for key in [key for key, entry in self._entries.items() if key not in listed and entry.version <= version]:
             old = self._entries.pop(key)

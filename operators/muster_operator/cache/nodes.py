@@ -71,8 +71,8 @@ class NodeCache:
                 if known is None:
                     self._views.pop(name, None)
                     continue
-                foreign = self._unmanaged.get(name, Resources())
-                view = known.view if not foreign else replace(known.view, unmanaged_usage=foreign.capped())
+                unmanaged = self._unmanaged.get(name, Resources())
+                view = known.view if not unmanaged else replace(known.view, unmanaged_usage=unmanaged.capped())
                 if self._views.get(name) != view:
                     self._views[name] = view
             fresh = self._stale & self._views.keys()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from muster.cluster import PodView
 from muster.kube.objects import V1Pod
 from muster.model import Resources
+from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
 from muster_operator.cache.mutation_cache import MutationCache
 
@@ -51,7 +52,7 @@ class PodCache:
     """Event handler and cache of pods.
 
     `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
-    look different; `job_key(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
+    differ; `job(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
     termination message of their collector.
     """
 
@@ -59,12 +60,12 @@ class PodCache:
         self,
         add_usage: Callable[[str, Resources], None],
         changed: Callable[[str], None],
-        job_key: Callable[[str], JobKey | None],
+        job: Callable[[str], CachedJob | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
     ) -> None:
         self._add_usage = add_usage
         self._changed = changed
-        self._job_key = job_key
+        self._job = job
         self._on_collector_ended = on_collector_ended
         self._cache = MutationCache[CachedPod](self._on_change)
         self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
@@ -123,7 +124,7 @@ class PodCache:
         self._cache.replace(key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True)))
 
     def remove_tombstone(self, uid: str, name: str) -> None:
-        """The job was decided on without this pod, which is gone."""
+        """The job was decided on without this pod, which is deleted."""
         job = self._job_key(uid)
         if job is not None and self._tombstones.remove(job, name):
             self._mark_job_stale(uid)
@@ -137,10 +138,21 @@ class PodCache:
         return self._cache
 
     def lead_pod(self, uid: str, role: str) -> CachedPod | None:
-        """Pod 0 of a role, of the newest attempt that has one; of a terminating job the terminating one."""
+        """Pod 0 of a role, of the newest attempt that has begun and has one; of a terminating job the terminating
+        one."""
         pods = self._pods_of(self._job_key(uid)).values()
-        found = [(pod.view.attempt, pod) for pod in pods if pod.view and (pod.view.role, pod.view.index) == (role, 0)]
+        found = [
+            (pod.view.attempt, pod)
+            for pod in pods
+            if pod.view and (pod.view.role, pod.view.index) == (role, 0) and not self.is_early(pod.view)
+        ]
         return max(found, key=lambda one: one[0])[1] if found else None
+
+    def is_early(self, view: PodView) -> bool:
+        """Whether its attempt has not begun. Statuses are written before pods, so another client created the pod; or
+        the watch of jobs lags."""
+        known = self._job(view.job_uid)
+        return known is not None and view.attempt > known.job.status.attempt
 
     def has_pod_in_phase(self, uid: str, phases: Container[str]) -> bool:
         """Whether a pod of the job is in one of these phases."""
@@ -189,6 +201,10 @@ class PodCache:
         self._stale.clear()
         return dict(self._views)
 
+    def _job_key(self, uid: str) -> JobKey | None:
+        known = self._job(uid)
+        return None if known is None else known.name
+
     def _pods_of(self, job: JobKey | None) -> Mapping[str, CachedPod]:
         return {} if job is None else self._by_job.get(job, {})
 
@@ -196,16 +212,17 @@ class PodCache:
         return pod is not None and pod.job is not None and self._visible.get(pod.job.uid) == pod.job
 
     def _on_change(self, key: str, old: CachedPod | None, new: CachedPod | None) -> None:
-        was_ours, is_ours = self._is_managed(old), self._is_managed(new)
+        was_managed, is_managed = self._is_managed(old), self._is_managed(new)
         if old is not None:
-            if not was_ours:
+            if not was_managed:
                 self._account_usage(old, -1)
             if old.job is not None and (new is None or new.job != old.job):
                 self._remove_from_job(old, old.job)
-            if new is None and was_ours and old.job is not None and old.view is not None and old.ended:
-                self._tombstones.add(old.job, old.view)
+            ended = old.view if new is None and was_managed and old.ended else None
+            if old.job is not None and ended is not None and not self.is_early(ended):
+                self._tombstones.add(old.job, ended)
         if new is not None:
-            if not is_ours:
+            if not is_managed:
                 self._account_usage(new, 1)
             if new.job is not None:
                 self._by_job.setdefault(new.job, {})[new.name] = new

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from muster.errors import ClusterError
 from muster.heartbeats.auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
 
 MAX_CONCURRENT = 64
@@ -63,14 +64,19 @@ def poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[
     return asyncio.run(_poll_all(targets, start_within_s)) if targets else []
 
 
-async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
-    turn, until = asyncio.Semaphore(MAX_CONCURRENT), asyncio.get_running_loop().time() + start_within_s
-    async with aiohttp.ClientSession(
+def collector_session() -> aiohttp.ClientSession:
+    """A session for requests to collectors, which users' programs may impersonate."""
+    return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,
-    ) as session:
+    )
+
+
+async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
+    turn, until = asyncio.Semaphore(MAX_CONCURRENT), asyncio.get_running_loop().time() + start_within_s
+    async with collector_session() as session:
 
         async def one(target: HeartbeatTarget) -> PollResult | None:
             async with turn:
@@ -85,38 +91,54 @@ async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -
 
 
 async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> PollResult:
-    host = f"[{target.host}]" if ":" in target.host else target.host
-    peer = HeartbeatSigner(target.token, target.uid, target.pod)
-    signed = peer.authorization(_PATH, time.time(), secrets.token_hex(16))
-    headers = {"Authorization": signed, "Accept-Encoding": "identity"}
     try:
-        async with (
-            asyncio.timeout(TIMEOUT_S),
-            session.get(f"http://{host}:{target.port}{_PATH}", headers=headers, allow_redirects=False) as response,
-        ):
-            if response.status == 401:
-                return PollResult(
-                    target, None, f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s"
-                )
-            if response.status != 200:
-                return PollResult(target, None, f"HTTP {response.status}")
-            body = await response.content.read(MAX_RESPONSE_BYTES + 1)
-            while len(body) <= MAX_RESPONSE_BYTES and (more := await response.content.read(MAX_RESPONSE_BYTES + 1)):
-                body += more
-            signature = response.headers.get(SIGNATURE_HEADER, "")
-        if len(body) > MAX_RESPONSE_BYTES:
-            return PollResult(target, None, f"the answer exceeds {MAX_RESPONSE_BYTES} bytes")
-        if not peer.verify_response(signed, body, signature):
-            return PollResult(
-                target, None, "the answer is not signed with the job's token: another program has the port"
-            )
+        body = await signed_request(session, target, _PATH, b"", MAX_RESPONSE_BYTES)
         answer = msgspec.json.decode(body, type=HeartbeatResponse)
-    except TimeoutError:
-        return PollResult(target, None, f"no answer within {TIMEOUT_S:g} s")
+    except CollectorError as error:
+        return PollResult(target, None, str(error))
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         return PollResult(target, None, "the answer is not a heartbeat")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return PollResult(target, None, str(error) or type(error).__name__)
     if (answer.job_uid, answer.pod) != (target.uid, target.pod):
         return PollResult(target, None, "the answer is from another pod")
     return PollResult(target, answer)
+
+
+class CollectorError(ClusterError):
+    """A collector that did not answer as it should."""
+
+    reason = "CollectorUnreachable"
+
+
+async def signed_request(
+    session: aiohttp.ClientSession, target: HeartbeatTarget, path: str, content: bytes, most_bytes: int
+) -> bytes:
+    """The body of the signed answer; POST if there is `content`. Raises CollectorError."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    peer = HeartbeatSigner(target.token, target.uid, target.pod)
+    signed = peer.authorization(path, time.time(), secrets.token_hex(16), content)
+    headers = {"Authorization": signed, "Accept-Encoding": "identity"}
+    url, verb = f"http://{host}:{target.port}{path}", "POST" if content else "GET"
+    try:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            session.request(verb, url, headers=headers, data=content or None, allow_redirects=False) as response,
+        ):
+            if response.status == 401:
+                raise CollectorError(
+                    f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s"
+                )
+            if response.status != 200:
+                raise CollectorError(f"HTTP {response.status}")
+            body = await response.content.read(most_bytes + 1)
+            while len(body) <= most_bytes and (more := await response.content.read(most_bytes + 1)):
+                body += more
+            signature = response.headers.get(SIGNATURE_HEADER, "")
+    except TimeoutError:
+        raise CollectorError(f"no answer within {TIMEOUT_S:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise CollectorError(str(error) or type(error).__name__) from error
+    if len(body) > most_bytes:
+        raise CollectorError(f"the answer exceeds {most_bytes} bytes")
+    if not peer.verify_response(signed, body, signature):
+        raise CollectorError("the answer is not signed with the job's token: another program has the port")
+    return body

@@ -44,7 +44,8 @@ class CollectorSidecarConfig:
     """The installation's collector configuration; no collectors without `image`.
 
     Requests equal limits, so that a Guaranteed pod stays Guaranteed. `store` is a URL below which every job has a
-    folder; `store_secret` names a Secret in the job's namespace with the store's credentials.
+    folder; `store_secret` names a Secret in the job's namespace with the store's credentials. With `all_jobs` every pod
+    has a collector, so that traces of every job can be requested while it runs.
     """
 
     image: str = ""
@@ -54,9 +55,7 @@ class CollectorSidecarConfig:
     )
     store: str = ""
     store_secret: str = ""
-
-
-NO_COLLECTORS = CollectorSidecarConfig()
+    all_jobs: bool = False
 
 
 def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
@@ -65,11 +64,11 @@ def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
 
 
 def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config: CollectorSidecarConfig) -> bool:
-    """Whether this pod has a collector: every pod of a traced job, and the lead pod of a job with a stall timeout or
-    durable checkpoints."""
+    """Whether this pod has a collector: every pod of a traced job, or with `all_jobs` of every job, and the lead pod of
+    a job with a stall timeout or durable checkpoints."""
     if not config.image:
         return False
-    if job_spec.trace is not None:
+    if job_spec.trace is not None or config.all_jobs:
         return True
     lead = lead_role(job_spec)
     is_needed = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(lead)
@@ -117,7 +116,7 @@ def add_collector(
     uses its name or port, or where it could not read the run folder."""
     _reject_conflicts(pod_spec)
     main = pod_spec["containers"][0]
-    ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
+    muster_env = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
     run_dir, mount = find_run_folder(main)
     if contains_path(mount, SECRETS_DIR):
         raise InvalidSpec(
@@ -140,7 +139,7 @@ def add_collector(
     is_own = is_pod_volume(pod_spec.get("volumes") or (), mount)
     if is_own:
         arguments.append("--open-spool")
-    if config.store and job.spec.trace is not None:
+    if config.store and (job.spec.trace is not None or _may_use_store(pod_spec, config)):
         arguments.append(f"--store={config.store.rstrip('/')}/{JOB_FOLDER}")
         if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # in a shared folder one collector reports
             arguments.append("--store-metrics")
@@ -155,7 +154,7 @@ def add_collector(
         "args": arguments,
         "restartPolicy": "Always",
         "env": [
-            *(one for one in ours if one["name"] not in (RUN_DIR_VARIABLE, "MUSTER_POD")),
+            *(one for one in muster_env if one["name"] not in (RUN_DIR_VARIABLE, "MUSTER_POD")),
             {"name": RUN_DIR_VARIABLE, "value": run_dir},
             {"name": "MUSTER_POD", "value": pod.name},
             {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -185,6 +184,13 @@ def _secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[st
     return {"name": name, "secret": {**source, "optional": True} if optional else source}
 
 
+def _may_use_store(pod_spec: Mapping[str, Any], config: CollectorSidecarConfig) -> bool:
+    """Whether the collector of a job without `trace` gets the store: not where its credentials could be read, which a
+    traced job is refused for."""
+    exposes = any(pod_spec.get(name) for name in ("shareProcessNamespace", "hostPID"))
+    return config.all_jobs and not (config.store_secret and exposes)
+
+
 def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
     """A container that sees the collector's process could read the store's credentials from /proc."""
     for name in ("shareProcessNamespace", "hostPID"):
@@ -197,9 +203,9 @@ def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
 
 
 def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
-    ours = (TOKEN_VOLUME, STORE_VOLUME)
+    collector_volumes = (TOKEN_VOLUME, STORE_VOLUME)
     for volume in pod_spec.get("volumes") or ():
-        if volume.get("name") in ours:
+        if volume.get("name") in collector_volumes:
             raise InvalidSpec(
                 f"volumes: {volume['name']!r} is reserved for a volume that Muster adds; use another name",
                 field="volumes",
@@ -210,7 +216,7 @@ def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
             if container.get("name") == COLLECTOR_NAME:
                 raise InvalidSpec(f"{where} is reserved for the sidecar that Muster adds; use another name", field=kind)
             for mount in container.get("volumeMounts") or ():
-                if mount.get("name") in ours:
+                if mount.get("name") in collector_volumes:
                     raise InvalidSpec(
                         f"{where} must not mount {mount['name']!r}: it is reserved for the sidecar {COLLECTOR_NAME}",
                         field=kind,

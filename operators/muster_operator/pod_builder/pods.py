@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.api import spec
@@ -56,7 +56,7 @@ def pod_manifest(
         is_single = sum(role.replicas for role in job.spec.roles) == 1
         _add_environment(wanted, job, pod, single_pod=is_single)
         if has_collector(job.spec, pod.role, pod.index, config.collector):
-            wanted = add_collector(wanted, job, pod, config.collector)
+            wanted = _with_collector(wanted, job, pod, config.collector)
         if not wanted.get("overhead"):  # the API server rejects an empty one
             wanted.pop("overhead", None)
         wanted["restartPolicy"] = "Never"
@@ -119,6 +119,19 @@ def pin_to_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
     return {**affinity, "nodeAffinity": of_nodes}
 
 
+def _with_collector(
+    wanted: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, config: CollectorSidecarConfig
+) -> dict[str, Any]:
+    """The pod spec with its collector. A pod that would have one only because all have runs without it where its
+    template conflicts; else raises InvalidSpec."""
+    try:
+        return add_collector(wanted, job, pod, config)
+    except InvalidSpec:
+        if has_collector(job.spec, pod.role, pod.index, replace(config, all_jobs=False)):
+            raise
+        return wanted
+
+
 def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, single_pod: bool) -> None:
     """Add the variables to every container, and the run folder unless the template defines it."""
     on_host_network = bool(pod_spec.get("hostNetwork"))
@@ -147,14 +160,14 @@ def _with_environment(
     `mount` is the run folder's, unless the container mounts that volume itself: then the folder is at that path.
     """
     mounts = container.get("volumeMounts") or ()
-    theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
-    if mount is not None and theirs is not None:
-        variables = {**variables, RUN_DIR_VARIABLE: str(theirs.get("mountPath"))}
-    ours: Iterable[dict[str, str]] = ({"name": name, "value": value} for name, value in variables.items())
+    own_mount = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
+    if mount is not None and own_mount is not None:
+        variables = {**variables, RUN_DIR_VARIABLE: str(own_mount.get("mountPath"))}
+    added: Iterable[dict[str, str]] = ({"name": name, "value": value} for name, value in variables.items())
     own = (one for one in container.get("env") or () if one.get("name") not in variables)
-    changed = {**container, "env": [*ours, *own]}
+    changed = {**container, "env": [*added, *own]}
     changed.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # source of `status.lastFailure.logTail`
-    if mount is not None and theirs is None:
+    if mount is not None and own_mount is None:
         changed["volumeMounts"] = [*mounts, dict(mount)]
     return changed
 
@@ -189,4 +202,6 @@ def _pod_environment(
     if trace is not None:
         variables["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
         variables["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
+        if trace.every is not None:
+            variables["MUSTER_TRACE_EVERY"] = str(trace.every)
     return variables

@@ -119,10 +119,10 @@ def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         )
     if ".." in run_dir.split("/"):
         raise InvalidSpec(f"{RUN_DIR_VARIABLE} must be a path without '..'; got {run_dir!r}", field="env")
-    foreign = [part for part in run_dir.split("$(")[1:] if not part.startswith("MUSTER_")]
-    if foreign:
+    other_variables = [part for part in run_dir.split("$(")[1:] if not part.startswith("MUSTER_")]
+    if other_variables:
         raise InvalidSpec(
-            f"{RUN_DIR_VARIABLE}: {run_dir!r} refers to $({foreign[0]}, which the collector does not have; use "
+            f"{RUN_DIR_VARIABLE}: {run_dir!r} refers to $({other_variables[0]}, which the collector does not have; use "
             "variables MUSTER_... only",
             field="env",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from muster.errors import InvalidSpec
@@ -16,7 +17,13 @@ _SECRET_NAME = re.compile(
     r"|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT|AUTH|JWT)$|_PWD$",
     re.IGNORECASE,
 )
-_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "OCI_", "S3_")
+_CLOUD_IDENTITIES = frozenset((
+    "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_ROLE_ARN",
+    "AWS_WEB_IDENTITY_TOKEN_FILE", "AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_STORAGE_ACCOUNT", "OCI_CONFIG_FILE",
+    "OCI_CONFIG_PROFILE",
+))  # fmt: skip
+"""Variables without a secret that tell the client of a cloud which credentials to use."""
+_MAX_NAMED = 3
 _URL_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -32,17 +39,26 @@ def is_valid_name(text: str) -> bool:
 
 def is_credential(name: str) -> bool:
     """Whether a variable of this name holds a secret, or tells a cloud's client which credentials to use."""
-    return is_secret_name(name) or name.startswith(_OF_CLOUDS)
+    return is_secret_name(name) or name in _CLOUD_IDENTITIES
 
 
-def not_passed_message(names: Sequence[str], option: str) -> str:
-    """A sentence that names variables which a job does not get, without values, and the way to pass one: `option`, such
-    as `--env `, before its name."""
-    message = f"not passed to the job from your environment: {', '.join(names)}; {option}NAME passes one"
-    credentials = [name for name in names if is_credential(name)]
-    if not credentials:
-        return message
-    return f"{message}, credentials such as {', '.join(credentials)}, too: {option}{credentials[0]}"
+@dataclass(frozen=True, slots=True)
+class OmittedVariables:
+    """Variables of the submitter's environment that a job does not get; the file `listed_in` names all of them."""
+
+    names: tuple[str, ...]
+    listed_in: str
+
+    def message(self, option: str) -> str:
+        """One line with their number and, credentials first, some of their names, without values. `option`, such as
+        `--env `, before a name passes the variable."""
+        credentials = [name for name in self.names if is_credential(name)]
+        ordered = [*credentials, *(name for name in self.names if name not in credentials)]
+        count = "1 variable" if len(ordered) == 1 else f"{len(ordered)} variables"
+        more = "" if len(ordered) <= _MAX_NAMED else ", ..."
+        found = f"{count} of your environment not passed to the job: {', '.join(ordered[:_MAX_NAMED])}{more}"
+        listed = f"; all names: {self.listed_in}" if more else ""
+        return f"{found}; to pass one: {option}{ordered[0]}{listed}"
 
 
 def redact(name: str, value: str) -> str:

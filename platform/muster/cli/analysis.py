@@ -54,9 +54,9 @@ _POLICIES = "muster, fifo, priority, backfill"
     "--max-trace-events",
     cls=PlainOption,
     type=click.IntRange(min=1),
-    default=5_000_000,
+    default=12_000_000,
     metavar="N",
-    help="Skip traces with more events; default 5000000.",
+    help="Skip traces with more events; default 12000000.",
 )
 @click.option(
     "--max-fetch-bytes", default="16Gi", metavar="SIZE", help="Largest run to fetch from a store; default 16Gi."
@@ -82,7 +82,7 @@ def report(
     limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     max_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = _resolve_run(runs[0], namespace, max_bytes)
+        run_dir, job = resolve_run(runs[0], namespace, max_bytes)
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
@@ -142,8 +142,8 @@ def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: 
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
 
 
-def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path, str | None]:
-    """The folder to report on, and the job's name if it was given by name."""
+def resolve_run(run: str, namespace: str | None, max_bytes: int = 16 << 30) -> tuple[Path, str | None]:
+    """The folder to report on, and the job's name if it was given by name; from a store at most `max_bytes`."""
     path = Path(run)
     if path.exists():
         return path, None

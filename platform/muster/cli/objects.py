@@ -74,7 +74,6 @@ def submit(
     as_json: bool,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.api.env_vars import not_passed_message
     from muster.cli.manifests import SpecOverrides, load_jobs, locate_errors, parse_env_overrides
     from muster.cli.watch import print_end_and_reason, wait_for_end, watch_job
 
@@ -87,8 +86,11 @@ def submit(
     client = connect()
     with locate_errors(read):
         accepted = client.submit_all([one.job for one in read], dry_run)
-    if not as_json and (omitted := client.newly_left_out(accepted)):
-        print_note(f"note: {not_passed_message(omitted, '--env ')}")
+    if not as_json and (omitted := client.newly_omitted(accepted)):
+        print_note(f"note: {omitted.message('--env ')}")
+    if selected_context() is not None:
+        for job in accepted:
+            _warn_if_untraceable(job)
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:
@@ -119,6 +121,16 @@ def _check_unique_names(jobs: list[LoadedJob]) -> None:
             places = f"{first.source.location(field)} and {one.source.location(field)}"
             message = f"{field}: must be unique; two jobs are named {one.name} ({places})"
             raise InvalidSpec(message, field=field)
+
+
+def _warn_if_untraceable(job: TrainingJob) -> None:
+    """A warning, since a script in a cluster may record traces itself; one host reads it and refuses the job."""
+    from muster.local.command_lines import records_traces
+    from muster.tracing import RECORDED_BY
+
+    containers = [role.template.spec.containers[0] for role in job.spec.roles]
+    if job.spec.trace and not any(records_traces([*one.command, *one.args], "") for one in containers):
+        print_note(f"warning: job {job.metadata.name}: spec.trace may record nothing: {RECORDED_BY}")
 
 
 def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
@@ -154,7 +166,7 @@ def apply(files: tuple[str, ...], as_json: bool) -> None:
     "--file", "-f", "files", type=FILE, multiple=True, metavar="FILE.yaml", help="Delete the objects in a file."
 )
 @namespace_option
-@click.option("--yes", "-y", is_flag=True, help="Delete queues that have unfinished jobs without asking.")
+@click.option("--yes", "-y", is_flag=True, help="Delete queues that have unfinished jobs without confirmation.")
 @json_option
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[str, ...], namespace: str | None, yes: bool, as_json: bool

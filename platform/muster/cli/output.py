@@ -143,6 +143,11 @@ def print_note(text: str) -> None:
     print(sanitize(text), file=sys.stderr, flush=True)
 
 
+def print_text(text: str) -> None:
+    """Print a line with text of other programs."""
+    print(sanitize(text))
+
+
 def print_renderable(renderable: RenderableType) -> None:
     """Print for people."""
     out = console()

@@ -62,7 +62,7 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
     if as_json:
         print_json([job])
     elif report:
-        _print_report(job, run_dir, out, getattr(client, "context_name", ""))
+        _print_report(client, job, run_dir, out)
     if last.job.status.phase != "Succeeded":
         raise CommandExit(ExitCode.JOB_FAILED)
 
@@ -246,28 +246,30 @@ def _awaits_report(job: TrainingJob) -> bool:
     return job.spec.trace is not None and job.status.started_at is not None and job.status.traces is None
 
 
-def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context: str) -> None:
+def _print_report(client: ClusterClient, job: TrainingJob, run_dir: Path | None, out: Console) -> None:
     """Show the report, or build it if the cluster does not; a run without traces and metrics has none.
 
     A report that cannot be built is a note on stderr and does not change the exit code.
     """
     from muster.cli.analysis import build_and_print, print_report
     from muster.errors import InvalidTrace
-    from muster.tracing import RECORDED_BY
+    from muster.tracing import no_trace_reason
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster
         from muster.cluster_client.jobs import report_command
 
-        command = report_command(job, context)
+        command = report_command(job, getattr(client, "context_name", ""))
         if command is not None:
             out.print(f"to build the report: {command}", soft_wrap=True, markup=False)
         return
     try:
         if traces is not None and traces.report:
             print_report(Path(traces.report), out)
-        elif traces is not None and not traces.files and not any((run_dir / "traces").rglob("rank-*")):
-            print_note(f"no report: no trace was recorded: {RECORDED_BY}")
+        elif job.spec.trace and traces and not traces.files and not any((run_dir / "traces").rglob("rank-*")):
+            heartbeats = client.heartbeats(job.metadata.name, job.metadata.namespace or "default")
+            reason = no_trace_reason(job.spec.trace.start_step, heartbeats)
+            print_note(f"no report: no trace was recorded: {reason}")
         elif traces is not None or _awaits_report(job):
             print(f"no report: the build failed; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
         elif any((run_dir / "metrics").glob("*.jsonl")) or any((run_dir / "traces").glob("*.json.gz")):

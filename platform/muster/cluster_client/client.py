@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.api.spec import TraceCaptureSpec
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.cluster_client import apply, jobs, nodes, queries, submit
+from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import Replica, read_log
 from muster.engine import encode_snapshot
@@ -21,8 +22,9 @@ from muster.kube.sync_client import KubeClient
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from muster.api.spec import TrainingJob
+    from muster.api.spec import TraceCapture, TrainingJob
     from muster.api.yaml_input import AnyObject
+    from muster.capture.protocol import HungRank
     from muster.client import JobList
     from muster.cluster import NodeView
 
@@ -84,9 +86,8 @@ class KubernetesClusterClient:
         all is deleted again."""
         return submit.submit_jobs(self._kube_client, jobs, dry_run)
 
-    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        """No names: pods of a cluster do not inherit the environment of the client."""
-        return []
+    def newly_omitted(self, jobs: Sequence[TrainingJob]) -> None:
+        """None: pods of a cluster never inherit the environment of the client."""
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs of a namespace, or of all, oldest first; those that can be read."""
@@ -175,6 +176,17 @@ class KubernetesClusterClient:
                 cached = heartbeats_from_status(self.job(name, namespace))
             self._heartbeats[namespace, name] = now, cached
         return cached
+
+    def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:
+        """Profile steps of a running job; yields the capture after each change, until it is finished. Closing the
+        iterator deletes it. Raises `NotFound` for an unknown job, `ClusterError` NoOperator."""
+        self.job(spec.job, namespace)
+        return captures.run_capture(self._kube_client, spec, namespace)
+
+    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+        """The stacks of the ranks of a job, whose steps they do not disturb: a TraceCapture of the kind Stacks. Raises
+        `NotFound` for an unknown job, `ClusterError` NoOperator, and `Refused` if the operator refuses."""
+        return captures.read_stacks(self.capture(TraceCaptureSpec(job=name, kind="Stacks"), namespace))
 
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         """None: the run folder is inside the cluster."""

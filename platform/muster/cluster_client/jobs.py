@@ -133,12 +133,18 @@ def _deleted_error(job: TrainingJob) -> NotFound:
 
 
 def _decode_event(line: bytes) -> JsonObject:
-    """Raises `ClusterError` Unreachable for half an event: something between us and the server ended the answer."""
+    """Raises `ClusterError` Unreachable for half an event, and InvalidAnswer for anything else that is not an event:
+    something between us and the server ended or replaced the answer."""
     try:
         event = decode_json(line)
     except ValueError as error:
         raise ClusterError("the API server's answer broke off", reason="Unreachable") from error
-    return event
+    if not isinstance(event, dict) or "type" not in event or not isinstance(event.get("object"), dict):
+        raise ClusterError(
+            f"the API server's answer is not an event of a watch: {line[:200]!r}", reason="InvalidAnswer"
+        )
+    found: JsonObject = event
+    return found
 
 
 def _label(job: TrainingJob) -> str:

@@ -1,7 +1,8 @@
 """Logs of a job's pods, read from the API server.
 
-A pod's log is deleted with the pod, and a new attempt deletes the pods of the previous one, so only logs of the current
-attempt can be read. Lines are requested with timestamps, for `since` and `until` and to resume after an interruption.
+A pod's log is deleted with the pod, and a new attempt deletes the pods of the previous one. Then the copy in the run's
+store is read, if there is one, which needs the store's credentials in the environment; its lines have no times. Lines
+of pods are requested with timestamps, for `since` and `until` and to resume after an interruption.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from muster.api.spec import TrainingJob
 from muster.client import LogOptions, check_replica
+from muster.cluster_client.jobs import is_remote_store
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kube.convert import has_ended, parse_time, read_object
 from muster.kube.objects import V1Pod
@@ -50,17 +52,45 @@ def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> 
     job = _get_job(kube_client, replica)
     check_replica(job, replica.role, replica.index)
     number = job.status.attempt if options.attempt is None else options.attempt
+    pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
+    address = PODS.path(replica.namespace, pod)
+    if number < job.status.attempt or (is_finished(job.status) and not _exists(kube_client, address)):
+        stored = _stored_lines(job, replica, number, options)
+        if stored is not None:
+            return iter(stored)
     if number < job.status.attempt:
         message = f"attempt {number} of job {replica.job!r} has ended, and its pods and logs are deleted"
         raise NotFound(
             f"{message}; the current attempt is {job.status.attempt}", field="attempt", reason="LogUnavailable"
         )
-    pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
     lines = _follow if options.follow else _read_available
-    address = PODS.path(replica.namespace, pod)
     return lines(_ReplicaLog(kube_client, replica, job.metadata.uid, number, address, container), options)
+
+
+def _exists(kube_client: KubeClient, path: str) -> bool:
+    try:
+        kube_client.get(path)
+    except NotFound:
+        return False
+    return True
+
+
+def _stored_lines(job: TrainingJob, replica: Replica, attempt: int, options: LogOptions) -> list[str] | None:
+    """The lines in the run's store; None without one. Raises `NotFound` TimesUnknown for `since` and `until`."""
+    location = job.status.traces.location if job.status.traces is not None else ""
+    if not is_remote_store(location):
+        return None
+    from muster.tracing.run_store import read_stored_log
+
+    lines = read_stored_log(location, f"{replica.role}-{replica.index}.attempt-{attempt}.log")
+    if lines is None:
+        return None
+    if options.since is not None or options.until is not None:
+        message = f"attempt {attempt} of job {replica.job!r} has ended, and the lines of its stored log have no times"
+        raise NotFound(f"{message}; use --tail", field="since", reason="TimesUnknown")
+    return lines if options.tail_lines is None else lines[max(0, len(lines) - options.tail_lines) :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,9 +135,11 @@ class Engine:
         return CycleResult(tuple(phases), deferred, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
 
     def _unbound_placements(self, updater: StatusUpdater, built: BuildResult) -> dict[str, Placement]:
-        """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed."""
+        """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed. Those
+        of paused jobs are checked once they are processed again."""
         state, processed = self._state, updater.wake_times.keys()
-        found = updater.unbound_placements(processed | state.unbound if built.nodes_changed else processed)
+        others = state.unbound - built.snapshot.paused if built.nodes_changed else set[str]()
+        found = updater.unbound_placements(processed | others)
         state.unbound = (state.unbound - processed) | found.keys()
         return found
 
@@ -219,7 +221,7 @@ def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> No
 def reduce_gc_frequency() -> None:
     """Run Python's cycle collector a hundred times less often than by default; for processes that plan repeatedly.
 
-    A plan creates thousands of small objects without reference cycles, while hundreds of thousands stay alive (jobs,
+    A plan creates thousands of small objects without reference cycles, while hundreds of thousands stay (jobs,
     pods, nodes). Traversing all of them takes a considerable part of a plan's time.
     """
     gc.set_threshold(100_000, 20, 20)

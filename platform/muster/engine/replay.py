@@ -37,7 +37,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
 def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
     """Why the job could not start even on the empty cluster; None if it could.
 
-    Nodes that are down, cordoned or drained count as available and unmanaged pods as gone, so that only permanent
+    Nodes that are down, cordoned or drained count as available and unmanaged pods as deleted, so that only permanent
     obstacles are reported.
     """
     meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})

@@ -107,21 +107,21 @@ class StatusUpdater:
         for uid in uids:
             self._clear_finished_shrink(uid)
 
-    def _victim_state(self, victim: str) -> Literal["gone", "evicting", "not_evicted"]:
-        """Whether a victim is gone, evicting, or was not evicted yet.
+    def _victim_state(self, victim: str) -> Literal["released", "evicting", "not_evicted"]:
+        """Whether a victim is released, evicting, or was not evicted yet.
 
-        Gone: not admitted, removed, being deleted, or finished shrinking; its pods may still be terminating. Evicting:
-        it leaves, for whatever reason, or shrinks. A victim that left and was admitted again since counts as not
-        evicted.
+        Released: not admitted, removed, being deleted, or finished shrinking; its pods may still be terminating.
+        Evicting: its pods terminate, for any reason, or it shrinks. A victim that was released and
+        was admitted again since counts as not evicted.
         """
         status = self.latest_status(victim)
         if status is None or not is_admitted(status) or self._jobs[victim].job.metadata.deletion_timestamp is not None:
-            return "gone"
+            return "released"
         if is_evicting(status):
             return "evicting"
         if status.eviction is None:
             return "not_evicted"
-        return "evicting" if self._has_stale_pods(victim, status) else "gone"
+        return "evicting" if self._has_stale_pods(victim, status) else "released"
 
     def _clear_finished_shrink(self, uid: str) -> None:
         """Clear the eviction of a shrunk gang once the nomination it shrank for no longer waits for it."""
@@ -168,10 +168,10 @@ class StatusUpdater:
     def _nominate(self, decision: Nominate) -> None:
         update = self._update(decision.gang_uid, WritePriority.NOMINATION)
         self._set_status(decision.gang_uid, transitions.nominate(update.status, decision), WritePriority.NOMINATION)
-        leaving = ", ".join(self._job_name(victim) for victim in decision.victims)
-        if leaving:
+        victims = ", ".join(self._job_name(victim) for victim in decision.victims)
+        if victims:
             self._record_event(
-                decision.gang_uid, "Nominated", f"capacity nominated; waiting for {leaving} to terminate"
+                decision.gang_uid, "Nominated", f"capacity nominated; waiting for {victims} to terminate"
             )
         self.needs_another_cycle = True
 

@@ -3,8 +3,8 @@
 Another program may listen on the collector's port, in particular with hostNetwork. It cannot replay the request to
 another collector and cannot forge a response.
 
-- A request contains its time and a random nonce. The signature covers both, the job's uid, the pod and the path, so it
-  is valid for one collector and for `MAX_REQUEST_AGE_S`.
+- A request contains its time and a random nonce. The signature covers both, the job's uid, the pod, the path and the
+  body, if there is one, so it is valid for one collector and for `MAX_REQUEST_AGE_S`.
 - The signature of a response covers the complete request header and the body, so it is valid for one request.
 """
 
@@ -30,20 +30,19 @@ class HeartbeatSigner:
     job_uid: str
     pod: str
 
-    def authorization(self, path: str, now: float, nonce: str) -> str:
+    def authorization(self, path: str, now: float, nonce: str, body: bytes = b"") -> str:
         """The value of the Authorization header; `nonce` is 32 random hexadecimal digits."""
-        return (
-            f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._request_signature(path, str(int(now)), nonce)}"
-        )
+        signature = self._request_signature(path, str(int(now)), nonce, body)
+        return f"{SCHEME} time={int(now)}, nonce={nonce}, signature={signature}"
 
-    def verify_request(self, path: str, header: str, now: float) -> bool:
-        """Whether the header is signed for this collector and path, within `MAX_REQUEST_AGE_S`."""
+    def verify_request(self, path: str, header: str, now: float, body: bytes = b"") -> bool:
+        """Whether the header is signed for this collector, path and body, within `MAX_REQUEST_AGE_S`."""
         match = _AUTHORIZATION.fullmatch(header)
         if match is None:
             return False
         at, nonce, signature = match.groups()
         return (
-            hmac.compare_digest(signature, self._request_signature(path, at, nonce))
+            hmac.compare_digest(signature, self._request_signature(path, at, nonce, body))
             and abs(int(at) - now) <= MAX_REQUEST_AGE_S
         )
 
@@ -55,8 +54,9 @@ class HeartbeatSigner:
         """Whether the collector signed this response to this request."""
         return hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign_response(header, body).encode())
 
-    def _request_signature(self, path: str, at: str, nonce: str) -> str:
-        return self._sign(b"request", *(part.encode() for part in (self.job_uid, self.pod, path, at, nonce)))
+    def _request_signature(self, path: str, at: str, nonce: str, body: bytes) -> str:
+        parts = (self.job_uid, self.pod, path, at, nonce)
+        return self._sign(b"request", *(part.encode() for part in parts), *((body,) if body else ()))
 
     def _sign(self, *parts: bytes) -> str:
         text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)

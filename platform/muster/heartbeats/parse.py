@@ -15,7 +15,7 @@ from muster.cluster import Heartbeat
 
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
-    "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at",
+    "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})

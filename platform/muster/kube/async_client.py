@@ -1,7 +1,7 @@
 """A small client of the API server: one request per call, bytes in and out; counted, rate-limited and fenced.
 
-It knows nothing of objects. Before every write it asks a fence whether this operator may write: a write that waited for
-the rate limiter while the Lease was lost must not be sent.
+It does not depend on object types. Before every write a fence checks whether this operator may
+write: a write that waited for the rate limiter while the Lease was lost must not be sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 
 _TIMEOUT_S = 30.0
 _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
-_AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is asked again
+_AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is read again
 
 
 class ApiError(ClusterError):
@@ -291,13 +291,13 @@ class AsyncKubeClient:
     def _recheck_fence(self) -> aiohttp.TraceConfig:
         """Check the fence again once connected: connecting takes time, and the process may be frozen meanwhile."""
 
-        async def look(session: object, context: Any, params: object) -> None:
+        async def record_connection(session: object, context: Any, params: object) -> None:
             if context.trace_request_ctx is not None:
                 self._fence(context.trace_request_ctx)
 
         trace = aiohttp.TraceConfig()
-        trace.on_connection_create_end.append(look)
-        trace.on_connection_reuseconn.append(look)
+        trace.on_connection_create_end.append(record_connection)
+        trace.on_connection_reuseconn.append(record_connection)
         return trace
 
     async def _wait_for_token(self) -> None:

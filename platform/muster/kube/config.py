@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from muster.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 
 DEFAULT_NAMESPACE = "default"
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,14 @@ def _config_from_kubeconfig(config: Kubeconfig, given_context: str | None) -> Cl
     name = config.context_name(given_context)
     try:
         context = config.context(name)
+        namespace = context.namespace or DEFAULT_NAMESPACE
+        if not _DNS_LABEL.fullmatch(namespace):
+            raise ValueError(f"namespace: must be a DNS label, such as team-a; got {namespace!r}")
         cluster, cluster_folder = config.cluster_of(context)
         user, user_folder = config.user_of(context)
-        server = _parse_url("server", cluster.server or "", ("https", "http"))
+        server = parse_url("server", cluster.server or "", ("https", "http"))
         if cluster.proxy_url:
-            _parse_url("proxy-url", cluster.proxy_url, ("http",))
+            parse_url("proxy-url", cluster.proxy_url, ("http",))
         if cluster.tls_server_name:
             _check_host("tls-server-name", cluster.tls_server_name)
         tls, headers = (
@@ -115,7 +120,7 @@ def _config_from_kubeconfig(config: Kubeconfig, given_context: str | None) -> Cl
         server=server.geturl().rstrip("/"),
         tls=tls if server.scheme == "https" else None,
         auth_headers=headers,
-        namespace=context.namespace or DEFAULT_NAMESPACE,
+        namespace=namespace,
         context_name=name,
         server_name=cluster.tls_server_name or None,
         proxy_url=cluster.proxy_url or None,
@@ -123,7 +128,7 @@ def _config_from_kubeconfig(config: Kubeconfig, given_context: str | None) -> Cl
     )
 
 
-def _parse_url(field: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
+def parse_url(field: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
     """The URL with its scheme in lower case. Raises ValueError without the value, which may contain a password."""
     try:
         url = urlsplit(text)

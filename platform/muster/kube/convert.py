@@ -25,6 +25,7 @@ D = TypeVar("D", bound=spec.Queue | spec.Flavor)
 
 WRONG_VERSION = "WrongVersion"
 """The error reason for an object that this version cannot read."""
+_MAX_SHOWN = 200  # characters of an answer in an error
 _Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 _TAINT_PREFIX = "node.kubernetes.io/"
 _REDUNDANT_TAINTS = frozenset(_TAINT_PREFIX + name for name in ("unschedulable", "not-ready", "unreachable"))
@@ -99,6 +100,11 @@ def read_object(model: type[T], document: Mapping[str, Any]) -> T:
 
 
 def without_managed_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without `managedFields`, which the API server keeps for itself."""
-    meta = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
+    """The object without `managedFields`, which the API server keeps for itself. Raises `ClusterError` InvalidAnswer
+    without metadata: a proxy answered in place of the API server."""
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        start = str(document)[:_MAX_SHOWN]
+        raise ClusterError(f"the answer is not a Kubernetes object: {start}", reason="InvalidAnswer")
+    meta = {name: value for name, value in metadata.items() if name != "managedFields"}
     return {**document, "metadata": meta}

@@ -93,7 +93,7 @@ class LeaseCandidate:
         self._renewed_at = None
 
     def may_acquire(self, now: float) -> bool:
-        """Whether the Lease is free, ours, or not renewed for its whole duration."""
+        """Whether the Lease is free, held by this candidate, or not renewed for its whole duration."""
         if self._last_spec is None:
             return False
         holder, duration_s = self._last_spec.holder_identity, self._last_spec.lease_duration_seconds
@@ -106,15 +106,15 @@ class LeaseCandidate:
     def next_lease(self, lease: Lease, wall: str) -> Lease:
         """The Lease to write: held by us, renewed at wall time `wall`."""
         old = lease.spec
-        mine = old.holder_identity == self.identity
+        is_holder = old.holder_identity == self.identity
         return Lease(
             lease.metadata,
             _Spec(
                 holder_identity=self.identity,
                 lease_duration_seconds=self.times.lease_duration_seconds,
-                acquire_time=old.acquire_time if mine else wall,
+                acquire_time=old.acquire_time if is_holder else wall,
                 renew_time=wall,
-                lease_transitions=old.lease_transitions + (0 if mine or not old.holder_identity else 1),
+                lease_transitions=old.lease_transitions + (0 if is_holder or not old.holder_identity else 1),
             ),
         )
 
@@ -149,7 +149,7 @@ class LeaderElector:
         self._current: Lease | None = None
 
     def may_write(self) -> bool:
-        """Whether a write may start; asked before every write."""
+        """Whether a write may start; checked before every write."""
         return self._candidate.holds(self._clock())
 
     @property
@@ -179,10 +179,10 @@ class LeaderElector:
 
     async def release(self) -> None:
         """Release the Lease, so that another need not wait for it to expire. We write nothing from now on."""
-        was_ours = self.may_write()
+        was_holder = self.may_write()
         self._candidate.stop()
         self._update_state()
-        if not was_ours:
+        if not was_holder:
             return
         try:
             current = await self._read()  # a renewal may have been in progress

@@ -222,13 +222,13 @@ class V1PriorityClass(msgspec.Struct):
 
 
 class CustomObjectMeta(V1ObjectMeta, rename="camel"):
-    """Metadata of a Queue, a Flavor or a TrainingJob."""
+    """Metadata of one of Muster's objects."""
 
     finalizers: list[str] = []
 
 
 class RawCustomObject(msgspec.Struct):
-    """A Queue or a Flavor; `muster.api.spec` parses spec and status."""
+    """A Queue, a Flavor or a TraceCapture; `muster.api.spec` parses spec and status."""
 
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")

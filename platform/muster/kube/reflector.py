@@ -32,7 +32,9 @@ T_contra = TypeVar("T_contra", contravariant=True)
 _LOG = logging.getLogger("muster.kube")
 _PAGE_SIZE = 500
 _WATCH_TIMEOUT_S = (300, 600)  # range of the server-side timeout of a watch
-_WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks arrive about once a minute; a quieter watch counts as dead
+_WATCH_IDLE_TIMEOUT_S = (
+    150.0  # bookmarks arrive about once a minute; a watch without events for this long counts as broken
+)
 _PAUSES_S = (0.1, 10.0)  # from the second failure in a row
 _NOT_LISTED = -1
 _MIN_WATCH_S = 1.0  # a shorter watch counts as failed, however it ended

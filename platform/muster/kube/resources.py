@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from muster.errors import InvalidSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -23,16 +25,24 @@ class Resource:
 
     def path(self, namespace: str | None = None, name: str | None = None, sub: str = "") -> str:
         """Path of the collection (of a namespace, or of all), of an object, or of its subresource. A cluster-scoped
-        resource has no namespace; one that is given does not count. Names are escaped: users write them."""
+        resource has no namespace; one that is given does not count. Names are escaped, since users write them; raises
+        InvalidSpec for one that would change the path of the request."""
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if namespace is not None and self.namespaced:
-            parts.append(f"namespaces/{quote(namespace, safe='')}")
+            parts.append(f"namespaces/{_path_segment('namespace', namespace)}")
         parts.append(self.plural)
         if name is not None:
-            parts.append(quote(name, safe=""))
+            parts.append(_path_segment("name", name))
         if sub:
             parts.append(sub)
         return "/".join(parts)
+
+
+def _path_segment(field: str, name: str) -> str:
+    """The escaped name. As in client-go, a name with `/` or `%` is refused: the API server would decode it first."""
+    if name in ("", ".", "..") or "/" in name or "%" in name:
+        raise InvalidSpec(f"{field}: must not be empty, '.' or '..', nor contain '/' or '%'; got {name!r}", field=field)
+    return quote(name, safe="")
 
 
 PODS = Resource("", "v1", "pods", "Pod", True)
@@ -48,5 +58,6 @@ POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", 
 TRAINING_JOBS = Resource("muster.dev", "v1alpha1", "trainingjobs", "TrainingJob", True)
 QUEUES = Resource("muster.dev", "v1alpha1", "queues", "Queue", False)
 FLAVORS = Resource("muster.dev", "v1alpha1", "flavors", "Flavor", False)
+TRACE_CAPTURES = Resource("muster.dev", "v1alpha1", "tracecaptures", "TraceCapture", True)
 MUSTER_KINDS = {resource.kind: resource for resource in (TRAINING_JOBS, QUEUES, FLAVORS)}
-"""The resource of each of our kinds."""
+"""The resource of each kind that `muster apply` and `muster delete` know."""

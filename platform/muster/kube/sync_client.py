@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import ssl
 import threading
 import time
 import urllib.request
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from muster.errors import ClusterError
-from muster.kube.config import ClientConfig
+from muster.kube.config import ClientConfig, parse_url
 from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, RETRY_CODES, retry_delay_s, user_error
 
 JsonObject = dict[str, Any]
@@ -83,7 +84,8 @@ class KubeClient:
             raise _invalid_answer(method, path, answer) from error
         if not _is_object(item):
             raise _invalid_answer(method, path, answer)
-        return item
+        found: JsonObject = item
+        return found
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
@@ -159,18 +161,18 @@ class KubeClient:
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         server, tls = urlsplit(self.config.server), self.config.tls
-        proxy = self.config.proxy_url or _proxy_for(server.scheme, server.hostname or "")
+        proxy_url = self.config.proxy_url  # checked when the kubeconfig was read
+        proxy = urlsplit(proxy_url) if proxy_url else _proxy_for(server.scheme, server.hostname or "")
         host, port = server.hostname or "", server.port or (80 if tls is None else 443)
-        peer = urlsplit(proxy) if proxy else server
+        peer = proxy or server
         address = (peer.hostname or "", (peer.port or 3128) if proxy else port)
         connection: http.client.HTTPConnection
         if tls is None:
             connection = http.client.HTTPConnection(*address, timeout=timeout_s)
         else:
-            connection = _HTTPSConnectionWithServerName(*address, timeout=timeout_s, context=tls)
-            connection.server_name = self.config.server_name
+            connection = _HTTPSConnectionWithServerName(*address, timeout_s, tls, self.config.server_name)
         if proxy:
-            connection.set_tunnel(host, port, _proxy_auth_headers(peer))
+            connection.set_tunnel(host, port, _proxy_auth_headers(proxy))
         return connection
 
     def _unreachable(self, error: Exception) -> ClusterError:
@@ -181,26 +183,27 @@ class KubeClient:
 class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
     """Verifies the certificate for `server_name` instead of the host: `tls-server-name` of a kubeconfig."""
 
-    server_name: str | None = None
+    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext, server_name: str | None) -> None:
+        super().__init__(host, port, timeout=timeout_s, context=tls)
+        self._tls = tls
+        self._server_name = server_name
 
     def connect(self) -> None:
-        if self.server_name is None:
+        if self._server_name is None:
             super().connect()
             return
         http.client.HTTPConnection.connect(self)
-        context = self._context  # type: ignore[attr-defined]  # http.client has no public API for this
-        self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name)
 
 
-def decode_json(text: bytes) -> JsonObject:
-    """The object, truncated where it is nested too deeply to parse. Raises ValueError."""
+def decode_json(text: bytes) -> Any:
+    """The value, truncated where it is nested too deeply to parse. Raises ValueError."""
     try:
-        read: JsonObject = json.loads(text)
+        return json.loads(text)
     except RecursionError:
         from muster.api.yaml_input.undecodable import truncate_depth
 
-        read = json.loads(truncate_depth(text))
-    return read
+        return json.loads(truncate_depth(text))
 
 
 def _is_object(value: Any) -> bool:
@@ -213,9 +216,17 @@ def _invalid_answer(method: str, path: str, answer: bytes, expected: str = "obje
     return ClusterError(message, reason="InvalidAnswer")
 
 
-def _proxy_for(scheme: str, host: str) -> str | None:
-    """The proxy for a host from the environment (HTTPS_PROXY, NO_PROXY), as in other Kubernetes clients."""
-    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+def _proxy_for(scheme: str, host: str) -> SplitResult | None:
+    """The proxy for a host from the environment (HTTPS_PROXY, NO_PROXY), as in other Kubernetes clients; without a
+    scheme it is `http`. Raises `ClusterError` InvalidProxy that names the variable, and not its value, which may
+    contain a password."""
+    text, variable = urllib.request.getproxies().get(scheme), f"{scheme.upper()}_PROXY"
+    if not text or urllib.request.proxy_bypass(host):
+        return None
+    try:
+        return parse_url(variable, text if "://" in text else f"http://{text}", ("http",))
+    except ValueError as error:
+        raise ClusterError(str(error), field=variable, reason="InvalidProxy") from error
 
 
 def _proxy_auth_headers(proxy: SplitResult) -> dict[str, str]:

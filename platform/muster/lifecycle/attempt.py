@@ -68,7 +68,7 @@ class _AttemptContext:
     observation: Observation
     timeouts: Timeouts
     pods: tuple[PodView, ...]  # of the present attempt and its placement
-    old_pods_gone: bool  # no other pods are left
+    old_pods_deleted: bool  # no other pods are left
     finished: frozenset[PodSlotKey]  # pods that completed and were deleted
 
 
@@ -104,8 +104,8 @@ def evaluate_completion(
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
     done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
-    gone = sum(role in essential for role, _ in case.finished)
-    if wanted == 0 or len(done) + gone < wanted:
+    finished = sum(role in essential for role, _ in case.finished)
+    if wanted == 0 or len(done) + finished < wanted:
         return None
     now = case.observation.now
     message = f"all {wanted} essential pods exited with code 0" if wanted > 1 else "the pod exited with code 0"
@@ -142,16 +142,16 @@ def _pod_count_text(number: int) -> str:
 def _check_lost(context: _AttemptContext) -> Transition | None:
     now, nodes = context.observation.now, context.observation.nodes
     places = {share.node for part in context.status.placement for share in part.nodes}
-    gone = sorted(name for name in places if is_node_lost(nodes.get(name), now, context.timeouts))
-    sick = sorted(name for name in places if name not in gone and not nodes[name].ready)
+    lost = sorted(name for name in places if is_node_lost(nodes.get(name), now, context.timeouts))
+    not_ready = sorted(name for name in places if name not in lost and not nodes[name].ready)
     pods = [pod for pod in context.pods if _is_pod_lost(context, pod)]
     there = len(context.pods) + len(context.finished)
     missing = 0 if context.status.started_at is None else pod_count(context.status.placement) - there
-    collateral = bool(sick) and first_failed_pod(context.pods) is not None
-    if not (gone or pods or missing > 0 or collateral):
+    failed_with_node = bool(not_ready) and first_failed_pod(context.pods) is not None
+    if not (lost or pods or missing > 0 or failed_with_node):
         return None
-    if gone or collateral:
-        reason, message = "NodeLost", f"lost node {', '.join(gone or sick)}"
+    if lost or failed_with_node:
+        reason, message = "NodeLost", f"lost node {', '.join(lost or not_ready)}"
     elif pods:
         reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}"
     else:
@@ -266,7 +266,7 @@ def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: s
 
 
 def _check_ready(context: _AttemptContext) -> Transition | None:
-    if is_condition_true(context.status, PODS_READY) or not context.old_pods_gone:
+    if is_condition_true(context.status, PODS_READY) or not context.old_pods_deleted:
         return None
     wanted = pod_count(context.status.placement)
     if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
@@ -352,7 +352,7 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
             else context.observation.heartbeat.step_changed_at
         )
         ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
-    if not is_condition_true(status, PODS_READY) and context.old_pods_gone:
+    if not is_condition_true(status, PODS_READY) and context.old_pods_deleted:
         since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace_period_s(context.job)
         ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds
     return ends

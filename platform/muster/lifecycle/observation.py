@@ -42,7 +42,7 @@ class Timeouts:
     backoff_s: float = 5.0
     backoff_max_s: float = 300.0
     max_node_losses: int = 10  # per job; one more fails it
-    force_delete_after_s: float = 300.0  # a node unknown for this long is lost, its pods are forgotten
+    force_delete_after_s: float = 300.0  # a node unknown for this long is lost, its pods are ignored
     blame_ttl_s: float = 3600.0  # a job excludes a node after a failure for this long
     max_blamed_nodes: int = 10
     sandbox_timeout_s: float = 60.0  # by then any healthy node has created the sandbox of a pod

@@ -4,7 +4,8 @@ A pod's name is derived from the job's name and uid, the role, the index and the
 detected, and a pod of an older attempt is never taken for a new one.
 
 Pods that have ended may be deleted while the others run: a cluster limits how many it keeps. So the status records
-which pods have completed. Without that such a pod would look lost, and the gang would restart from its last checkpoint.
+which pods have completed. Without that such a pod would be taken for a lost one, and the gang would
+restart from its last checkpoint.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from muster.lifecycle.placement import (
 from muster.lifecycle.transitions import nomination_ttl_s, retained_placement
 
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
-"""Finalizers of Kubernetes itself, which it removes without delay once the pods are gone."""
+"""Finalizers of Kubernetes itself, which it removes without delay once the pods are deleted."""
 
 
 def reconcile_job(job: TrainingJob, observation: Observation, timeouts: Timeouts) -> ReconcileResult:
@@ -106,7 +106,7 @@ class _JobReconciler:
             self.final_writes.append(RemoveJob(self.job.metadata.uid))
 
     def _finish_deleted(self) -> None:
-        """Finish a deleted job that finalizers keep in the cluster after its pods are gone."""
+        """Finish a deleted job that finalizers keep in the cluster after its pods are deleted."""
         now = self.observation.now
         finalizers = [one for one in self.job.metadata.finalizers if one not in _GC_FINALIZERS]
         if not finalizers:
@@ -153,12 +153,12 @@ class _JobReconciler:
     def _clean_up_finished(self) -> None:
         """Stop running pods; the job has terminated once none is left. Keep ended pods for their logs until the job is
         removed."""
-        alive = [pod for pod in self.observation.pods if pod.phase in ACTIVE_POD_PHASES]
-        self._delete_pods(alive)
-        if not alive and self.status.finished_at is None:
+        active = [pod for pod in self.observation.pods if pod.phase in ACTIVE_POD_PHASES]
+        self._delete_pods(active)
+        if not active and self.status.finished_at is None:
             self.status = with_status_fields(self.status, {"finished_at": self.observation.now})
         ttl, finished_at = self.job.spec.ttl_seconds_after_finished, self.status.finished_at
-        if ttl is not None and finished_at is not None and not alive:
+        if ttl is not None and finished_at is not None and not active:
             if self.observation.now >= finished_at + ttl:
                 self.final_writes.append(RemoveJob(self.job.metadata.uid))
             else:

@@ -88,7 +88,7 @@ def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
 def evict(
     status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
 ) -> TrainingJobStatus:
-    """Begin to tear an admitted gang down; once its pods are gone it is requeued. Never a failure."""
+    """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
     status = with_status_fields(status, {"eviction": eviction})
     return set_condition(status, EVICTED, True, reason, message, now)
 
@@ -100,7 +100,7 @@ def requeue(
     retained: list[RolePlacementStatus],
     nomination_ttl_s: float,
 ) -> TrainingJobStatus:
-    """End the admission: all pods are gone, the gang waits again. `retained` is nominated for it, for
+    """End the admission: all pods are deleted, the gang waits again. `retained` is nominated for it, for
     `nomination_ttl_s` from when it may start again.
 
     Some evictions are followed by a backoff (see `backoff_s`).
@@ -146,7 +146,7 @@ def restart(status: TrainingJobStatus, reason: str, message: str, now: float, de
 def resize(
     status: TrainingJobStatus, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None
 ) -> TrainingJobStatus:
-    """Restart the gang on `placement`, once its present pods are gone; it stays admitted, nothing failed."""
+    """Restart the gang on `placement`, once its present pods are deleted; it stays admitted, nothing failed."""
     places = to_status(placement)
     message = describe(places)
     status = restart(status, "Resizing", f"{reason}: restarts with {message}", now, 0.0)
@@ -217,7 +217,7 @@ def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
 
 CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
 """Evictions after which the gang retains its good nodes while the others are replaced: they are nominated for it once
-its last pod is gone. Until then its evicted condition implies that, so that no other gang gets the capacity."""
+its last pod is deleted. Until then its evicted condition implies that, so that no other gang gets the capacity."""
 
 
 def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:

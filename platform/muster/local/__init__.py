@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
 API_VERSION = 2
-"""Version of the API between client and daemon; raised by every change that the other side would misread."""
+"""Version of the API between client and daemon; raised by every change that the other side would decode wrongly."""
 
 
 def version() -> str:

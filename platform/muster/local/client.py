@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from muster.api.spec import Flavor, TrainingJob
+from muster.api.env_vars import OmittedVariables
+from muster.api.spec import Flavor, ObjectMeta, TraceCapture, TraceCaptureSpec, TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, check_replica
 from muster.errors import NotFound, Refused
 from muster.lifecycle import has_terminated
@@ -40,6 +42,7 @@ from muster.text import did_you_mean
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject
+    from muster.capture.protocol import HungRank
 
 _WATCH_TIMEOUT_S = 20.0
 
@@ -125,19 +128,19 @@ class LocalClient:
             TrainingJob.model_validate(job) for job in self._daemon.request("POST", url, body, start_if_stopped=True)
         ]
 
-    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        """Names of this process's variables that none of these jobs inherits; empty if all of them were in the last
-        non-empty result for this home, so that the user is not notified again."""
+    def newly_omitted(self, jobs: Sequence[TrainingJob]) -> OmittedVariables | None:
+        """This process's variables that none of these jobs inherits; None if all of them were in the last result for
+        this home, so that the user is not notified again."""
         names = omitted_env_vars(os.environ, [name for job in jobs for name in passed_variables(job)])
         try:
-            already_reported = set(json.loads(self._home.left_out.read_bytes()))
+            already_reported = set(json.loads(self._home.omitted_variables.read_bytes()))
         except (OSError, ValueError, TypeError):
             already_reported = set()
         if already_reported.issuperset(names):
-            return []
+            return None
         with suppress(OSError):
-            self._home.left_out.write_text(json.dumps(names))
-        return names
+            self._home.omitted_variables.write_text(json.dumps(names, indent=1))
+        return OmittedVariables(tuple(names), str(self._home.omitted_variables))
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""
@@ -225,6 +228,44 @@ class LocalClient:
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """The last heartbeat of every rank, by rank (docs/run-folder.md)."""
         return rank_heartbeats(self.run_dir(name, namespace))
+
+    def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:
+        """Profile steps of a running job; yields the capture after each change, until it is finished. Closing the
+        iterator withdraws it. Raises `Refused` JobNotRunning, CaptureRunning."""
+        from muster.capture.local import run_capture
+
+        job = self.job(spec.job, namespace)
+        if job.status.phase != "Running":
+            raise Refused(f"job {spec.job} must be Running; it is {job.status.phase}", reason="JobNotRunning")
+        meta = job.metadata
+        capture_id = f"{spec.job}-{secrets.token_hex(4)}"
+
+        def problem() -> str:
+            try:
+                now = self.job(spec.job, namespace)
+            except NotFound:
+                return "the job was deleted"
+            if now.metadata.uid != meta.uid or now.status.phase != "Running":
+                return f"the job is {now.status.phase}, not Running"
+            return ""
+
+        about = ObjectMeta(name=capture_id, namespace=namespace, creation_timestamp=time.time())
+        for status in run_capture(self.run_dir(spec.job, namespace), capture_id, spec, problem):
+            yield TraceCapture(metadata=about, spec=spec, status=status)
+
+    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+        """The stacks of the ranks of a job, whose steps they do not disturb. Raises `Refused` JobNotRunning."""
+        from muster.capture.stacks import collect_stacks
+
+        job = self.job(name, namespace)
+        if job.status.phase != "Running":
+            raise Refused(f"job {name} must be Running; it is {job.status.phase}", reason="JobNotRunning")
+
+        def runs() -> bool:
+            now = self.job(name, namespace).status
+            return (now.phase, now.attempt) == ("Running", job.status.attempt)
+
+        return collect_stacks(self.run_dir(name, namespace), f"s{secrets.token_hex(4)}", job.status.attempt, runs)
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound`

@@ -36,7 +36,7 @@ _ALLOWED_PREFIXES = ("LC_", "NCCL_", "TORCH_", "NVSHMEM_")
 _JOB_VARIABLES = _ALLOWED | {
     "SHELL", "TMP", "TEMP", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "PYTHONPATH", "PYTHONHASHSEED",
     "PYTHONFAULTHANDLER", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONUTF8", "CUDNN_PATH",
-    "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MUSTER_CACHE_DIR",
+    "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MUSTER_CACHE_DIR",
     "http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy",
     "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY",
 }  # fmt: skip
@@ -268,6 +268,7 @@ def pod_environment(
     if trace is not None:
         contract["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
         contract["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
+        contract |= {} if trace.every is None else {"MUSTER_TRACE_EVERY": str(trace.every)}
     for variable in role.template.spec.containers[0].env:
         environment[variable.name] = expand_references(variable.value or "", environment | contract)
     return environment | contract

@@ -5,7 +5,7 @@ daemon.lock           locked by the running daemon; contains its pid
 daemon.sock           the API; if its path is too long, daemon.sock.path contains another one
 daemon.stopped        exists after a deliberate stop
 reserve               disk space that a daemon releases if it starts on a full disk
-left-out.json         names of the variables that jobs did not get, as last reported to the user
+omitted-variables.json         names of the variables that jobs did not get, as last reported to the user
 daemon.log            the daemon's log; two older files are kept
 pods/<uid>/<pod>/     files shared by a shim and the daemon (see shim.py); removed with the job
 runs/<namespace>-<job>-<uid8>/    the run folder; removed by its user only
@@ -58,9 +58,9 @@ class Home:
         return self.path / "daemon.log"
 
     @property
-    def left_out(self) -> Path:
+    def omitted_variables(self) -> Path:
         """Names of the variables that jobs did not get, as last reported to the user."""
-        return self.path / "left-out.json"
+        return self.path / "omitted-variables.json"
 
     @property
     def socket_pointer(self) -> Path:

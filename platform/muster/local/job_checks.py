@@ -5,8 +5,7 @@ effect would silently be missing at run time is refused; one that only a contain
 with a notice.
 
 A path that does not exist is more often a typing error than a file that will be there in time, and `--nproc 999` on two
-cores is one as well. Only launchers whose arguments are known are parsed: Muster's, torchrun, and torchrun within
-`sh -c`, as TorchX's `dist.ddp` starts it.
+cores is one as well.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import PurePath
 
 from muster.api import spec
 from muster.api.quantity import whole_cores
@@ -28,6 +25,16 @@ from muster.api.yaml_input.field_errors import field_path
 from muster.api.yaml_input.unknown_fields import unknown_in_template
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused, together
+from muster.local.command_lines import (
+    INSTRUMENT_MODULE,
+    LAUNCHER_MODULE,
+    LAUNCHER_OPTIONS,
+    data_argument,
+    processes_per_pod,
+    records_traces,
+    script_argument,
+    unknown_launcher_argument,
+)
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
     allows_oversubscription,
@@ -54,16 +61,6 @@ _REFUSED_CONTAINER_FIELDS = {
 }
 _IGNORED_POD_FIELDS = ("hostNetwork", "imagePullSecrets", "securityContext", "serviceAccountName")
 _IGNORED_CONTAINER_FIELDS = ("image", "livenessProbe", "readinessProbe", "startupProbe", "securityContext")
-_LAUNCHER_MODULE = "muster_components.launch"
-_LAUNCHER_OPTIONS = ("--nproc", "--nnodes")
-_TRAINER_MODULE = "muster_components.trainer"
-_INSTRUMENT_MODULE = "muster_components.trainer.instrument"
-_MAX_DIGITS = 18  # of a number of processes; a longer number, cut to these, still exceeds every node
-_NPROC_OPTIONS = {
-    _LAUNCHER_MODULE: ("--nproc",),
-    "torch.distributed.run": ("--nproc-per-node", "--nproc_per_node"),
-    "torch.distributed.launch": ("--nproc-per-node", "--nproc_per_node"),
-}
 
 
 def check_local_support(
@@ -79,6 +76,7 @@ def check_local_support(
         )
     check_annotations(job, old)
     notices: list[str] = []
+    may_record = job.spec.trace is None
     for number, role in enumerate(job.spec.roles):
         template = role.template.model_dump(by_alias=True, exclude_unset=True)
         for unknown in unknown_in_template(template, ("spec", "roles", number, "template")):
@@ -89,8 +87,31 @@ def check_local_support(
             raise InvalidSpec(f"{path}.{field}: {problem}", field=f"{path}.{field}")
         environment = interpreter_environment(base_environment, job)
         check_program(job, role.template.spec.containers[0], environment, f"{path}.containers[0]")
+        may_record = may_record or _may_record_traces(job, role.template.spec.containers[0], environment)
         notices += [f"{path}.{field} is ignored on this host" for field in _ignored_fields(role.template.spec)]
+    if not may_record:
+        raise InvalidSpec(
+            "spec.trace: no trace would be recorded: the script is started without Muster's trainer or instrument;"
+            f" start it with: python -m {LAUNCHER_MODULE} -- -m {INSTRUMENT_MODULE} SCRIPT args...",
+            field="spec.trace",
+        )
     return notices
+
+
+def _may_record_traces(job: spec.TrainingJob, container: spec.Container, environment: Mapping[str, str]) -> bool:
+    """Whether the program of this container may record traces, as far as its command line and its script tell."""
+    line = command_line(container, environment)
+    script = script_argument(line)
+    if script is None:
+        return records_traces(line, None)
+    try:
+        with open(os.path.join(working_directory(job, container), script), errors="replace") as file:
+            return records_traces(line, file.read(_MAX_SCRIPT_CHARS))
+    except OSError:
+        return True
+
+
+_MAX_SCRIPT_CHARS = 1_000_000
 
 
 def check_fits(
@@ -213,21 +234,20 @@ def check_program(
 
     def field_of(argument: str) -> str:
         """The field that contains this part of the command line."""
-        index, own = line.index(argument), len(container.command)
+        index = next(at for at, word in enumerate(line) if argument in word)  # of `sh -c TEXT`: within TEXT
+        own = len(container.command)
         return f"{path}.command[{index}]" if index < own else f"{path}.args[{index - own}]"
 
     unknown = unknown_launcher_argument(line)
     if unknown is not None:
-        valid = f"valid are {' and '.join(_LAUNCHER_OPTIONS)}, then `--` and the command of each rank"
-        hint = did_you_mean(unknown.partition("=")[0], _LAUNCHER_OPTIONS, valid)
+        valid = f"valid are {' and '.join(LAUNCHER_OPTIONS)}, then `--` and the command of each rank"
+        hint = did_you_mean(unknown.partition("=")[0], LAUNCHER_OPTIONS, valid)
         field = field_of(unknown)
-        raise InvalidSpec(f"{field}: {_LAUNCHER_MODULE} has no argument {unknown!r}; {hint}", field=field)
+        raise InvalidSpec(f"{field}: {LAUNCHER_MODULE} has no argument {unknown!r}; {hint}", field=field)
     script = script_argument(line)
     if script is not None and not os.path.isfile(os.path.join(cwd, script)):
         field = field_of(script)
-        raise InvalidSpec(
-            f"{field}: the script {script!r} does not exist in {cwd}; correct the path, or set workingDir", field=field
-        )
+        raise InvalidSpec(f"{field}: the script {script!r} does not exist in {cwd}; correct the path", field=field)
     data = data_argument(line)
     if data is not None and not _data_exists(data, cwd):
         field = field_of(data if data in line else f"--data={data}")
@@ -236,69 +256,6 @@ def check_program(
             " 'texts/**/*.txt'",
             field=field,
         )
-
-
-def script_argument(line: list[str]) -> str | None:
-    """The script: the first argument that is the name of a Python file; None after `-m MODULE` and `-c TEXT`, whose
-    arguments may be files to write. Muster's launcher has the script after `--`, its tracing module after itself."""
-    arguments = _rank_arguments(line[1:])
-    if arguments[:2] == ["-m", _INSTRUMENT_MODULE]:
-        arguments = arguments[2:]
-    for argument in arguments:
-        if argument in ("-m", "-c"):
-            return None
-        if (
-            argument.endswith(".py")
-            and not argument.startswith("-")
-            and "$(" not in argument
-            and not _is_inline_code(argument)
-        ):
-            return argument
-    return None
-
-
-def unknown_launcher_argument(line: list[str]) -> str | None:
-    """The first argument that Muster's launcher does not have; None if another program runs."""
-    arguments = line[1:]
-    if not _runs_launcher(arguments):
-        return None
-    own = _before_separator(arguments[arguments.index("-m") + 2 :])
-    index = 0
-    while index < len(own):
-        name, is_joined, _ = own[index].partition("=")
-        if name not in _LAUNCHER_OPTIONS:
-            return own[index]
-        index += 1 if is_joined else 2
-    return None
-
-
-def data_argument(line: list[str]) -> str | None:
-    """The value of `--data` of Muster's trainer; None if another program runs."""
-    arguments = _rank_arguments(line[1:])
-    if arguments[:2] != ["-m", _TRAINER_MODULE]:
-        return None
-    data = None
-    for flag, value in zip(arguments, [*arguments[1:], None], strict=True):
-        if flag == "--data":
-            data = value
-        elif flag.startswith("--data="):
-            data = flag.removeprefix("--data=")
-    return data
-
-
-def _runs_launcher(arguments: Sequence[str]) -> bool:
-    return "-m" in arguments[:-1] and arguments[arguments.index("-m") + 1] == _LAUNCHER_MODULE
-
-
-def _rank_arguments(arguments: list[str]) -> list[str]:
-    """The command of each rank if Muster's launcher runs, else the arguments themselves."""
-    if _runs_launcher(arguments) and "--" in arguments:
-        return arguments[arguments.index("--") + 1 :]
-    return arguments
-
-
-def _before_separator(arguments: Sequence[str]) -> Sequence[str]:
-    return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 _DATASET_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -310,11 +267,6 @@ def _data_exists(data: str, cwd: str) -> bool:
         return True
     path = os.path.join(cwd, os.path.expanduser(data))
     return os.path.exists(path) or (glob.has_magic(data) and next(glob.iglob(path, recursive=True), None) is not None)
-
-
-def _is_inline_code(argument: str) -> bool:
-    """Whether it is shell or Python code (`-c "import x.py"`) rather than a file name."""
-    return any(char in argument for char in " \n;=()'\"")
 
 
 def check_processes(job: spec.TrainingJob, nodes: Sequence[NodeView]) -> None:
@@ -337,30 +289,3 @@ def check_processes(job: spec.TrainingJob, nodes: Sequence[NodeView]) -> None:
             field=f"spec.roles[{number}].template.spec.containers[0]",
             reason="Oversubscribed",
         )
-
-
-def processes_per_pod(line: Sequence[str]) -> int | None:
-    """The number of processes that a command line starts in each pod; None if another program runs, or the number is
-    not given (`--nproc_per_node=gpu`)."""
-    words = list(line)
-    if len(words) > 2 and PurePath(words[0]).name in ("sh", "bash") and words[1] == "-c":
-        try:
-            words = shlex.split(words[2])
-        except ValueError:
-            return None
-    if words and PurePath(words[0]).name == "torchrun":
-        return _option_value(_NPROC_OPTIONS["torch.distributed.run"], words[1:])
-    module = words.index("-m") + 1 if "-m" in words[:-1] else len(words)
-    options = _NPROC_OPTIONS.get(words[module]) if module < len(words) else None
-    return None if options is None else _option_value(options, words[module + 1 :])
-
-
-def _option_value(options: Sequence[str], arguments: Sequence[str]) -> int | None:
-    """The value of the first of these options before `--`, since later arguments may be a script's; 1 without any."""
-    own = _before_separator(arguments)
-    for index, word in enumerate(own):
-        name, joined, value = word.partition("=")
-        if name in options:
-            text = value if joined else next(iter(own[index + 1 :]), "")
-            return int(text.lstrip("0")[:_MAX_DIGITS] or "0") if text.isdecimal() else None
-    return 1

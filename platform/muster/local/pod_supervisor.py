@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.backoff import Backoff
+from muster.capture.stacks import STOP_REQUEST, describe_stacks, read_stacks
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.home import Home
@@ -26,6 +27,7 @@ from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_match
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.run_folder import tail
 from muster.local.store import EventRecord, PodRecord, SqliteStore
+from muster.tracing.shared_folder import SharedFolder
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
@@ -87,6 +89,9 @@ class PodSupervisor:
                 for pod in removed:
                     self._store.remove_pod(pod)
             self._changed = True
+            ended = [pod for pod in changed if pod.finished] + [pod for pod in removed if not pod.finished]
+            for uid, attempt in sorted({(pod.job_uid, pod.attempt) for pod in ended}):
+                self._report_hung_ranks(uid, attempt)
         self._start_pods(startable, now)
         return bool(changed or removed)
 
@@ -197,6 +202,16 @@ class PodSupervisor:
             self._event(pod, _PORT_IN_USE, message)
         return after
 
+    def _report_hung_ranks(self, uid: str, attempt: int) -> None:
+        """An Event that says where ranks were that did not stop, once no pod of the attempt runs any more."""
+        job, pods = self._store.jobs.get(uid), self._store.pods.get(uid, {}).values()
+        if job is None or any(pod.attempt == attempt and not pod.finished for pod in pods):
+            return
+        hung = read_stacks(SharedFolder(self._context.run_dir(job)), STOP_REQUEST, attempt)
+        if hung:
+            message = f"ranks of attempt {attempt} did not stop: {describe_stacks(hung)}"
+            self._record_event(uid, "RanksDidNotStop", f"{message}; see {self._context.run_dir(job) / 'stacks'}")
+
     def _record_failing_peers(self, changed: list[PodRecord]) -> list[PodRecord]:
         """Records of pods that are still ending after a rank failed, if another pod of their attempt has failed.
 
@@ -277,9 +292,12 @@ class PodSupervisor:
         return self._context.log_file(pod, self._store.jobs[pod.job_uid])
 
     def _event(self, pod: PodRecord, reason: str, message: str) -> None:
+        self._record_event(pod.job_uid, reason, message)
+
+    def _record_event(self, uid: str, reason: str, message: str) -> None:
         try:
             with self._store.transaction():
-                self._store.add_event(EventRecord(pod.job_uid, self._clock(), "Warning", reason, message))
+                self._store.add_event(EventRecord(uid, self._clock(), "Warning", reason, message))
         except ClusterError:
             pass  # the disk may be full, which may be what the event is about
 

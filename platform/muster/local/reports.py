@@ -21,8 +21,9 @@ from pathlib import Path
 from muster.api import spec
 from muster.errors import InvalidTrace
 from muster.lifecycle import is_finished
+from muster.local.run_folder import rank_heartbeats
 from muster.local.store import EventRecord, SqliteStore
-from muster.tracing import RECORDED_BY
+from muster.tracing import no_trace_reason
 
 _BUILD_TIMEOUT_S = 900.0
 _PR_SET_PDEATHSIG = 1
@@ -71,8 +72,10 @@ class ReportBuilder:
         if job is not None:
             code, log = build.child.returncode, self._run_dir(job) / "report" / "build.log"
             message = f"the report could not be built (exit code {code})"
-            if code == 1 and not any((self._run_dir(job) / "traces").rglob("rank-*")):
-                message = f"no trace was recorded: {RECORDED_BY}"
+            run_dir = self._run_dir(job)
+            if code == 1 and job.spec.trace and not any((run_dir / "traces").rglob("rank-*")):
+                reason = no_trace_reason(job.spec.trace.start_step, rank_heartbeats(run_dir))
+                message = f"no trace was recorded: {reason}"
             self._record_result(job, f"{message}; see {log}" if code else "")
 
     def stop(self) -> None:

@@ -113,7 +113,14 @@ class RequestHandler(BaseHTTPRequestHandler):
             return _error_response(MusterError(message))
 
     def _body(self) -> Any:
-        content_length = self.headers.get("Content-Length") or "0"
+        """The JSON body. A request is refused where the server and another reader may see its end in two places: its
+        rest would be the next request."""
+        lengths = self.headers.get_all("Content-Length", [])
+        if len(lengths) > 1 or "Transfer-Encoding" in self.headers or self.headers.defects:
+            self.close_connection = True
+            message = "the request must have valid headers, at most one Content-Length and no Transfer-Encoding"
+            raise InvalidSpec(message, reason=_BAD_REQUEST)
+        content_length = lengths[0] if lengths and lengths[0] else "0"
         is_number = content_length.isascii() and content_length.isdecimal() and len(content_length) <= _MAX_DIGITS
         length = int(content_length) if is_number else _MAX_REQUEST_BYTES + 1
         if length > _MAX_REQUEST_BYTES:

@@ -232,7 +232,7 @@ def _spawn(command: dict[str, Any], umask: int) -> int:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(128 + signal.SIGKILL)  # the shim died before the line above took effect
+            os._exit(128 + signal.SIGKILL)  # the shim ended before the line above took effect
         os.umask(umask)
         null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -1,8 +1,8 @@
 """EASY backfill: reservations for gangs that cannot start yet, and which gangs may start before them.
 
 `maxRuntimeSeconds` gives the latest release of every running gang. So a blocked gang gets a reservation: the time and
-nodes at which it will fit. Others may start if they are gone by then, or if they do not use the reserved capacity. A
-gang without a maximum run time is never gone by then.
+nodes at which it will fit. Others may start if they have ended by then, or if they do not use the reserved capacity. A
+gang without a maximum run time never counts as ended by then.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BackfillReservations:
         self._merged = None
 
     def binding(self, release_at: float) -> ReservationIndexes:
-        """The reservations that a gang must respect which is gone by this time."""
+        """The reservations that a gang must respect which has ended by this time."""
         if not self.reservations:
             return ()
         unbounded = math.isinf(release_at)

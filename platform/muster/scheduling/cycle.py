@@ -9,7 +9,7 @@ from typing import TypeAlias
 from muster.model import Decision, Gang, Snapshot, Wait
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.decisions import Decisions
+from muster.scheduling.decisions import Decisions, PlannedAdmission, PlannedNomination
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment
 from muster.scheduling.flavor_assigner import ContendedFlavors, FlavorAssigner, QuickReject, find_growths
@@ -224,12 +224,31 @@ class _Cycle:
                 self.decisions.nominate(gang, request, result, victims)
                 return False
             reason = found
+        if order is None and lost is None and (behind := self._decided_equal_behind(gang, request)) is not None:
+            # Its admission was withdrawn. It takes what an equal gang got, and that one waits in its place.
+            self.decisions.hand_over(behind.gang.uid, gang)
+            gang, request = behind.gang, behind.request
         self._reject(gang, request, reason, lost.release.amounts if lost is not None else ())
         if self.policy.backfill == "easy" and self.backfill.may_reserve(request, reason.reason):
             self.backfill.reserve_or_claim(gang.uid, request, reason.reason)
         if lost is not None:  # it is in the status until it expires, so its capacity is for its gang only
             self.decisions.reserve_nomination(lost.until(self.backfill.start_times.get(gang.uid)))
         return False
+
+    def _decided_equal_behind(self, gang: Gang, request: QueueRequest) -> PlannedAdmission | PlannedNomination | None:
+        """The last of the equal gangs behind a gang that are admitted or nominated in this plan."""
+        decisions, pending, key = self.decisions, self.cache.pending, _equal_key(gang, request)
+        decided: list[PlannedAdmission | PlannedNomination] = [
+            *decisions.admissions.values(), *decisions.nominations.values(),
+        ]  # fmt: skip
+        equal = [
+            one
+            for one in decided
+            if _equal_key(one.gang, one.request) == key
+            and pending[one.gang.uid].order > pending[gang.uid].order
+            and not decisions.preceding(one.gang.uid)
+        ]
+        return max(equal, key=lambda one: pending[one.gang.uid].order, default=None)
 
     def _withdraw(self, gang: Gang, result: PreemptionResult) -> Sequence[tuple[Victim, PreemptionReason]]:
         """Withdraw the admissions of victims that were to start in this plan; return the other victims."""
@@ -272,7 +291,7 @@ class _Cycle:
                     decisions.change_size(start, found)
                 else:
                     ledger.allocate(start.release)
-        for growth in find_growths(self.cache, ledger, self.backfill, contended, decisions.candidates.preempting):
+        for growth in find_growths(self.cache, ledger, self.backfill, contended, decisions.candidates.may_change):
             decisions.grow(growth)
 
     # -- 7

@@ -23,6 +23,7 @@ from muster.scheduling.releases import (
     ExpectedRelease,
     node_usage_of_placement,
     quota_of_placement,
+    tiebreak_of,
 )
 
 
@@ -39,6 +40,16 @@ class PlannedAdmission:
     backfilled: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedNomination:
+    """A nomination of this plan, and what is charged for it."""
+
+    gang: Gang
+    request: QueueRequest
+    nomination: Nominate
+    release: ExpectedRelease
+
+
 @dataclass(slots=True)
 class Decisions:
     """What has been decided so far."""
@@ -51,7 +62,7 @@ class Decisions:
     admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
     withdrawn: list[PlannedAdmission] = field(default_factory=list)  # admissions withdrawn in this plan, each gang once
     _nominated: set[str] = field(default_factory=set)  # uids of gangs that were nominated when the plan began
-    _nominations: list[Nominate] = field(default_factory=list)
+    nominations: dict[str, PlannedNomination] = field(default_factory=dict)  # of this plan, by uid
     _preemptions: list[Evict | Resize] = field(default_factory=list)
     _growths: list[Resize] = field(default_factory=list)
 
@@ -64,8 +75,7 @@ class Decisions:
     def end_nomination(self, active: ActiveNomination) -> None:
         """End a nomination and free what it charged."""
         del self.candidates.nominations[active.gang.uid]
-        self.ledger.deallocate(active.release)
-        self.backfill.remove_release(active.release)
+        self._free(active.release)
 
     def admit_nominated(self, active: ActiveNomination) -> None:
         """Admit a gang on its nominated placement, which must be valid and cover its minimum."""
@@ -99,9 +109,7 @@ class Decisions:
             if start is None or start.release is not victim.freed:
                 others.append((victim, reason))
                 continue
-            del self.admissions[uid], self.candidates.admitting[uid]
-            self.ledger.deallocate(start.release)
-            self.backfill.remove_release(start.release)
+            self._remove_admission(start)
             self.unschedulable[uid] = UnschedulableReason(
                 "InsufficientResources", message=f"{gang.name} is ahead of it and needs the capacity"
             )
@@ -133,13 +141,40 @@ class Decisions:
         now = self.cache.snapshot.now
         expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
         placement = self.to_placement(request, result.option, result.assignment)
-        self._nominations.append(Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
-        amounts = request.min_quota[result.option]
-        self._allocate(ExpectedRelease.of(gang, expires_at, now, result.assignment.node_usage, request.queue, amounts))
+        nomination = Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at)
+        amounts, node_usage = request.min_quota[result.option], result.assignment.node_usage
+        release = ExpectedRelease.of(gang, expires_at, now, node_usage, request.queue, amounts)
+        self._allocate(release)
+        self.nominations[gang.uid] = PlannedNomination(gang, request, nomination, release)
         names = join_names([victim.gang.name for victim, _ in victims])
         self.unschedulable[gang.uid] = UnschedulableReason(
             "WaitingForPreemption", message=f"preempting for it; waiting for {names} to terminate"
         )
+
+    def preceding(self, uid: str) -> bool:
+        """Whether the gang was nominated when the plan began: it comes before others of its queue."""
+        return uid in self._nominated
+
+    def hand_over(self, uid: str, gang: Gang) -> None:
+        """Give the admission or nomination of a gang in this plan to an equal gang, with its victims. The caller says
+        why the other one waits."""
+        start = self.admissions.get(uid)
+        if start is not None:
+            self._remove_admission(start)
+            self._add_admission(replace(start, gang=gang, release=_release_to(start.release, gang)))
+            return
+        planned = self.nominations.pop(uid)
+        self._free(planned.release)
+        later_s = gang.start_timeout_s - planned.gang.start_timeout_s
+        release = _release_to(replace(planned.release, release_at=planned.release.release_at + later_s), gang)
+        self._allocate(release)
+        expires_at = planned.nomination.expires_at + later_s
+        nomination = replace(planned.nomination, gang_uid=gang.uid, expires_at=expires_at)
+        self.nominations[gang.uid] = replace(planned, gang=gang, nomination=nomination, release=release)
+        self._preemptions = [
+            replace(leaves, preemptor=gang.uid) if leaves.preemptor == uid else leaves for leaves in self._preemptions
+        ]
+        self.unschedulable[gang.uid] = self.unschedulable[uid]
 
     def grow(self, growth: Growth) -> None:
         """Resize a running gang to more pods."""
@@ -149,7 +184,7 @@ class Decisions:
 
     def in_order(self) -> Iterator[Decision]:
         """The decisions in the order to apply them."""
-        yield from self._nominations
+        yield from (planned.nomination for planned in self.nominations.values())
         yield from self._preemptions
         for start in self.admissions.values():
             yield Admit(start.gang.uid, start.placement, start.backfilled)
@@ -180,10 +215,17 @@ class Decisions:
         behind = any(r.root == root and not r.flavors.isdisjoint(flavors) for r in self.backfill.reservations)
         now = self.cache.snapshot.now
         release = ExpectedRelease.of(gang, now, now, node_usage, request.queue, amounts)
-        self._allocate(release)
-        if gang.uid not in self._nominated:  # nominated gangs always come first
-            self.candidates.add_admitted(gang, release)
-        self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, release, behind)
+        self._add_admission(PlannedAdmission(gang, request, option, extra_pods, placement, release, behind))
+
+    def _add_admission(self, start: PlannedAdmission) -> None:
+        self._allocate(start.release)
+        if start.gang.uid not in self._nominated:  # nominated gangs always come first
+            self.candidates.add_admitted(start.gang, start.release)
+        self.admissions[start.gang.uid] = start
+
+    def _remove_admission(self, start: PlannedAdmission) -> None:
+        del self.admissions[start.gang.uid], self.candidates.admitting[start.gang.uid]
+        self._free(start.release)
 
     def _preempt(self, victim: Victim) -> None:
         """Mark what a running gang releases: all of it, or what shrinking frees."""
@@ -213,3 +255,12 @@ class Decisions:
     def _allocate(self, release: ExpectedRelease) -> None:
         self.ledger.allocate(release)
         self.backfill.add_release(release)
+
+    def _free(self, release: ExpectedRelease) -> None:
+        self.ledger.deallocate(release)
+        self.backfill.remove_release(release)
+
+
+def _release_to(release: ExpectedRelease, gang: Gang) -> ExpectedRelease:
+    """The release of an equal gang in the same place."""
+    return replace(release, uid=gang.uid, tiebreak=tiebreak_of(gang.uid))

@@ -12,7 +12,7 @@ for. Reserved capacity is not used either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,7 +46,7 @@ class QuickReject:
     _reasons: VersionedCache[QueueRequest, UnschedulableReason | None] = field(default_factory=VersionedCache)
     _misses: int = 0
     _last_miss: tuple[Gang, int] | None = (
-        None  # the gang and the ledger's version: asked twice in a row, it counts once
+        None  # the gang and the ledger's version: called twice in a row, it counts once
     )
 
     def reason(self, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
@@ -167,7 +167,7 @@ class FlavorAssigner:
         return None if found is None else found[1]
 
     def fits_after_releases(self, gang: Gang, request: QueueRequest) -> bool:
-        """Whether the minimum fits in some option once terminating gangs are gone."""
+        """Whether the minimum fits in some option once terminating gangs have ended."""
         binding = self.backfill.binding(latest_release(gang, self.now))
         known = self._fits_later.at(self.ledger.version)
         for option, amounts in zip(request.gang_request.options, request.min_quota, strict=True):
@@ -278,16 +278,16 @@ def find_growths(
     ledger: Ledger,
     backfill: BackfillReservations,
     contended: ContendedFlavors,
-    preempting: Collection[str],
+    may_change: Callable[[str], bool],
 ) -> Iterator[Growth]:
-    """Growths one by one; the caller allocates each before it asks for the next. `preempting` are uids that are being
-    evicted or shrunk."""
+    """Growths one by one; the caller allocates each before it requests the next. `may_change`: whether the gang of a
+    uid may be resized."""
     candidates = [
         gang_usage
         for uid, gang_usage in cache.running.items()
         if gang_usage.elastic
         and gang_usage.is_admitted
-        and uid not in preempting
+        and may_change(uid)
         and uid not in cache.pending
         and gang_usage.queue >= 0
         and cache.snapshot.now - _changed_at(gang_usage) >= GROWTH_REST_S
@@ -313,7 +313,7 @@ def _find_growth(
     present = placed_pods(cache.table, gang, gang_usage.running.placement)
     now = tuple(present[role].pods if role in present else 0 for role in range(len(gang.roles)))
     if request.rejection is not None or sum(now) != sum(part.replicas for part in gang_usage.running.placement):
-        return None  # its queue is inactive, or one of its nodes is gone
+        return None  # its queue is inactive, or one of its nodes is deleted
     option = next(gang_request.options_of(gang_usage.running.placement), None)
     extra_pods = sum(now) - sum(gang_request.min_sizes)
     if option is None or extra_pods >= gang_request.max_extra_pods or gang_request.sizes(max(0, extra_pods)) != now:

@@ -1,4 +1,4 @@
-"""Capacity and quota usage as a plan changes them: now, once terminating gangs are gone, and at later times.
+"""Capacity and quota usage as a plan changes them: now, once terminating gangs have ended, and at later times.
 
 Tentative changes are made inside a trial, which undoes them at its end.
 
@@ -61,8 +61,8 @@ class QuotaForecast:
             self._usage[above] += np.add.reduceat(np.maximum(lent, 0, out=lent), edges)
 
     def index_of_release(self, release: ExpectedRelease) -> int:
-        """Index of the first time point at which a gang is gone. A gang that starts now comes before others that are
-        gone by the same time; one that is gone at minus infinity is charged at none."""
+        """Index of the first time point at which a gang has ended. A gang that starts now comes before others that have
+        ended by the same time; one that ended at minus infinity is charged at none."""
         index = self._releases.index_of(release)
         if index is not None:
             return int(np.searchsorted(self.released_counts, self._releases.positions[index] + 1))
@@ -92,7 +92,7 @@ class QuotaForecast:
                 )
 
     def fits(self, release: ExpectedRelease) -> bool:
-        """Whether a gang is within quota, beside all claims, until it is gone."""
+        """Whether a gang is within quota, beside all claims, until it has ended."""
         stop = self.index_of_release(release)
         return all(
             bool((self.available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts

@@ -1,6 +1,6 @@
 """The nodes of a snapshot as arrays, and which of them a pod accepts.
 
-A plan asks the same question for ten thousand nodes again and again: how many of these pods fit this node, rack or
+A plan computes the same for ten thousand nodes again and again: how many of these pods fit this node, rack or
 block. Nodes are sorted by flavor and domain once, so every domain is a contiguous range of rows and a question is one
 array operation.
 

@@ -133,11 +133,11 @@ class PlannerCache:
     infeasible: dict[str, UnschedulableReason]  # by uid, in the snapshot's order: could not start in an empty cluster
     leaves: dict[int, LeafQueue]  # leaf queues with pending gangs, by queue
     free_now: FreeCapacity  # free beside all running gangs
-    free_later: FreeCapacity  # free once terminating gangs are gone
+    free_later: FreeCapacity  # free once terminating gangs have ended
     messages: RequestMessages
     feasibility: Feasibility
     usage_now: QuotaUsage
-    usage_later: QuotaUsage  # charged once terminating gangs are gone
+    usage_later: QuotaUsage  # charged once terminating gangs have ended
     releases: ExpectedReleases  # of gangs that are not terminating
     nominations: tuple[ActiveNomination, ...]
     waits: Mapping[str, Wait]  # of the last plan, by uid: the same objects are used again while nothing changed

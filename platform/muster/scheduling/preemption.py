@@ -43,11 +43,13 @@ from muster.scheduling.versioned_cache import VersionedCache
 
 ChosenVictims: TypeAlias = dict[str, tuple[Victim, PreemptionReason]]
 """Gangs that are evicted or shrunk, each with the reason, by uid."""
+_QueueCells: TypeAlias = set[tuple[int, tuple[int, ...]]]
+"""Queues, each with cells of which it is at its guarantee."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreemptionResult:
-    """A placement for one gang once its victims are gone, and the victims, each with the reason."""
+    """A placement for one gang once its victims have ended, and the victims, each with the reason."""
 
     option: int
     assignment: GangAssignment
@@ -78,20 +80,17 @@ class PreemptionSearch:
     start_by: float
     reservations: ReservationIndexes
     guarantee_reached: bool = False
-    _exhausted: set[tuple[int, tuple[int, ...]]] = field(
-        default_factory=set
-    )  # queues, and the cells of which they are at their guarantee
 
     def find(self, groups: Iterable[CandidateGroup], region: BoolArray) -> PreemptionResult | None:
         """Add one group after the other until the gang fits, then remove victims that are not needed. Changes the
         ledger: the caller's trial undoes it."""
         chosen: ChosenVictims = {}
-        self._exhausted.clear()
+        exhausted: _QueueCells = set()
         assignment = self._fit()
         for group in groups:
             if assignment is not None:
                 break
-            if self._try_group(group, region, chosen):
+            if self._try_group(group, region, chosen, exhausted):
                 assignment = self._fit()
         if assignment is None:
             return None
@@ -109,9 +108,11 @@ class PreemptionSearch:
             self._mark_releasing(victim)
         return PreemptionResult(self.option, assignment, tuple(chosen.values())) if chosen else None
 
-    def _try_group(self, group: CandidateGroup, region: BoolArray, chosen: ChosenVictims) -> bool:
+    def _try_group(
+        self, group: CandidateGroup, region: BoolArray, chosen: ChosenVictims, exhausted: _QueueCells
+    ) -> bool:
         """Add all of a group or none; return whether any was added. A group that frees no capacity, beside reservations
-        of others, is not added."""
+        of others, is not added. Queues that reach their guarantee are added to `exhausted`."""
         undo: list[tuple[str, tuple[Victim, PreemptionReason] | None]] = []
         pods_before = self._pods_that_fit(group.target)
         for victim in group.members:
@@ -122,7 +123,7 @@ class PreemptionSearch:
             before = chosen.get(uid)
             if before is not None and not before[0].remaining:
                 continue  # it is a victim already, for another node
-            if before is None and cells in self._exhausted:
+            if before is None and cells in exhausted:
                 return self._restore(undo, chosen)
             if victim.remaining and victim.gang_usage is not None:
                 victim = self.candidates.shrink(victim.gang_usage, region, None) or victim
@@ -132,7 +133,7 @@ class PreemptionSearch:
             if reason is None:
                 self.guarantee_reached = True
                 if len(undo) == 1:  # a single victim: nothing to restore
-                    self._exhausted.add(cells)
+                    exhausted.add(cells)
                 return self._restore(undo, chosen)
             self._set_victim(chosen, uid, (victim, reason))
         if group.target is not None and self._pods_that_fit(group.target) <= pods_before:
@@ -148,7 +149,7 @@ class PreemptionSearch:
         return False
 
     def _pods_that_fit(self, target: TargetNode | None) -> int:
-        """How many such pods fit the node once the victims so far are gone."""
+        """How many such pods fit the node once the victims so far have ended."""
         if target is None:
             return 0
         view = self.backfill.free_capacity(self.reservations, later=True)

@@ -1,9 +1,9 @@
 """Which gangs a gang may preempt, and in what order.
 
 Inside a leaf a strictly higher priority preempts. Across queues a gang within a guarantee on its path reclaims what
-others use above theirs, whatever their priority. Of the candidates, elastic gangs shrink first, then the lowest
-priority is evicted, then the least lost work, the newest, by uid. A gang admitted in the same plan is a candidate too:
-it has no lost work and is the newest.
+others use above their guarantees, whatever their priority. Of the candidates, elastic gangs shrink first, then the
+lowest priority is evicted, then the least lost work, the newest, by uid. A gang admitted in the same plan is a
+candidate too: it has no lost work and is the newest.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class PreemptionRights:
         ancestor is above its guarantee."""
         if queue < 0 or not self.guaranteed:
             return False
-        mine, theirs = self.tree.path[self.queue], self.tree.path[queue]
-        if mine[-1] != theirs[-1]:
+        own_path, other_path = self.tree.path[self.queue], self.tree.path[queue]
+        if own_path[-1] != other_path[-1]:
             return False
         depth = 1  # number of queues that both paths share, from the root down
-        while depth < min(len(mine), len(theirs)) and mine[-depth - 1] == theirs[-depth - 1]:
+        while depth < min(len(own_path), len(other_path)) and own_path[-depth - 1] == other_path[-depth - 1]:
             depth += 1
-        if depth >= len(mine) or depth >= len(theirs) or mine[-depth - 1] not in self.guaranteed:
+        if depth >= len(own_path) or depth >= len(other_path) or own_path[-depth - 1] not in self.guaranteed:
             return False
-        return all(self.usage_later.above_guarantee(q, cells) for q in theirs[: len(theirs) - depth])
+        return all(self.usage_later.above_guarantee(q, cells) for q in other_path[: len(other_path) - depth])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ class PreemptionCandidates:
 
     cache: PlannerCache
     nominations: dict[str, ActiveNomination] = field(default_factory=dict)  # active nominations, by uid of the gang
-    preempting: set[str] = field(default_factory=set)  # uids of gangs that are evicted or shrunk
+    preempting: set[str] = field(default_factory=set)  # uids of gangs that are evicted or shrunk in this plan
     admitting: dict[str, Victim] = field(default_factory=dict)  # admissions of this plan, by uid
     _members: dict[int, list[Preemptible]] = field(default_factory=dict)
     _admitted: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, withdrawn admissions included
@@ -148,8 +148,12 @@ class PreemptionCandidates:
         own = [rights.queue] if self.has_candidates(rights.queue) else []
         for victim in merge(*(self._victims_in_queue(q) for q in (*own, *queues)), key=_key):
             current = self._current(victim)
-            if current is not None and current.gang.uid not in self.preempting and rights.reason_for(current):
+            if current is not None and self.may_change(current.gang.uid) and rights.reason_for(current):
                 yield current
+
+    def may_change(self, uid: str) -> bool:
+        """Whether a gang may be evicted or resized: it is not paused, nor evicted or shrunk in this plan."""
+        return uid not in self.preempting and uid not in self.cache.snapshot.paused
 
     def _current(self, victim: Victim) -> Victim | None:
         """A candidate as of now; None if it is no longer nominated, or no longer to start."""
@@ -180,8 +184,8 @@ class PreemptionCandidates:
         above = self.queues_above_guarantee(rights.cells, rights.usage_later, version)
         path = rights.tree.path[rights.queue]
         found: tuple[int, ...] = ()
-        for mine, fork in pairwise(path):
-            if mine in rights.guaranteed:  # hence not above its guarantee: no queue below it is found here
+        for queue, fork in pairwise(path):
+            if queue in rights.guaranteed:  # hence not above its guarantee: no queue below it is found here
                 found += above.get(fork, ())
         return found
 

@@ -66,8 +66,8 @@ def tiebreak_of(uid: str) -> int:
 class GangUsage:
     """A running gang: what it takes from nodes, and what it charges to its queue (-1: the queue was deleted).
 
-    `release` is what it takes once terminating gangs are gone: everything while it is admitted, the retained part while
-    it is resized or restarted, None when it leaves.
+    `release` is what it takes once terminating gangs have ended: everything while it is admitted, the retained part
+    while it is resized or restarted, None when its admission ends.
     """
 
     running: RunningGang

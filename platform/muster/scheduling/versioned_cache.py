@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class VersionedCache(Generic[K, V]):
-    """Values by key, of one version only: those of an earlier version are dropped when a later one is asked for.
+    """Values by key, of one version only: those of an earlier version are dropped when a later one is requested.
 
     A version is a counter of changes, or a tuple of counters. No code has to clear the cache, and no value that it
     returns is out of date.

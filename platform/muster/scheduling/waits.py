@@ -221,7 +221,7 @@ def estimate_starts(
 
 
 def _releasing_done_at(cache: PlannerCache, now: float) -> float:
-    """When terminating gangs will be gone."""
+    """When terminating gangs will have ended."""
     return now + max(
         (gang_usage.running.gang.grace_s for gang_usage in cache.running.values() if not gang_usage.is_admitted),
         default=0.0,

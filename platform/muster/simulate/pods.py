@@ -234,8 +234,8 @@ class SimulatedPods:
             self._event_queue.schedule_now()
         elif not pod.deleting and pod.phase == "Running":
             self._update(entry, replace(pod, deleting=True))
-            gone_at = self._event_queue.now + min(entry.behavior.stop_s, write.grace_s)
-            self._event_queue.schedule(gone_at, lambda: self.remove(entry, write.name))
+            stopped_at = self._event_queue.now + min(entry.behavior.stop_s, write.grace_s)
+            self._event_queue.schedule(stopped_at, lambda: self.remove(entry, write.name))
 
     def mark_lost(self, entry: SimJob, pod: PodView) -> None:
         """The pod's node was deleted or is unreachable."""

@@ -138,7 +138,7 @@ class ClusterState:
             self.fair_share.update_queues(observed.queues, observed.now)
 
     def _update_jobs(self, observed: ObservedState) -> list[str]:
-        """The uids of new and changed jobs. Removed ones are forgotten."""
+        """The uids of new and changed jobs. Removed ones are dropped."""
         known, fresh = self._job_ids, []
         for job in [job for job in observed.jobs if id(job) not in known]:
             uid = job.metadata.uid

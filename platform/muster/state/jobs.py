@@ -62,8 +62,10 @@ def project_job(
     if any(pod.phase in ACTIVE_POD_PHASES for pod in pods):
         gang, left = _remaining_pods(pods, gang, context.flavor_of)
         admitted_at = now if workload.admitted_at is None else workload.admitted_at
-        leaving = RunningGang(gang, left, admitted_at=admitted_at, started_at=workload.started_at, state="terminating")
-        return JobProjection(running=leaving if left else None, nomination=nomination, changes_at=expires_at)
+        terminating = RunningGang(
+            gang, left, admitted_at=admitted_at, started_at=workload.started_at, state="terminating"
+        )
+        return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
     if not workload.wants_capacity:
         return JobProjection()
     requeue_after = workload.requeue_after

@@ -73,6 +73,7 @@ def build_snapshot(
         nominations=reuse_tuple(state.nominations.values(), last.nominations if last else ()),
         usage=usage,
         excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(shared)),
+        paused=observed.paused,
     )
     return BuildResult(
         snapshot=snapshot,

@@ -264,7 +264,7 @@ def _too_many_processes(nproc: int, limit: str) -> SubmissionRefused:
 
 def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> list[str]:
     gpus = role.resource.gpu
-    if gpus > 0:  # their share of a node's cores, which leaves the other GPUs theirs
+    if gpus > 0:  # their share of a node's cores; the rest is for the other GPUs
         shares = [(node.cpu_milli - node.reserved_milli) // node.gpus for node in nodes if node.gpus >= gpus]
         role.resource.cpu = max(1, gpus * min(shares, default=1000) // 1000)
         return []

@@ -11,7 +11,6 @@ from dataclasses import replace
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
-from muster.api.env_vars import not_passed_message
 from muster.api.quantity import parse_quantity
 from muster.api.spec import TrainingJob
 from muster.errors import DaemonError, MusterError
@@ -65,8 +64,8 @@ class LocalScheduler(MusterScheduler):
         with as_submission_refused():
             client, job = self._client(), dryrun_info.request
             submitted = self._record_submission(client.submit(job))
-            if names := client.newly_left_out([job]):
-                logger.info(not_passed_message(names, "-cfg env="))
+            if omitted := client.newly_omitted([job]):
+                logger.info(omitted.message("-cfg env="))
             return submitted
 
     def _client(self, app_id: str | None = None) -> LocalClient:

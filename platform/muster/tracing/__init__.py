@@ -2,12 +2,13 @@
 
 `collector` is the sidecar process. `report.build` turns a run folder, or any folder of torch.profiler traces, into a
 `Report` and renders it, as a page with `html_report`. The analysis between them (`spans`, `time_breakdown`,
-`hta_breakdown`, ...) does no I/O. This module imports only `typing`, to keep the memory of the collector small.
+`hta_breakdown`, ...) does no I/O. This module imports only types, to keep the memory of the collector small.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 RECORDED_BY: Final = (
     "traces are recorded by Muster's trainer, and for scripts started with `python -m"
@@ -15,5 +16,16 @@ RECORDED_BY: Final = (
 )
 HOW_TO_TRACE: Final = (
     f"{RECORDED_BY}; set the steps with spec.trace, `muster submit --trace-steps 20:25`, the component argument"
-    " --trace_steps 20:25 or -cfg trace_steps=20:25"
+    " --trace_steps 20:25 or -cfg trace_steps=20:25; or, while the job runs: muster trace JOB"
 )
+
+
+def no_trace_reason(first_step: int, heartbeats: Sequence[Mapping[str, Any]]) -> str:
+    """Why an ended job has no trace, although tracing was to begin with `first_step`; `heartbeats` are the last ones of
+    its ranks (docs/run-folder.md)."""
+    steps = [step for heartbeat in heartbeats if isinstance(step := heartbeat.get("step"), int)]
+    if not steps:
+        return RECORDED_BY
+    if max(steps) < first_step:
+        return f"the run ended at step {max(steps)}, before step {first_step}, the first to be traced"
+    return f"although step {max(steps)} was reached; its log or report may name the cause; {RECORDED_BY}"

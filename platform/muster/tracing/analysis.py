@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
+import numpy as np
+
 from muster.errors import InvalidTrace
-from muster.tracing.events import Trace, profiled_steps
+from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
     KernelType,
     StreamIdle,
@@ -26,20 +29,20 @@ from muster.tracing.hta_breakdown import (
 )
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.rank_record import RankRecord, rank_record
 from muster.tracing.reader import read_trace
-from muster.tracing.spans import clip
+from muster.tracing.spans import Int64, Spans, spans_from_pairs
+from muster.tracing.steps import StepTable, step_table
 from muster.tracing.time_breakdown import (
     ExposedCollective,
-    StepTimeline,
-    TimeCategory,
+    StepTime,
     category_spans,
     communication_events,
     exposed_collectives,
-    exposed_communication,
-    step_timelines,
-    time_breakdown,
-    traced_window,
+    step_times,
 )
+from muster.tracing.timelines import StepTimeline, step_timelines
+from muster.tracing.work_kinds import TimeCategory
 
 MAX_OPERATORS = 30
 
@@ -59,6 +62,7 @@ class HtaMetrics:
 class TraceSummary:
     """The analysis of one trace. Times in seconds; `time_by_category_s` sums to `window_s`.
 
+    The window are the steps, or the whole trace if no step was profiled; `in_steps` selects steps.
     `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
     CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
     """
@@ -77,7 +81,7 @@ class TraceSummary:
     communication_s: float
     overlapped_s: float
     collectives: tuple[ExposedCollective, ...]
-    steps: tuple[tuple[int, float], ...]
+    steps: tuple[StepTime, ...]
     operators: tuple[OperatorStats, ...]
     operators_s: float
     kernels: tuple[OperatorStats, ...]
@@ -85,6 +89,7 @@ class TraceSummary:
     stream_idle: tuple[StreamIdle, ...]
     timelines: tuple[StepTimeline, ...]
     hta: HtaMetrics | None
+    hta_stream_idle: tuple[StreamIdle, ...]
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -93,12 +98,36 @@ class TraceSummary:
 
     @property
     def step_s(self) -> dict[int, float]:
-        """Seconds of each step; on a device from its first to its last kernel, since the CPU runs ahead."""
-        return {step.step: step.duration_s for step in self.timelines} if self.on_device else dict(self.steps)
+        """Seconds of each step."""
+        return {step.step: step.duration_s for step in self.steps}
 
     def share(self, category: TimeCategory) -> float:
         """The fraction of the window spent in a kind of work, 0 to 1."""
         return self.time_by_category_s[category.name.lower()] / self.window_s if self.window_s > 0 else 0.0
+
+    def in_steps(self, numbers: AbstractSet[int]) -> TraceSummary:
+        """The same with the window reduced to these steps; `collectives`, `operators` and `kernels` stay."""
+        return self._with_window([step for step in self.steps if step.step in numbers])
+
+    def _with_window(self, times: Sequence[StepTime]) -> TraceSummary:
+        return replace(
+            self,
+            window_s=sum(time.duration_s for time in times),
+            time_by_category_s={
+                kind.name.lower(): sum(time.time_by_category_s[kind.name.lower()] for time in times)
+                for kind in TimeCategory
+            },
+            communication_s=sum(time.communication_s for time in times),
+            overlapped_s=sum(time.overlapped_s for time in times),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysedTrace:
+    """One trace: its summary, and what the comparison with other ranks needs (None without rank or steps)."""
+
+    summary: TraceSummary
+    record: RankRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +141,17 @@ class UnreadableTrace:
 
 def summarise_trace(trace: Trace) -> TraceSummary:
     """Analyse one trace over all profiled steps, including the last one."""
-    steps = profiled_steps(trace)
-    work = select_device_work(trace, include_last_step=True)
-    lanes = category_spans(trace, work)
-    start, end = traced_window(trace, work, steps)
-    both = overlap(clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing)
-    exposed = exposed_communication(lanes, start, end)
+    return analyse_trace(trace).summary
+
+
+def analyse_trace(trace: Trace) -> AnalysedTrace:
+    """Analyse one trace over all profiled steps, including the last one."""
+    steps = step_table(trace)
+    work = steps.work
+    lanes = category_spans(trace, steps)
+    times = step_times(lanes, *_windows(trace, steps))
     operators, kernels = operators_by_self_time(trace), kernels_by_time(trace, work)
-    return TraceSummary(
+    summary = TraceSummary(
         source=trace.source,
         rank=trace.rank,
         world_size=trace.world_size,
@@ -129,26 +161,37 @@ def summarise_trace(trace: Trace) -> TraceSummary:
         events=trace.decoded_events,
         invalid_events=trace.invalid_events,
         on_device=len(work) > 0,
-        window_s=(end - start) / 1e9,
-        time_by_category_s={kind.name.lower(): ns / 1e9 for kind, ns in time_breakdown(lanes, start, end).items()},
-        communication_s=both.communication_ns / 1e9,
-        overlapped_s=both.overlapped_ns / 1e9,
-        collectives=exposed_collectives(trace, communication_events(trace, work), exposed)[:MAX_OPERATORS],
-        steps=tuple((step.number, step.duration_ns / 1e9) for step in steps),
+        window_s=0.0,
+        time_by_category_s={},
+        communication_s=0.0,
+        overlapped_s=0.0,
+        collectives=exposed_collectives(trace, communication_events(trace, work), lanes.exposed)[:MAX_OPERATORS],
+        steps=times if len(steps) else (),
         operators=operators[:MAX_OPERATORS],
         operators_s=sum(op.total_ns for op in operators) / 1e9,
         kernels=kernels[:MAX_OPERATORS],
         kernels_s=sum(op.total_ns for op in kernels) / 1e9,
         stream_idle=idle_by_stream(trace, work),
-        timelines=step_timelines(trace, work, lanes, steps),
+        timelines=step_timelines(lanes, steps),
         hta=hta_metrics(trace) if len(work) else None,
+        hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
     )
+    return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes))
+
+
+def _windows(trace: Trace, steps: StepTable) -> tuple[Int64, Spans]:
+    """The steps, or without any one window: from a device's first to its last work, else all events."""
+    if len(steps):
+        return steps.numbers, steps.windows
+    spans = steps.work.spans if len(steps.work) else trace.events.spans
+    whole = [(int(spans.start.min()), int(spans.end.max()))] if len(spans) else []
+    return np.zeros(len(whole), dtype=np.int64), spans_from_pairs(whole)
 
 
 def hta_metrics(trace: Trace) -> HtaMetrics:
     """The temporal breakdown and overlap by HTA's rules, for comparison."""
     rounded = round_to_microseconds(trace)
-    work = select_device_work(rounded, include_last_step=False)
+    work = select_device_work(rounded, include_last_step=False, with_synchronisation=True)
     types = kernel_types(rounded, work)
     parts = temporal_breakdown(types, work.spans)
     both = overlap(work.spans[types == KernelType.COMMUNICATION], work.spans[types == KernelType.COMPUTE])
@@ -161,10 +204,16 @@ def hta_metrics(trace: Trace) -> HtaMetrics:
     )
 
 
-def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> TraceSummary | UnreadableTrace:
+def hta_stream_idle(trace: Trace) -> tuple[StreamIdle, ...]:
+    """The idle time of each stream by HTA's rules."""
+    rounded = round_to_microseconds(trace)
+    return idle_by_stream(rounded, select_device_work(rounded, include_last_step=False), negative_gaps=True)
+
+
+def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> AnalysedTrace | UnreadableTrace:
     """Read and analyse one file. Returns an UnreadableTrace instead of raising, so that other traces are analysed."""
     try:
-        return summarise_trace(read_trace(path, limits))
+        return analyse_trace(read_trace(path, limits))
     except InvalidTrace as error:
         return UnreadableTrace(str(path), str(error).removeprefix(f"{path}: "), is_trace=error.reason != "NotATrace")
     except OSError as error:
@@ -173,7 +222,7 @@ def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Tr
 
 def summarise_trace_files(
     paths: Sequence[Path], *, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
-) -> tuple[TraceSummary | UnreadableTrace, ...]:
+) -> tuple[AnalysedTrace | UnreadableTrace, ...]:
     """Read and analyse files, in their order, with `workers` processes. Raises InvalidTrace if a process is killed."""
     if workers <= 1 or len(paths) <= 1:
         return tuple(summarise_trace_file(path, limits) for path in paths)

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 
 from muster.api.quantity import parse_quantity
+from muster.capture.exchange import PodRanks, exchange
+from muster.capture.folder import CAPTURE
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import finite_number
 from muster.tracing.heartbeat_server import (
@@ -32,10 +34,11 @@ from muster.tracing.heartbeat_server import (
     ListenAddress,
     read_json_object,
 )
-from muster.tracing.run_store import RunSync
+from muster.tracing.run_sync import RunSync
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
 from muster.tracing.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
+from muster.tracing.trace_retention import MAX_STORED_BYTES
 
 MAX_SECRET_BYTES = 1 << 20  # of a Secret
 _PR_SET_DUMPABLE = 4
@@ -154,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.store_metrics,
         args.mount,
         args.max_trace_bytes,
+        args.max_stored_bytes,
     )
     token = _load_secrets(parser, args)
     if args.open_spool:
@@ -172,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
     """Read the secrets from their files; returns the token ("" without a port). Exits with 2 for invalid arguments."""
     if args.mount is not None and not args.run_dir.absolute().is_relative_to(args.mount):
-        parser.error(f"--run-dir must lie below --mount {args.mount}; got {args.run_dir}")
+        parser.error(f"--run-dir must be below --mount {args.mount}; got {args.run_dir}")
     if args.token_file is not None or args.store_credentials is not None:
         disable_process_inspection()
     token = ""
@@ -224,11 +228,14 @@ def _heartbeat_server(state: CollectorState, address: ListenAddress | None, toke
     if address is None:
         yield
         return
+    replicas = os.environ.get("MUSTER_REPLICAS", "")
+    own = PodRanks(state.options.ranks, state.options.index, int(replicas) if replicas.isdecimal() else 1)
     source = HeartbeatSource(
         state.options.run_folder,
         os.environ.get("MUSTER_JOB_UID", ""),
         os.environ.get("MUSTER_POD", ""),
         lambda: state.collected_count() or 0,
+        lambda body, now: exchange(state.options.run_folder, body, now, state.options.owner, own),
     )
     server = HeartbeatServer(address, token, source, lambda message: log(state.options, message))
     server.start()
@@ -239,10 +246,11 @@ def _heartbeat_server(state: CollectorState, address: ListenAddress | None, toke
 
 
 def _create_spool(options: CollectorOptions) -> None:
-    """Create the spool before the ranks do, writable for ranks of any user. As its owner the collector may move files
+    """Create the folders before the ranks do, writable for ranks of any user. As its owner the collector may move files
     of other users out of it despite the sticky bit."""
     try:
-        options.run_folder.make_folder(SPOOL, 0o1777)
+        for folder in (SPOOL, CAPTURE):
+            options.run_folder.make_folder(folder, 0o1777)
     except OSError as error:
         log(options, f"cannot make the spool writable for ranks of other users: {error}")
 
@@ -291,6 +299,13 @@ def _argument_parser() -> argparse.ArgumentParser:
         default=MAX_TRACE_BYTES,
         metavar="SIZE",
         help="maximum uncompressed size of a trace; larger ones are quarantined; default 16Gi",
+    )
+    parser.add_argument(
+        "--max-stored-bytes",
+        type=_parse_size,
+        default=MAX_STORED_BYTES,
+        metavar="SIZE",
+        help="maximum size of this pod's traces in the run folder; above it the oldest are deleted; default 32Gi",
     )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between polls; default 1")
     parser.add_argument("--port", type=_parse_port, default=None, help="serve GET /heartbeat; requires --token-file")

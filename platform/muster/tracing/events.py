@@ -48,7 +48,8 @@ class Events:
 
     `start` and `end` are nanoseconds since the trace's origin; `name`, `thread` and `collective` index the trace's
     `names` and `threads` (-1: none); `stream` and `correlation` are -1 where absent. `correlation` links a device
-    event to the runtime call that launched it.
+    event to the runtime call that launched it. For a collective, `group` is the position in `names` of its process
+    group and the group's ranks, and `message_bytes` the larger one of what it reads and writes (-1: unknown).
     """
 
     kind: NDArray[np.int8]
@@ -59,6 +60,8 @@ class Events:
     stream: Int32
     correlation: Int64
     collective: Int32
+    group: Int32
+    message_bytes: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -74,6 +77,15 @@ class Events:
     def duration(self) -> Int64:
         """Nanoseconds."""
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group of this rank as torch.distributed lists it: name, description (`mesh_pp`), global ranks."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ class Trace:
     origin_us: float
     decoded_events: int
     invalid_events: int
+    process_groups: tuple[ProcessGroup, ...]
     names: tuple[str, ...]
     threads: tuple[TraceThread, ...]
     events: Events
@@ -144,11 +157,10 @@ def profiled_steps(trace: Trace) -> tuple[ProfiledStep, ...]:
     numbers = {code: int(m.group(1)) for code, name in enumerate(trace.names) if (m := STEP.match(name))}
     if not numbers:
         return ()
-    events = trace.events
+    events = trace.events[(trace.events.kind == EventKind.ANNOTATION) & np.isin(trace.events.name, list(numbers))]
     found = [
-        ProfiledStep(numbers[int(events.name[i])], int(events.start[i]), int(events.end[i]))
-        for code in numbers
-        for i in (((events.name == code) & (events.kind == EventKind.ANNOTATION)).nonzero()[0])
+        ProfiledStep(numbers[name], start, end)
+        for name, start, end in zip(events.name.tolist(), events.start.tolist(), events.end.tolist(), strict=True)
     ]
     return tuple(sorted(found, key=lambda step: (step.start, step.number)))
 

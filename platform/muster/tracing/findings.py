@@ -11,12 +11,13 @@ from muster.tracing.formatting import format_list, format_number, format_percent
 from muster.tracing.operator_stats import OperatorStats, merge_operators, short_name
 from muster.tracing.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
 from muster.tracing.summary import LabelledTrace, ProfilerOverhead, StepSkew, steady_median
-from muster.tracing.time_breakdown import TimeCategory
+from muster.tracing.work_kinds import TimeCategory
 
 # Minimum share of a step for a finding; smaller differences vary from run to run.
 NOTABLE_SHARE = 0.05
 SLOW_STEP_FACTOR = 2.0  # times the median
 NEGLIGIBLE_SHARE = 0.005
+MAX_NAMED_RANKS = 16
 _MAX_MESSAGE_LENGTH = 500  # characters of a message
 
 CATEGORY_PHRASES = {
@@ -55,9 +56,14 @@ def derive_findings(
             *_top_operator(traces),
             *_skew(skews),
             *_missing_ranks(traces),
+            *_repeated_ranks(rows),
+            *_different_steps(traces),
         ]
     else:
+        if len({row.trace.world_size for row in rows}) > 1 or len({row.trace.job for row in rows}) > 1:
+            sentences.append("These traces are of different runs: they are described one by one, not compared.")
         sentences += [_describe_trace(row) for row in rows]
+    sentences += _invalid_events(rows)
     return (*sentences, *_skipped(skipped))
 
 
@@ -90,8 +96,9 @@ def _newest_step_phrase(folder: RunFolder) -> str:
 
 
 def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
-    """Whether all traces are of one job; in a plain folder: whether world size, device and kind are the same."""
-    return bool(traces) and (folder.is_muster_run or len({(t.world_size, t.device, t.on_device) for t in traces}) == 1)
+    """Whether all traces are of one job; in a plain folder: of one job's name, world size, device and kind."""
+    runs = {(t.world_size, t.device, t.on_device, t.job) for t in traces}
+    return bool(traces) and (folder.is_muster_run or len(runs) == 1)
 
 
 def _loss(folder: RunFolder) -> list[str]:
@@ -191,25 +198,13 @@ def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
     communication_s, total_s = sum(t.communication_s for t in traces), sum(t.window_s for t in traces)
     if communication_s <= 0 or total_s <= 0:
         return []
-    overlapped = sum(t.overlapped_s for t in traces) / communication_s
-    part = format_percent(overlapped) if overlapped >= NEGLIGIBLE_SHARE else "none"
+    part = format_percent(sum(t.overlapped_s for t in traces) / communication_s)
     return [f"Communication runs {format_percent(communication_s / total_s)} of the time; {part} of it is overlapped."]
 
 
 def _communication_waits(rows: Sequence[LabelledTrace]) -> list[str]:
-    ordered = sorted(rows, key=lambda row: (row.trace.share(TimeCategory.COMMUNICATION), row.label))
-    least, most = ordered[0], ordered[-1]
-    if most.trace.share(TimeCategory.COMMUNICATION) - least.trace.share(TimeCategory.COMMUNICATION) < NOTABLE_SHARE:
-        return _longest_wait(most, _capitalize(most.label))
-    share = format_percent(least.trace.share(TimeCategory.COMMUNICATION))
-    busy_s = [row.trace.window_s * (1 - row.trace.share(TimeCategory.COMMUNICATION)) for row in (least, most)]
-    sentence = f"{_capitalize(least.label)} waits least for communication, {share} of the time"
-    if busy_s[1] > 0 and busy_s[0] / busy_s[1] > 1 + NOTABLE_SHARE:
-        ratio = busy_s[0] / busy_s[1]
-        longer = f"{format_percent(ratio - 1)} longer than" if ratio < 2 else f"{ratio:.1f} times as long as"
-        waiting = "the other rank waits" if len(rows) == 2 else "the other ranks wait"
-        sentence += f": its other work takes {longer} that of {most.label}, so {waiting} for it"
-    return [*_longest_wait(most, _capitalize(most.label)), f"{sentence}."]
+    most = max(rows, key=lambda row: (row.trace.share(TimeCategory.COMMUNICATION), row.label))
+    return _longest_wait(most, _capitalize(most.label))
 
 
 def _longest_wait(row: LabelledTrace, subject: str) -> list[str]:
@@ -295,15 +290,46 @@ def _skew(skews: Sequence[StepSkew]) -> list[str]:
         return []
     worst = max(wide, key=lambda s: (s.spread, s.step))
     range_s = f"{format_seconds(worst.fastest_s)} to {format_seconds(worst.slowest_s)}"
-    return [f"In step {worst.step} the ranks took {range_s}; rank {worst.slowest_rank} was the slowest."]
+    return [f"In step {worst.step} the ranks took {range_s}."]
 
 
 def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
-    worlds = {t.world_size for t in traces if t.world_size}
+    world_sizes = {t.world_size for t in traces if t.world_size}
     ranks = {t.rank for t in traces if t.rank is not None}
-    if len(worlds) != 1 or len(ranks) >= (world := worlds.pop()):
+    if len(world_sizes) != 1 or len(ranks) >= (world := world_sizes.pop()):
         return []
-    return [f"There are traces of {len(ranks)} of {world} ranks; findings about ranks cover only those."]
+    missing = format_list(
+        [str(rank) for rank in range(world) if rank not in ranks][: MAX_NAMED_RANKS + 1], max_items=MAX_NAMED_RANKS
+    )
+    none = f"there is none of {'rank' if world - len(ranks) == 1 else 'ranks'} {missing}"
+    return [f"There are traces of {len(ranks)} of {world} ranks; {none}. Findings about ranks cover only those traced."]
+
+
+def _repeated_ranks(rows: Sequence[LabelledTrace]) -> list[str]:
+    ranks = [row.trace.rank for row in rows if row.trace.rank is not None]
+    repeated = [str(rank) for rank in sorted({rank for rank in ranks if ranks.count(rank) > 1})]
+    if not repeated:
+        return []
+    of = f"{'rank' if len(repeated) == 1 else 'ranks'} {format_list(repeated)}"
+    return [f"There are several traces of {of}: the ranks are not compared, and totals include all traces."]
+
+
+def _different_steps(traces: Sequence[TraceSummary]) -> list[str]:
+    counts = {len(trace.steps) for trace in traces}
+    if len(counts) < 2:
+        return []
+    common = len(set.intersection(*({step.step for step in trace.steps} for trace in traces)))
+    used = f"only the {common} that all have are used" if common else "none is in all of them"
+    return [f"The traces have different numbers of steps, {min(counts)} to {max(counts)}; {used}."]
+
+
+def _invalid_events(rows: Sequence[LabelledTrace]) -> list[str]:
+    invalid = [(row.trace.invalid_events, row.label) for row in rows if row.trace.invalid_events]
+    if not invalid:
+        return []
+    total = sum(count for count, _ in invalid)
+    where = format_list([f"{label}: {count:,}" for count, label in invalid])
+    return [f"{total:,} events have no valid time or duration and are not included ({where})."]
 
 
 def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:

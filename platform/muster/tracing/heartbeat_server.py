@@ -1,8 +1,8 @@
-"""The collector's HTTP server, from which the operator polls the job's heartbeat.
+"""The collector's HTTP server, from which the operator polls the job's heartbeat and requests traces.
 
-Any program that reaches the pod can connect. So the server accepts only GET requests without a body, signs and verifies
+Any program that reaches the pod can connect. So the server accepts only two small requests, signs and verifies
 (`muster.heartbeats.auth`), and limits time, connections and sizes. Of what a rank wrote, a response contains only the
-numeric fields and the phase that docs/run-folder.md defines.
+fields that docs/run-folder.md defines.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from muster.tracing.shared_folder import SharedFolder
 MIN_TOKEN_LENGTH = 16
 MAX_FILE_BYTES = 65_536
 MAX_REQUEST_BYTES = 8192
+MAX_BODY_BYTES = 65_536
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_PEER = 32
 """Maximum number of simultaneous unanswered connections, in total and per address."""
@@ -49,6 +50,8 @@ class HeartbeatSource:
     job_uid: str = ""
     pod: str = ""
     trace_count: Callable[[], int] = lambda: 0  # how many this pod's collector has collected
+    # the answer to a request to profile steps (`muster.capture.exchange`); raises ValueError if it is invalid
+    capture: Callable[[bytes, float], dict[str, Any]] | None = None
 
     def response(self, now: float) -> dict[str, Any]:
         """The body of a response. `unreadable` lists files that exist and cannot be read, with the reason."""
@@ -131,8 +134,9 @@ class HeartbeatServer:
         self._admit_connection(writer)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(head.decode("latin-1")))
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                body = await reader.readexactly(_body_length(head))
+                writer.write(self._response(head, body))
                 await writer.drain()
         except (OSError, EOFError, asyncio.LimitOverrunError):  # closed by the peer, evicted, or timed out
             writer.transport.abort()
@@ -154,27 +158,51 @@ class HeartbeatServer:
             oldest.transport.abort()
         self._pending[writer] = peer
 
-    def _response(self, head: str) -> bytes:
-        request, *fields = head.split("\r\n")
+    def _response(self, head: str, body: bytes) -> bytes:
+        request = head.split("\r\n", 1)[0]
         verb, _, rest = request.partition(" ")
         path = rest.partition(" ")[0]
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)}
+        headers = _headers(head)
         authorization = headers.get("authorization", "")
-        if verb != "GET":
-            return _http_response(405, {"error": "method must be GET"})
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        if verb != ("POST" if path == "/capture" else "GET"):
+            return _http_response(405, {"error": "method must be GET, or POST for /capture"})
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != str(len(body)):
+            return _http_response(413, {"error": f"body must have a length of at most {MAX_BODY_BYTES} bytes"})
+        if body and verb == "GET":
             return _http_response(413, {"error": "request must have no body"})
         if path == "/healthz":
             return _http_response(200, {"ok": True})
-        if not self._signer.verify_request(path, authorization, time.time()):
+        now = time.time()
+        if not self._signer.verify_request(path, authorization, now, body):
             return _http_response(
                 401, {"error": f"Authorization must be {SCHEME} with a current signature for this pod and path"}
             )
-        if path != "/heartbeat":
-            return _http_response(404, {"error": "path must be /heartbeat or /healthz"})
-        return _http_response(
-            200, self._source.response(time.time()), lambda body: self._signer.sign_response(authorization, body)
-        )
+
+        def sign(content: bytes) -> str:
+            return self._signer.sign_response(authorization, content)
+
+        if path == "/heartbeat":
+            return _http_response(200, self._source.response(now), sign)
+        if path == "/capture" and self._source.capture is not None:
+            try:
+                found = self._source.capture(body, now)
+            except (OSError, ValueError) as error:
+                return _http_response(422, {"error": str(error)[:500]}, sign)
+            identity = {"now": now, "job_uid": self._source.job_uid, "pod": self._source.pod}
+            return _http_response(200, {**identity, **found}, sign)
+        return _http_response(404, {"error": "path must be /heartbeat, /capture or /healthz"})
+
+
+def _headers(head: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in head.split("\r\n")[1:])
+    return {name.strip().lower(): value.strip() for name, _, value in lines}
+
+
+def _body_length(head: str) -> int:
+    """Bytes to read after the header; 0 for a length that is not accepted, which `_response` refuses."""
+    length = _headers(head).get("content-length", "0")
+    is_valid = length.isascii() and length.isdecimal() and len(length) <= 8 and int(length) <= MAX_BODY_BYTES
+    return int(length) if is_valid else 0
 
 
 def _http_response(code: int, content: Mapping[str, Any], sign: Callable[[bytes], str] | None = None) -> bytes:

@@ -14,12 +14,13 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace, profiled_steps
-from muster.tracing.spans import Coverage, Spans, coverage, intersect, total_ns, union
+from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
+from muster.tracing.spans import Coverage, Spans, coverage, groups, intersect, total_ns, union
 
 COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
 NS_PER_US = 1000  # nanoseconds
+UNTYPED = np.int8(-1)
 
 
 class KernelType(IntEnum):
@@ -51,10 +52,15 @@ def kernel_type(name: str) -> KernelType:
 
 
 def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
-    """The type of each event of device work; memcpy and memset are memory work regardless of their name."""
+    """The type of each event of device work; memcpy and memset are memory work regardless of their name.
+
+    Of synchronisation, HTA counts waits for an event as compute, and others (`Stream Sync`) as none of the types.
+    """
     by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
     types = by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
-    return np.where(work.kind == EventKind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
+    types = np.where(np.isin(work.kind, (EventKind.MEMCPY, EventKind.MEMSET)), np.int8(KernelType.MEMORY), types)
+    untyped = np.array(["Sync" in name for name in trace.names], dtype=bool)[work.name] if len(work) else types > 0
+    return np.where((work.kind == EventKind.SYNC) & untyped, UNTYPED, types).astype(np.int8)
 
 
 def round_to_microseconds(trace: Trace) -> Trace:
@@ -70,17 +76,24 @@ def round_to_microseconds(trace: Trace) -> Trace:
     return replace(trace, events=replace(trace.events, start=start, end=end))
 
 
-def select_device_work(trace: Trace, *, include_last_step: bool) -> Events:
+def select_device_work(trace: Trace, *, include_last_step: bool, with_synchronisation: bool = False) -> Events:
     """Device work launched before the last profiled step begins, or with `include_last_step` before it ends.
 
-    All device work if fewer than two steps were profiled.
+    All device work if fewer than two steps were profiled. `with_synchronisation` adds what waits on a device, which
+    HTA's temporal breakdown counts as work (its idle breakdown does not). As HTA does, this takes for a step also the
+    step's annotation on a device (`gpu_user_annotation`, written by torch 2.11), which begins with the step's first
+    kernel: of the last step it then includes what was launched before.
     """
     work = trace.device_work
-    steps = profiled_steps(trace)
-    if len({step.number for step in steps}) < 2:
+    if with_synchronisation:
+        work = trace.of_kind(*DEVICE_WORK, EventKind.SYNC)
+    names = [code for code, name in enumerate(trace.names) if "ProfilerStep" in name]
+    on_device = np.isin(trace.events.kind, DEVICE_WORK) | (trace.events.kind == EventKind.SYNC)
+    on_cpu = trace.events[~on_device & ((trace.events.stream < 0) | (trace.events.correlation < 0))]
+    steps = on_cpu[np.isin(on_cpu.name, names)]
+    if len(np.unique(steps.name)) < 2:
         return work
-    on_cpu = trace.events[~np.isin(trace.events.kind, (*DEVICE_WORK, EventKind.SYNC, EventKind.DEVICE_ANNOTATION))]
-    before = on_cpu.start <= steps[-1].end if include_last_step else on_cpu.start < steps[-1].start
+    before = on_cpu.start <= steps.end.max() if include_last_step else on_cpu.start < steps.start.max()
     return work[np.isin(work.correlation, on_cpu.correlation[before & (on_cpu.correlation >= 0)])]
 
 
@@ -158,15 +171,21 @@ def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
 
-def idle_by_stream(trace: Trace, work: Events, *, launch_gap_ns: int = LAUNCH_GAP_NS) -> tuple[StreamIdle, ...]:
-    """The idle time of every stream with work, ordered by stream; `work` is device work of `trace`."""
+def idle_by_stream(
+    trace: Trace, work: Events, *, launch_gap_ns: int = LAUNCH_GAP_NS, negative_gaps: bool = False
+) -> tuple[StreamIdle, ...]:
+    """The idle time of every stream with work, ordered by stream; `work` is device work of `trace`.
+
+    With `negative_gaps`, work that begins before the previous work of its stream has ended reduces the idle time, as in
+    HTA.
+    """
     launched = launch_times(trace, work)
     found = []
-    for row in np.unique(work.thread):
-        of_stream = np.flatnonzero(work.thread == row)
+    for of_stream in groups(work.thread):
         of_stream = of_stream[np.argsort(work.start[of_stream], kind="stable")]
         previous_end = work.end[of_stream][:-1]
-        gap = np.maximum(work.start[of_stream][1:] - previous_end, 0)
+        gap = work.start[of_stream][1:] - previous_end
+        gap = gap if negative_gaps else np.maximum(gap, 0)
         late = launched[of_stream][1:] > previous_end
         short = ~late & (gap < launch_gap_ns)
         found.append(

@@ -1,7 +1,8 @@
 """Renders a report as one self-contained HTML page, without scripts or network access.
 
 Names of jobs, operators and files are not trusted: Jinja2 escapes all text in `templates/report.html` except the
-charts, which escape their own. The charts are ours: chart libraries need scripts in the page or are slow to import.
+charts, which escape their own. The charts are built here, because chart libraries need scripts in the
+page or are slow to import.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from muster.tracing.charts import (
     stacked_bar_chart,
     timeline_chart,
 )
+from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
-from muster.tracing.hta_breakdown import KernelType, kernel_type
+from muster.tracing.hta_breakdown import KernelType
 from muster.tracing.operator_stats import OperatorStats, short_name
 from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
 from muster.tracing.summary import LabelledTrace, ProfilerOverhead, slow_step_cause
-from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, StepTimeline, TimeCategory
+from muster.tracing.timelines import StepTimeline
+from muster.tracing.work_kinds import COMMUNICATION_NAME, FRAME_NAME, TimeCategory, kernel_type
 
 MAX_CURVES = 4
 MAX_ROWS = 64
@@ -100,6 +103,8 @@ def render_page(report: Report) -> str:
         timeline=_timeline_section(report),
         operator_tables=_operator_tables(report),
         hta_table=_hta_table(report),
+        compilation_table=_compilation_table(report),
+        compilation_causes=() if report.compilation is None else cause_lines(report.compilation),
     )
 
 
@@ -320,8 +325,7 @@ def _overlap_note(timeline: StepTimeline) -> str:
     duration = format_seconds(timeline.duration_s)
     if timeline.communication_s <= 0:
         return duration
-    share = timeline.overlapped_s / timeline.communication_s
-    part = format_percent(share) if share >= 0.005 else "none"
+    part = format_percent(timeline.overlapped_s / timeline.communication_s)
     return f"{duration}, communication {format_seconds(timeline.communication_s)}, {part} of it overlapped"
 
 
@@ -353,6 +357,13 @@ def _kernel_style(name: str) -> str:
 def _operator_style(name: str) -> str:
     """The CSS class of an operator's bar, by the kind of work of its name."""
     return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
+
+
+def _compilation_table(report: Report) -> NumberTable | None:
+    """What each rank compiled; None if nothing was."""
+    if report.compilation is None:
+        return None
+    return NumberTable(COLUMNS, tuple(rank_rows(report.compilation)[:MAX_ROWS]))
 
 
 def _hta_table(report: Report) -> NumberTable:

@@ -50,6 +50,11 @@ class EventArguments(msgspec.Struct, gc=False):
     correlation: Scalar = None
     collective: Scalar = msgspec.field(name="Collective name", default=None)
     name: Scalar = None
+    group: Scalar = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    elements_in: Scalar = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Scalar = msgspec.field(name="Out msg nelems", default=None)
+    dtype: Scalar = None
 
 
 class RawEvent(msgspec.Struct, gc=False):
@@ -103,11 +108,11 @@ EventCallback = Callable[[list[RawEvent]], None]
 class TraceLimits:
     """Limits for one trace: uncompressed bytes, and events kept in memory.
 
-    The defaults are about fifteen and six times those of a trace of 280 MB of JSON with 870,000 events.
+    The defaults are about fifteen times those of a trace of 280 MB of JSON with 870,000 events.
     """
 
     text_bytes: int = MAX_TEXT_BYTES
-    events: int = 5_000_000
+    events: int = 12_000_000
 
 
 DEFAULT_LIMITS = TraceLimits()

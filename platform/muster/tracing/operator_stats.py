@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.tracing.events import EventKind, Events, Trace, build_call_tree
-from muster.tracing.spans import Int64
-from muster.tracing.time_breakdown import COMPILED_GRAPH, FRAME_NAME
+from muster.tracing.spans import Int64, groups
+from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     """
     nested = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
     self_ns = np.zeros(len(nested), dtype=np.int64)
-    for row in np.unique(nested.thread):
-        of_thread = np.flatnonzero(nested.thread == row)
+    for of_thread in groups(nested.thread):
         tree = build_call_tree(nested[of_thread])
         self_ns[of_thread[tree.order]] = tree.self_time()
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)

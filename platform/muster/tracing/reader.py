@@ -9,11 +9,13 @@ from typing import IO, Any
 import numpy as np
 
 from muster.errors import InvalidTrace
-from muster.tracing.events import EventKind, Events, Int32, Trace, TraceThread
+from muster.tracing.events import EventKind, Events, Int32, ProcessGroup, Trace, TraceThread
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
     MAX_TEXT_BYTES,
+    NOT_A_TRACE,
     TOO_LARGE,
+    EventArguments,
     RawEvent,
     TraceHeader,
     TraceLimits,
@@ -39,6 +41,7 @@ EVENT_KINDS = {
     "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
 }
 MAX_NAME_CHARACTERS = 256 << 20
+MAX_TIME_US = 1e17  # three thousand years: a larger time or duration is not one
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
 
@@ -65,6 +68,11 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
     header = stream_events(path, columns.add, max_bytes=limits.text_bytes)
     if not columns.decoded_events:
         raise InvalidTrace(f"{path}: has no events")
+    if not columns.rows:
+        message = (
+            f"{path}: not a trace: none of its {columns.decoded_events} events has a category, a time and a duration"
+        )
+        raise InvalidTrace(message, reason=NOT_A_TRACE)
     rank, world_size, backend = _distributed(header)
     origin_us, events = columns.events()
     return Trace(
@@ -77,6 +85,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
         origin_us=origin_us,
         decoded_events=columns.decoded_events,
         invalid_events=columns.invalid_events,
+        process_groups=_process_groups(header),
         names=tuple(columns.names),
         threads=tuple(
             TraceThread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
@@ -106,7 +115,12 @@ class _ColumnBuilder:
         kept: list[RawEvent] = []
         for event in events:
             if event.ph == "X":
-                if event.ts is None or event.dur is None or event.dur < 0:
+                if (
+                    event.ts is None
+                    or event.dur is None
+                    or not 0 <= event.dur < MAX_TIME_US
+                    or not abs(event.ts) < MAX_TIME_US
+                ):
                     self.invalid_events += 1
                 elif event.cat and event.cat not in IGNORED_CATEGORIES:
                     kept.append(event)
@@ -153,21 +167,43 @@ class _ColumnBuilder:
                 ],
                 dtype=np.int32,
             ),
+            np.array(
+                [-1 if a is None or a.group is None else names.setdefault(_group_key(a), len(names)) for a in args],
+                dtype=np.int32,
+            ),
+            np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
         )
 
     def events(self) -> tuple[float, Events]:
         """The origin in microseconds, and all blocks as one table."""
         if not self.blocks:
-            empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4")]
+            empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4", "i4", "i8")]
             return 0.0, Events(*empty)
-        kind, name, thread, ts, dur, stream, correlation, collective = (
+        kind, name, thread, ts, dur, stream, correlation, collective, group, message_bytes = (
             np.concatenate(parts) for parts in zip(*self.blocks, strict=True)
         )
         # Times are large floats in microseconds: subtract the origin first to keep nanosecond precision.
         origin = float(np.floor(ts.min()))
         start = np.rint((ts - origin) * 1000).astype(np.int64)
         end = np.rint((ts - origin + dur) * 1000).astype(np.int64)
-        return origin, Events(kind, name, thread, start, end, stream, correlation, collective)
+        return origin, Events(kind, name, thread, start, end, stream, correlation, collective, group, message_bytes)
+
+
+_DTYPE_BYTES = {
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+}
+
+
+def _group_key(args: EventArguments) -> str:
+    """A process group's name and ranks: different groups may have the same name."""
+    return f"{args.group} {args.group_ranks}" if isinstance(args.group_ranks, str) else str(args.group)
+
+
+def _message_bytes(args: EventArguments) -> int:
+    elements = max(_parse_id(args.elements_in), _parse_id(args.elements_out))
+    return min(elements, 1 << 58) * _DTYPE_BYTES.get(str(args.dtype), 1) if elements >= 0 else -1
 
 
 def _stream_ids(values: list[int]) -> Int32:
@@ -192,6 +228,18 @@ def _distributed(header: TraceHeader) -> tuple[int | None, int | None, str | Non
         rank if isinstance(rank, int) and rank >= 0 else None,
         world if isinstance(world, int) and world > 0 else None,
         backend if isinstance(backend, str) else None,
+    )
+
+
+def _process_groups(header: TraceHeader) -> tuple[ProcessGroup, ...]:
+    info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
+    listed = info.get("pg_config")
+    return tuple(
+        ProcessGroup(str(entry.get("pg_name")), str(entry.get("pg_desc")), tuple(entry["ranks"]))
+        for entry in (listed if isinstance(listed, list) else ())
+        if isinstance(entry, dict)
+        and isinstance(entry.get("ranks"), list)
+        and all(isinstance(rank, int) for rank in entry["ranks"])
     )
 
 

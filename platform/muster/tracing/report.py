@@ -25,6 +25,7 @@ from rich.text import Text
 
 from muster.errors import InvalidTrace
 from muster.text_layout import wrap_parts
+from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.html_report import render_page
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
@@ -32,7 +33,7 @@ from muster.tracing.operator_stats import OperatorStats, short_name
 from muster.tracing.run_analysis import Report, analyse_run
 from muster.tracing.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.time_breakdown import TimeCategory
+from muster.tracing.work_kinds import TimeCategory
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 
@@ -137,6 +138,7 @@ def render_terminal(report: Report, console: Console) -> None:
         console.print(_findings(report.findings))
     parts: list[Text | Table] = [*_metric_lines(report, width - 24), *_time_breakdown(report, width)]
     parts += _operators("Top kernels", report.kernels, width) or _operators("Top operators", report.operators, width)
+    parts += _compilation(report)
     parts += _skipped(report)
     console.print(Group(*parts))
 
@@ -225,7 +227,7 @@ def _time_breakdown(report: Report, width: int) -> list[Text]:
             start = end
         ratio = row.trace.overlap_ratio
         if ratio is not None:
-            line.append(f"  {format_percent(ratio) if ratio >= 0.005 else 'none'} overlapped", style="bright_black")
+            line.append(f"  {format_percent(ratio)} overlapped", style="bright_black")
         out.append(line)
     legend = []
     for kind in TimeCategory:
@@ -261,6 +263,16 @@ def _operators(title: str, operators: Sequence[OperatorStats], width: int) -> li
             format_seconds(op.mean_ns / 1e9),
         )
     return [Text(f"\n{title}", style="bold"), table]
+
+
+def _compilation(report: Report) -> list[Text]:
+    if report.compilation is None:
+        return []
+    lines = [Text("\nCompilation", style="bold")]
+    for label, values in rank_rows(report.compilation)[:_MAX_ROWS]:
+        named = ", ".join(f"{name} {value}" for name, value in zip(COLUMNS, values, strict=True))
+        lines.append(Text(f"  {label:<9} {named}"))
+    return lines + [Text(f"  {line}") for line in cause_lines(report.compilation)]
 
 
 def _skipped(report: Report) -> list[Text]:

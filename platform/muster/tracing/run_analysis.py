@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from muster.errors import InvalidTrace
+from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
-from muster.tracing.analysis import TraceSummary, UnreadableTrace, summarise_trace_files
-from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, missing_trace_reasons
+from muster.tracing.analysis import AnalysedTrace, UnreadableTrace, summarise_trace_files
+from muster.tracing.compilation import Compilation, summarise_compilation
+from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, merge_operators
+from muster.tracing.rank_comparison import ClockOffset, compare_ranks
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
 from muster.tracing.summary import (
     LabelledTrace,
@@ -21,12 +24,14 @@ from muster.tracing.summary import (
     RunSummary,
     StepSkew,
     choose_timeline_step,
+    in_common_steps,
     label_traces,
     profiler_overheads,
     steady_median,
     step_skews,
     summarise_run,
 )
+from muster.tracing.verdicts import Verdict, derive_verdicts, describe
 
 MAX_LOSS_POINTS = 1200
 MAX_STEP_TIME_POINTS = 300
@@ -58,7 +63,8 @@ class Report:
     Long curves are downsampled: `loss` to its extremes, `step_times` to medians of ranges of steps; `slow_steps` has
     the slowest steps (at most 60, by time). `traced_steps` are half-open bounds; `traces` has one entry per trace of
     the newest window; `timeline_step` is the step of the timeline, None without one; `skews` are per traced step;
-    `profiler_overheads` are times that tracing took between steps. `page` is the path of the HTML file.
+    `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
+    first; `clocks` are the differences of the ranks' clocks. `page` is the path of the HTML file.
     """
 
     summary: RunSummary
@@ -74,6 +80,9 @@ class Report:
     kernels: tuple[OperatorStats, ...]
     skipped: tuple[SkippedFile, ...]
     profiler_overheads: tuple[ProfilerOverhead, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    clocks: tuple[ClockOffset, ...] = ()
+    compilation: Compilation | None = None
     page: str | None = None
 
 
@@ -81,9 +90,17 @@ def analyse_run(
     folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
 ) -> Report:
     """Analyse a run folder. Raises InvalidTrace if it has neither metrics nor a readable trace."""
-    window, summaries, unreadable = _newest_readable(folder, workers, limits)
+    window, analysed, unreadable = _newest_readable(folder, workers, limits)
+    summaries = [trace.summary for trace in analysed]
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
+    comparison = None
+    if is_single_job(folder, summaries):
+        summaries = in_common_steps(summaries)
+        records = [trace.record for trace in analysed if trace.record is not None]
+        if len({record.rank for record in records}) == len(records) == len(analysed):
+            comparison = compare_ranks(records)
+    verdicts = derive_verdicts(comparison) if comparison is not None else ()
     rows = label_traces(summaries)
     overheads = profiler_overheads(folder.metrics)
     summary = summarise_run(folder, summaries, overheads, name=name)
@@ -105,23 +122,41 @@ def analyse_run(
         kernels=merge_operators([row.trace.kernels for row in rows])[:30],
         skipped=skipped,
         profiler_overheads=overheads,
+        verdicts=verdicts,
+        clocks=comparison.clocks if comparison is not None else (),
+        compilation=summarise_compilation(folder.compilation),
     )
-    return replace(report, findings=derive_findings(folder, rows, skews, overheads, skipped))
+    sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
+    others = _other_windows(folder, window)
+    return replace(report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped)))
+
+
+def _other_windows(folder: RunFolder, window: StepWindow | None) -> list[str]:
+    """A sentence if the run has traces of other steps too."""
+    others = len(folder.windows) - 1
+    if window is None or window.steps is None or others < 1:
+        return []
+    first, end = window.steps
+    return [f"Traces of steps {first} to {end - 1} are analysed; {pluralize(others, 'other window')} of steps not."]
 
 
 def _newest_readable(
     folder: RunFolder, workers: int, limits: TraceLimits
-) -> tuple[StepWindow | None, list[TraceSummary], list[UnreadableTrace]]:
+) -> tuple[StepWindow | None, list[AnalysedTrace], list[UnreadableTrace]]:
     """The newest window with at least one readable trace, its traces, and the traces that cannot be read."""
     unreadable: list[UnreadableTrace] = []
     for window in folder.windows:
         found = summarise_trace_files(window.files, workers=workers, limits=limits)
         # A plain folder may contain other JSON files, which are not reported.
         unreadable += [f for f in found if isinstance(f, UnreadableTrace) and (f.is_trace or folder.is_muster_run)]
-        summaries = [f for f in found if isinstance(f, TraceSummary)]
-        if summaries:
-            return window, sorted(summaries, key=lambda t: (t.rank is None, t.rank or 0, t.source)), unreadable
+        analysed = [f for f in found if isinstance(f, AnalysedTrace)]
+        if analysed:
+            return window, sorted(analysed, key=_by_rank), unreadable
     return None, [], unreadable
+
+
+def _by_rank(trace: AnalysedTrace) -> tuple[bool, int, str]:
+    return trace.summary.rank is None, trace.summary.rank or 0, trace.summary.source
 
 
 def _nothing_to_report(folder: RunFolder, unreadable: Sequence[UnreadableTrace]) -> str:

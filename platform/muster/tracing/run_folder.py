@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
+from muster.tracing.compilation import CompilationRecord
 from muster.tracing.shared_folder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
 from muster.tracing.trace_files import CLAIMED, TraceName, manifest_names, parse_trace_name, read_manifest
@@ -114,6 +115,8 @@ class RunFolder:
     events: tuple[RunEvent, ...]
     windows: tuple[StepWindow, ...]
     skipped: tuple[SkippedFile, ...]
+    compilation: Mapping[int, Sequence[CompilationRecord]] = field(default_factory=dict)
+    """Compilations by rank."""
 
 
 def read_run_folder(path: Path) -> RunFolder:
@@ -134,6 +137,10 @@ def read_run_folder(path: Path) -> RunFolder:
         heartbeats=tuple(heartbeat for heartbeat in heartbeats if heartbeat is not None),
         events=tuple(events),
         windows=_step_windows(path / "traces"),
+        compilation={
+            int(file.stem.removeprefix("rank-")): _read_records(file, CompilationRecord, skipped)
+            for file in _rank_files(path / "compilation")
+        },
         skipped=(*skipped, *_unusable_traces(path / "traces")),
     )
 
@@ -147,7 +154,7 @@ def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
         if not path.is_file():
             problem = "must be a trace; got a folder (give one folder, or traces)" if path.is_dir() else "no such file"
             raise InvalidTrace(f"{path}: {problem}")
-    files = tuple(dict.fromkeys(traces))
+    files = tuple({path.resolve(): path for path in reversed(traces)}.values())[::-1]  # each once
     within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
     return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), ())
 
@@ -176,7 +183,7 @@ def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord |
         return None
 
 
-Record = TypeVar("Record", MetricsRecord, RunEvent)
+Record = TypeVar("Record", MetricsRecord, RunEvent, CompilationRecord)
 
 
 def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
@@ -284,7 +291,9 @@ def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
 
 
 def _display_name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "heartbeats") else path.name
+    return (
+        f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "heartbeats", "compilation") else path.name
+    )
 
 
 def finite_values(values: Sequence[float] | NDArray[Any]) -> Float64:

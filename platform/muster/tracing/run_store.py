@@ -1,8 +1,6 @@
 """The store of runs outside the pod: any fsspec backend, with the same names as in the run folder.
 
-Traces are compressed, and uploaded once. Metrics, heartbeats and events grow while the job runs, so changed files are
-uploaded periodically and at the end: at most the newest `MAX_FILE_BYTES` of each, and at intervals that keep the time
-for uploads small. Errors are logged and retried later; they neither end the collector nor delay traces for long.
+Traces are compressed, and uploaded once; `run_sync` uploads what grows while the job runs.
 
 A download becomes a run folder with these files, the manifests and the traces of the newest attempt and window of
 steps. Files with other names are ignored.
@@ -12,17 +10,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from fsspec.core import url_to_fs
@@ -30,7 +26,6 @@ from fsspec.spec import AbstractBufferedFile
 
 from muster.errors import ClusterError, InvalidSpec, Refused
 from muster.tracing import HOW_TO_TRACE
-from muster.tracing.run_folder import MAX_FILES, RANK_FILE
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import parse_trace_name
 
@@ -42,16 +37,9 @@ _UPLOAD_SUFFIX = ".upload.tmp"
 BLOCK_BYTES = 1 << 20
 # zlib's default: 30% smaller than level 1 in twice the time, still over 150 MB/s.
 GZIP_LEVEL = 6
-SYNC_INTERVAL_S = 60.0
-REST_FACTOR = 50.0
-"""The interval is at least this multiple of the duration of the last upload."""
-MAX_RETRY_S = 600.0
-"""Maximum interval after an error; an unreachable store can take long to fail."""
 MAX_FILE_BYTES = 16 << 20
 EVENTS_FILE = "events.jsonl"
-SYNCED_FOLDERS = {"metrics": ".jsonl", "heartbeats": ".json"}
 
-_FileVersion: TypeAlias = tuple[int, int, int]  # modification time in ns, bytes, inode
 _RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|heartbeats/rank-\d+\.json|{re.escape(EVENTS_FILE)}")
 _MANIFEST_NAME = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
 MAX_FETCH_BYTES = 16 << 30
@@ -201,84 +189,6 @@ def content_digest(file: IO[bytes], size: int | None = None) -> ContentDigest:
     return ContentDigest(bytes=file.tell(), sha256=digest.hexdigest())
 
 
-@dataclass(slots=True)
-class RunSync:
-    """Calls `upload(name, content)` for changed files, with names relative to the run folder; it may raise anything."""
-
-    run_folder: SharedFolder
-    upload: Callable[[str, bytes], None]
-    log: Callable[[str], None]
-    clock: Callable[[], float] = time.monotonic
-    _next_sync_at: float = float("-inf")
-    _uploaded: dict[str, _FileVersion] = field(default_factory=dict)
-    _last_error: str = ""
-
-    def sync(self, *, final: bool = False) -> int:
-        """Upload changed files if the interval is over, or if `final`; returns how many were uploaded."""
-        started = self.clock()
-        if not final and started < self._next_sync_at:
-            return 0
-        uploaded = 0
-        try:
-            for name in synced_files(self.run_folder):
-                uploaded += self._sync_file(name)
-            self._last_error = ""
-        except Exception as error:  # errors of a store or a disk must not end the collector
-            message = f"{type(error).__name__}: {error}"
-            if message != self._last_error or final:
-                retry = "" if final else ", retrying"
-                self.log(f"cannot upload metrics, heartbeats and events{retry}: {message}")
-            self._last_error = message
-        ended = self.clock()
-        interval_s = max(SYNC_INTERVAL_S, REST_FACTOR * (ended - started))
-        self._next_sync_at = ended + (min(interval_s, MAX_RETRY_S) if self._last_error else interval_s)
-        return uploaded
-
-    def _sync_file(self, name: str) -> bool:
-        found = _read_changed(self.run_folder, name, self._uploaded.get(name))
-        if found is None:
-            return False
-        version, content = found
-        self.upload(name, content)
-        self._uploaded[name] = version
-        return True
-
-
-def synced_files(run_folder: SharedFolder) -> list[str]:
-    """The files to upload, relative to the run folder: events first, then by rank."""
-    ranks = sorted((rank, folder, name) for folder in SYNCED_FOLDERS for rank, name in _rank_files(run_folder, folder))
-    found = [f"{folder}/{name}" for rank, folder, name in ranks if rank < MAX_FILES]
-    return [*([EVENTS_FILE] if run_folder.exists(EVENTS_FILE) else ()), *found]
-
-
-def _rank_files(run: SharedFolder, folder: str) -> Iterator[tuple[int, str]]:
-    with suppress(NotADirectoryError):
-        for name in run.file_names(folder):
-            match = RANK_FILE.fullmatch(name)
-            if match is not None and name.endswith(SYNCED_FOLDERS[folder]):
-                yield int(match[1]), name
-
-
-def _read_changed(run: SharedFolder, name: str, previous: _FileVersion | None) -> tuple[_FileVersion, bytes] | None:
-    """The complete lines within the last `MAX_FILE_BYTES` of a file; None if it is unchanged since `previous`."""
-    try:
-        file = run.open(name)
-    except OSError:
-        return None  # removed meanwhile, or a symbolic link
-    with file:
-        status = os.fstat(file.fileno())
-        version = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if version == previous:
-            return None
-        skipped_bytes = max(0, status.st_size - MAX_FILE_BYTES)
-        file.seek(skipped_bytes)
-        content = file.read(MAX_FILE_BYTES)
-    if name.endswith(".jsonl"):
-        first = content.find(b"\n") + 1 if skipped_bytes else 0
-        content = content[first : content.rfind(b"\n") + 1]
-    return version, content
-
-
 @dataclass(frozen=True, slots=True)
 class FetchedRun:
     """The local folder, and the numbers of traces (of the newest window of steps) and of other files in it."""
@@ -320,6 +230,18 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
         with _store_errors(location):
             store.fetch(name, local, sizes[name])
     return FetchedRun(folder, len(traces), len(records))
+
+
+def read_stored_log(location: str, name: str) -> list[str] | None:
+    """The lines of a log in the store of a run; None if there is none. Raises as `fetch_run` does."""
+    with _store_errors(location):
+        store = TraceStore(location, **_CLIENT_OPTIONS.get(urlsplit(location).scheme, {}))
+        try:
+            with store.open(f"logs/{name}") as file:
+                content = file.read(MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+    return content.decode(errors="replace").splitlines()
 
 
 def select_files(names: Iterable[str]) -> tuple[list[str], list[str]]:

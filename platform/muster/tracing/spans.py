@@ -120,3 +120,25 @@ def clip(spans: Spans, lo: int, hi: int) -> Spans:
     start, end = np.maximum(spans.start, lo), np.minimum(spans.end, hi)
     keep = end > start
     return Spans(start[keep], end[keep])
+
+
+def covered_before(spans: Spans, times: Int64) -> Int64:
+    """For each time, the nanoseconds of disjoint spans in order (as `union` gives them) that lie before it."""
+    if not len(spans):
+        return np.zeros(len(times), dtype=np.int64)
+    lengths = spans.end - spans.start
+    before = np.cumsum(lengths) - lengths
+    at = np.maximum(np.searchsorted(spans.start, times, side="right") - 1, 0)
+    covered: Int64 = before[at] + np.clip(times - spans.start[at], 0, lengths[at])
+    return covered
+
+
+def covered_within(spans: Spans, windows: Spans) -> Int64:
+    """For each window, the nanoseconds of it that disjoint spans in order cover."""
+    return covered_before(spans, windows.end) - covered_before(spans, windows.start)
+
+
+def groups(keys: NDArray[np.int32] | Int64) -> list[Int64]:
+    """The positions of each distinct key, in order of keys; positions are in order within a group."""
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []

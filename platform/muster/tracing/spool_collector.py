@@ -38,6 +38,7 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
+from muster.tracing.trace_retention import MAX_STORED_BYTES, drop_oldest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30
@@ -54,7 +55,8 @@ class CollectorOptions:
 
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
-    `max_trace_bytes`: a trace with a larger uncompressed size is quarantined.
+    `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
+    traces in the run folder; above it, the oldest are deleted.
     """
 
     run_dir: Path
@@ -65,10 +67,11 @@ class CollectorOptions:
     sync_metrics: bool = False
     mount: Path | None = None
     max_trace_bytes: int = MAX_TRACE_BYTES
+    max_stored_bytes: int = MAX_STORED_BYTES
 
     @property
     def run_folder(self) -> SharedFolder:
-        """The run folder. Raises ValueError if it does not lie below `mount`."""
+        """The run folder. Raises ValueError if it is not below `mount`."""
         if self.mount is None:
             return SharedFolder(self.run_dir)
         return SharedFolder(self.mount, str(self.run_dir.relative_to(self.mount)))
@@ -115,7 +118,19 @@ class Collector:
             else:
                 collected += 1
                 self._clear_waiting(name)
+                self._drop_oldest()
         return collected
+
+    def _drop_oldest(self) -> None:
+        """Delete the oldest traces above the limit."""
+        in_store = self.options.store is not None
+        try:
+            kept = drop_oldest(self.run_folder, self.manifest, self.options.max_stored_bytes, in_store=in_store)
+            if kept is not self.manifest:
+                write_manifest(self.run_folder, kept, owner=self.options.owner)
+                self.manifest = kept
+        except OSError as error:  # tried again after the next trace
+            log(self.options, f"cannot delete the oldest traces: {error}")
 
     def finished_traces(self) -> list[TraceName]:
         """Finished traces, claimed or in the spool, of this pod's ranks; oldest steps first."""

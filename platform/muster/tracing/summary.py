@@ -141,6 +141,12 @@ def _short_source(source: str) -> str:
     return Path(source).name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
 
 
+def in_common_steps(summaries: Sequence[TraceSummary]) -> list[TraceSummary]:
+    """The same traces with one window for all: the steps that each of them has; unchanged if there are none."""
+    common = set.intersection(*({step.step for step in t.steps} for t in summaries)) if summaries else set()
+    return [trace.in_steps(common) for trace in summaries] if common else list(summaries)
+
+
 def choose_timeline_step(summaries: Sequence[TraceSummary]) -> int | None:
     """Of the steps for which most ranks have a timeline, the one with the median slowest rank."""
     durations: dict[int, list[float]] = {}

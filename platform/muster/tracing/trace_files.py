@@ -40,7 +40,7 @@ _ATTEMPTS_SUFFIX = ".tries"
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
     """One trace. `file` is relative to the traces folder; `bytes` and `sha256` are those of that file, `raw_bytes`
-    is the size of the JSON text; `collected_at` is in Unix seconds; `reason` is set if `status` is "corrupt".
+    is the size of the JSON text; `collected_at` is in Unix seconds; `reason` is set unless `status` is "ok".
     """
 
     file: str
@@ -51,7 +51,7 @@ class TraceEntry:
     bytes: int
     raw_bytes: int
     sha256: str
-    status: Literal["ok", "corrupt"]
+    status: Literal["ok", "corrupt", "dropped"]
     reason: str | None
     collected_at: float
 

@@ -18,10 +18,10 @@ __all__ = ["Admission", "Workload"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What an admitted workload has, and how it may leave. Times are Unix seconds.
+    """What an admitted workload has, and how its admission may end. Times are Unix seconds.
 
-    `attempt`: pods of other attempts are leaving. `preemptor`: uid of the workload that it is evicted or shrunk for.
-    `retained_placement`: what it keeps nominated, until `retained_until`, after it was evicted.
+    `attempt`: pods of other attempts are terminating. `preemptor`: uid of the workload that it is evicted or
+    shrunk for. `retained_placement`: what it keeps nominated, until `retained_until`, after it was evicted.
     """
 
     placement: Placement

@@ -12,7 +12,7 @@ _MATCHES_NO_NODE = (MatchExpression("kubernetes.io/hostname", "In", ()),)
 
 def max_amount_per_pod(pods: Iterable[tuple[int, Resources]], total_limit: int = MAX_AMOUNT) -> int:
     """The largest amount counted for one pod of a gang, so that all its pods, given as (count, request of each), are at
-    most `together`: sums over a gang then fit 64 bits, whatever its pods request."""
+    most `total_limit`: sums over a gang then fit 64 bits, whatever its pods request."""
     totals: dict[str, int] = {}
     pods = tuple(pods)
     for count, request in pods:

@@ -90,7 +90,7 @@ class Pool:
         return document
 
     def submit(self, name: str, pods: int = 2, gpus: int = 1, queue: str = "red", **more: Any) -> Json:
-        """Create it, once the operator has seen the world that it is meant for."""
+        """Create it, once the operator has seen the objects that it depends on."""
         self.wait_until_seen()
         return self.api.create(self._jobs(), self.job(name, pods, gpus, queue, **more))
 
@@ -163,9 +163,9 @@ class Pool:
         """Wait until it holds; AssertionError that shows the jobs and the operator's log if it does not."""
         until, pause = time.monotonic() + seconds, 0.02
         while not holds():
-            trouble = self._trouble() if time.monotonic() < until else f"not within {seconds} s"
-            assert not trouble, (
-                f"{what}: {trouble}\n{self.plane.kubectl('get', 'tj,pods', '-o', 'wide', '-n', self.namespace)}"
+            failure = self._failure() if time.monotonic() < until else f"not within {seconds} s"
+            assert not failure, (
+                f"{what}: {failure}\n{self.plane.kubectl('get', 'tj,pods', '-o', 'wide', '-n', self.namespace)}"
             )
             time.sleep(pause)
             pause = min(pause * 1.2, 0.25)  # each look costs the API server and the operator some
@@ -232,7 +232,7 @@ class Pool:
         there = {node["metadata"]["name"] for node in self.api.items("/api/v1/nodes")}
         self.plane.delete_nodes(*(name for name in self._nodes if name in there))
 
-    def _trouble(self) -> str:
+    def _failure(self) -> str:
         """What is wrong with the operator, or nothing."""
         one = self._operator() if self._operator is not None else None
         return "" if one is None or one.running else f"the operator ended\n{one.tail()}"

@@ -100,7 +100,7 @@ def tell_last_words(pool: Pool, pod: Json, words: str) -> None:
     pool.api.patch(path, {"status": {"initContainerStatuses": [status]}})
 
 
-def beat(run_dir: Path, step: int, **more: Any) -> None:
+def heartbeat(run_dir: Path, step: int, **more: Any) -> None:
     """What rank 0 would write."""
     said = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "at": time.time(), "phase": "train", **more}
     replaced(run_dir / "heartbeats" / "rank-0.json", said)

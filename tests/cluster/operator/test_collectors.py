@@ -10,7 +10,7 @@ from typing import Any
 from tests.cluster.operator.installing import SYSTEM
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
-from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
+from tests.cluster.operator.sidecars import any_address, checkpoint, collecting, heartbeat, sidecar
 
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import KubeContext
@@ -30,14 +30,14 @@ def the_pod(pool: Pool, name: str) -> dict[str, Any]:
 
 
 def keep_beating(run_dir: Path) -> None:
-    beat(run_dir, 1 + time.time_ns() // 10**8)
+    heartbeat(run_dir, 1 + time.time_ns() // 10**8)
 
 
 def test_a_stalled_job_is_restarted_by_its_rule(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     pool.submit("hung", pods=1, stallTimeoutSeconds=4, **steered(any_address()))
     pod = the_pod(pool, "hung")
-    beat(tmp_path, 5)
+    heartbeat(tmp_path, 5)
     with collecting(pool, pod, tmp_path):
         pool.wait("it stalls", lambda: pool.status("hung").get("restarts") == 1)
     status = pool.status("hung")
@@ -76,7 +76,7 @@ def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path
     pool.set_up()
     pool.submit("busy-step", pods=1, pod=KEPT, **steered(any_address()))
     pod = the_pod(pool, "busy-step")
-    beat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5)
+    heartbeat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5)
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
         pool.wait(
@@ -97,7 +97,7 @@ def test_checkpoints_in_a_folder_that_is_deleted_with_the_pod_do_not_count(pool:
     pool.set_up()
     pool.submit("lossy", pods=1, stallTimeoutSeconds=600, **steered(any_address()))
     pod = the_pod(pool, "lossy")
-    beat(tmp_path, 40)
+    heartbeat(tmp_path, 40)
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
         pool.wait("the heartbeat is in its status", lambda: pool.status("lossy").get("progress", {}).get("step") == 40)

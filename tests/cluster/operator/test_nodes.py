@@ -10,7 +10,7 @@ from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.operator.pools import Pool
 
 
-def foreign(pool: Pool, name: str, node: str, gpus: int, **does: Any) -> dict[str, Any]:
+def unmanaged(pool: Pool, name: str, node: str, gpus: int, **does: Any) -> dict[str, Any]:
     """An unmanaged pod, bound as a DaemonSet's or another scheduler's would be."""
     annotations = {f"kwok.muster.dev/{key.replace('_', '-')}": str(value) for key, value in does.items()}
     container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
@@ -86,8 +86,8 @@ def test_a_new_node_lets_a_waiting_gang_start(pool: Pool) -> None:
 
 def test_unmanaged_pods_use_capacity_until_they_end(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
-    foreign(pool, "squatter", pool.node(0), 2)
-    foreign(pool, "done", pool.node(0), 2, run_seconds=0.1, exit_code=0)
+    unmanaged(pool, "squatter", pool.node(0), 2)
+    unmanaged(pool, "done", pool.node(0), 2, run_seconds=0.1, exit_code=0)
     pool.wait("one of them has ended", lambda: phases(pool)["done"] == "Succeeded")
     pool.submit("small", pods=2)
     pool.wait_for_phase("small", "Running")
@@ -109,7 +109,7 @@ def test_of_two_pods_that_need_the_same_capacity_only_one_is_bound(pool: Pool) -
         pod={"schedulingGates": [{"name": "example.com/later"}]},
     )
     pool.wait("its pods are there", lambda: len(pool.pods("gang")) == 8)
-    foreign(pool, "squatter", pool.node(0), 4)
+    unmanaged(pool, "squatter", pool.node(0), 4)
     pool.wait("it is there", lambda: phases(pool)["squatter"] == "Running")
     open_gates(pool)
 

@@ -46,6 +46,6 @@ def test_a_role_whose_index_has_changed_is_not_scaled(pool: Pool, connection: Ku
     pool.submit("llama", pods=2, suspend=True)
     job = queries.get_job(connection, "llama", pool.namespace)
     role = pool.job("llama", pods=2)["spec"]["roles"][0]
-    pool.edit("llama", roles=[{**role, "name": "judge"}])
+    pool.edit("llama", roles=[{**role, "name": "reviewer"}])
     with pytest.raises(Conflict, match="the roles of job 'llama' were changed concurrently"):
         jobs.scale_job(connection, job, {"worker": 1})

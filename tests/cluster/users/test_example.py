@@ -30,23 +30,23 @@ def test_the_jobs_of_the_example_with_kubectl_succeed(pool: Pool) -> None:
         "KUBECONFIG": kubeconfig(pool),
         "PATH": f"{kubectl.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    story = subprocess.Popen(
+    scenario = subprocess.Popen(
         ["bash", str(SCRIPT)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         until = time.monotonic() + 300
-        while story.poll() is None and time.monotonic() < until:
+        while scenario.poll() is None and time.monotonic() < until:
             end_pods(pool)
             time.sleep(0.5)
-        out, _ = story.communicate(timeout=60)
-        assert story.returncode == 0, out
+        out, _ = scenario.communicate(timeout=60)
+        assert scenario.returncode == 0, out
         assert out.rstrip().endswith("nothing is left"), out
         assert "minReplicas" in out
         assert "queue muster-example-later does not exist" in out
         assert "main] I am one of two" in out
     finally:
-        story.kill()
-        story.wait()
+        scenario.kill()
+        scenario.wait()
         pool.api.delete(f"{GROUP}/flavors/default")
     assert pool.api.gone("/api/v1/namespaces/muster-example")
     assert pool.api.gone(f"{GROUP}/queues/muster-example")

@@ -41,7 +41,7 @@ def test_a_schedule_is_found_in_any_case(name: str) -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"--schedule must be one of GPipe, 1F1B, .*; got 'chimera'"):
+    with pytest.raises(InputError, match=r"--pipeline_schedule must be one of GPipe, 1F1B, .*; got 'chimera'"):
         find_schedule("chimera")
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
         ("1F1B", 4, 3, None, "needs at least as many micro-batches as stages, 4; got 3"),
         ("DualPipeV", 2, 3, None, "needs at least as many micro-batches as stages, 4; got 3"),
         ("Interleaved1F1B", 4, 9, None, "9 micro-batches do not divide into 2 rounds; use 8 or 12"),
-        *((name, 2, 8, "inductor", "use --schedule Interleaved1F1B, or --no_compile") for name in SPLIT),
+        *((name, 2, 8, "inductor", "use --pipeline_schedule Interleaved1F1B, or --no_compile") for name in SPLIT),
         *((name, 2, 8, "aot_eager", "cannot do for compiled modules (backend aot_eager)") for name in SPLIT),
     ],
 )
@@ -61,7 +61,7 @@ def test_what_torch_cannot_do_is_refused(
 ) -> None:
     text = refusal(SCHEDULES[name], ranks=ranks, micro_batches=micro_batches, compile_backend=backend)
     assert text is not None
-    assert f"--schedule {name}" in text
+    assert f"--pipeline_schedule {name}" in text
     assert reason in text
 
 
@@ -93,6 +93,28 @@ def test_bubble_and_stages_of_a_rank_are_those_of_torchs_order_of_actions(name: 
     for rank in range(ranks):
         assert {stage for _, stage, _ in actions[rank]} == set(schedule.stage_indices(rank, ranks))
     assert waiting_share(actions) == pytest.approx(schedule.bubble(ranks, micro_batches))
+
+
+@pytest.mark.slow  # imports torch
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MULTI_STAGE)
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (2, 10), (3, 6), (4, 20), (8, 16)])
+def test_micro_batches_in_flight_are_those_of_torchs_order_of_actions(
+    name: str, ranks: int, micro_batches: int
+) -> None:
+    schedule = SCHEDULES[name]
+    built: Any = build_schedule(schedule, stages_of(name, ranks), micro_batches, lambda *_: None)
+    for rank in range(ranks):
+        live, most = 0, 0
+        for kind, _, _ in single_actions(built.pipeline_order[rank]):
+            live += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
+            most = max(most, live)
+        assert most / schedule.stages_per_rank == schedule.in_flight(rank, ranks, micro_batches)
+
+
+def test_micro_batches_in_flight_of_one_stage_per_rank() -> None:
+    assert [SCHEDULES["1F1B"].in_flight(rank, 4, 8) for rank in range(4)] == [4, 3, 2, 1]
+    assert [SCHEDULES["GPipe"].in_flight(rank, 4, 8) for rank in range(4)] == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize(("name", "share"), [("GPipe", 3 / 11), ("1F1B", 3 / 11), ("ZBVZeroBubble", 3 / 51)])

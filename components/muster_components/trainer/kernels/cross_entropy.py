@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 IGNORE_INDEX: Final = -1
 """The target of rows without loss."""
@@ -60,9 +61,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_N = torch.empty(rows, device=hidden_ND.device, dtype=torch.float32)
         block = min(_BLOCK, triton.next_power_of_2(vocabulary))
         warps = max(1, min(16, block // 512))
-        cross_entropy_kernel[(rows,)](
-            logits_NV, target_N, loss_N, vocabulary, logits_NV.stride(0), BLOCK=block, num_warps=warps
-        )
+        if not is_fake(logits_NV):  # without values, as the planner runs the model, only shapes count
+            cross_entropy_kernel[(rows,)](
+                logits_NV, target_N, loss_N, vocabulary, logits_NV.stride(0), BLOCK=block, num_warps=warps
+            )
         ctx.save_for_backward(hidden_ND, weight_VD, logits_NV)
         return loss_N.sum()
 

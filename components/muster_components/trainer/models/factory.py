@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch
@@ -60,13 +61,13 @@ class FactoryModel:
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The blocks, if compilation was asked for: not every module can be compiled as a full graph."""
+        """The blocks, if compilation was requested: not every module can be compiled as a full graph."""
         return repeated_blocks(module) if self._compile_blocks else ()
 
-    def compile_whole(self, module: nn.Module) -> None:
-        """Each block, if compilation was asked for."""
+    def compile_whole(self, module: nn.Module, backend: Backend) -> None:
+        """Each block, if compilation was requested."""
         for block in self.compiled_modules(module):
-            block.compile(fullgraph=True, dynamic=False)
+            block.compile(fullgraph=True, dynamic=False, backend=backend)
 
     @torch.no_grad()
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:

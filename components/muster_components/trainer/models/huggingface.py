@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.huggingface_config import choose_task, read_config
@@ -51,8 +52,7 @@ class HuggingFaceModel:
         self.task, self._class = choose_task(self.config)
         self.targets = frozenset({LABELS})
         self._seq_len = seq_len
-        folder = Path(source).expanduser()
-        self._weights = folder if any((folder / name).is_file() for name in (WEIGHTS, INDEX)) else None
+        self._weights = _weights_folder(source)
         self.objective = self._objective(mask_token)
         vocab_size = None if self._classifies else int(self.config.get_text_config().vocab_size)
         self.sample_spec = SampleSpec(self.objective.samples, self.objective.weight(seq_len), seq_len, vocab_size)
@@ -92,10 +92,10 @@ class HuggingFaceModel:
         """The blocks."""
         return repeated_blocks(module)
 
-    def compile_whole(self, module: nn.Module) -> None:
+    def compile_whole(self, module: nn.Module, backend: Backend) -> None:
         """Each block: what Transformers does around them is Python that depends on the inputs."""
         for block in self.compiled_modules(module):
-            block.compile(fullgraph=True, dynamic=False)
+            block.compile(fullgraph=True, dynamic=False, backend=backend)
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
         """Read the folder's weights, or set random ones; see `load_weights` for the errors."""
@@ -195,3 +195,22 @@ class HuggingFaceModel:
                 return (height // patch) * (width // patch) + 1
             return 1
         return self._seq_len
+
+
+def _weights_folder(source: str) -> Path | None:
+    """The folder `source` if it has safetensors files; None without weights, which are initialized then.
+
+    Raises InputError for a folder that has weights in other files only: training would start from random ones.
+    """
+    folder = Path(source).expanduser()
+    if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        return folder
+    if other := next((path for pattern in _OTHER_WEIGHTS for path in sorted(folder.glob(pattern))), None):
+        raise InputError(
+            f"--model hf:{source}: {other.name} is not a safetensors file, and would not be loaded; convert it:"
+            " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) or as its task needs"
+        )
+    return None
+
+
+_OTHER_WEIGHTS = ("pytorch_model*.bin*", "tf_model*.h5", "flax_model*.msgpack")

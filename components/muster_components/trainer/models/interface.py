@@ -1,4 +1,6 @@
-"""What the trainer needs of a model. It knows nothing of ranks: the trainer shards, splits and compiles the module."""
+"""What the trainer needs of a model. It does not depend on ranks; the trainer shards, splits and
+compiles the module.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 
 Batch = dict[str, Tensor]
@@ -52,7 +55,7 @@ class TrainModel(Protocol):
         """The modules of `module`, or of a part of it, that are compiled, each by itself: blocks, and a large head."""
         ...
 
-    def compile_whole(self, module: nn.Module) -> None:
+    def compile_whole(self, module: nn.Module, backend: Backend) -> None:
         """Compile the whole `module` in place: for one GPU and few blocks, so that kernels are fused across them."""
         ...
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.recipes import ModelConfig, flops_per_token
@@ -134,7 +135,9 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(seq_len, config.dim) if config.style == "gpt2" else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = Head(config)
-        self.register_buffer("rope_LH", None, persistent=False)
+        # Its values are set with the weights; its shape is needed to run the model without values.
+        rope_LH = torch.empty(seq_len, config.head_dim) if config.style == "modern" else None
+        self.register_buffer("rope_LH", rope_LH, persistent=False)
         self.fused_loss = False
         self.tie_weights()
 
@@ -283,10 +286,11 @@ class RecipeModel:
         """The layers, and the head with its loss."""
         return [*self.blocks(module), *(child for child in module.children() if isinstance(child, Head))]
 
-    def compile_whole(self, module: nn.Module) -> None:
+    def compile_whole(self, module: nn.Module, backend: Backend) -> None:
         """All layers in one graph, the loss by its own kernel."""
         assert isinstance(module, Transformer)
-        module.states = torch.compile(module.states, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        compiled = torch.compile(module.states, fullgraph=True, dynamic=False, backend=backend)
+        module.states = compiled  # type: ignore[method-assign]
         module.fused_loss = True
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:

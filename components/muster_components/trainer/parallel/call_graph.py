@@ -6,7 +6,7 @@ it must send, the forward is recorded once, without weights:
 - the repeated blocks and the modules around them (embeddings, norms, head) run on the meta device, which gives shapes
   and floating-point operations but no values;
 - everything between these calls runs on real tensors, since masks and position ids may decide control flow;
-- autograd tells which earlier results each call uses: each result is a new leaf of the autograd graph.
+- autograd determines which earlier results each call uses: each result is a new leaf of the autograd graph.
 
 The model is neither exported nor traced symbolically, which fails for many models with rotary embeddings.
 """
@@ -14,6 +14,7 @@ The model is neither exported nor traced symbolically, which fails for many mode
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,20 @@ class CallGraph:
         starts = [0, *blocks[1:]]
         ends = [*blocks[1:], len(self.calls)]
         return [sum(call.flops for call in self.calls[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def split_sequences(self, ranks: int) -> CallGraph:
+        """With outputs (..., L, D) of a part of each sequence, as between tensor-parallel modules of `ranks` ranks."""
+
+        def part(tensor: Tensor) -> Tensor:
+            if tensor.dim() < 2:
+                return tensor
+            shape = (*tensor.shape[:-2], tensor.shape[-2] // ranks, tensor.shape[-1])
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+        calls = (
+            dataclasses.replace(call, output=pytree.tree_map_only(Tensor, part, call.output)) for call in self.calls
+        )
+        return CallGraph(tuple(calls), self.output_uses)
 
 
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
@@ -160,7 +175,7 @@ def record_calls(module: nn.Module, batch: Mapping[str, Tensor], *, dtype: torch
     """Record one forward of `module(**batch)`, on the device of `batch`; use a CPU.
 
     `module` may be on the meta device; it is not changed. `batch` has the shapes of one micro-batch of training.
-    `dtype`: that of the parameters during forward, if it is not theirs (mixed precision).
+    `dtype`: that of the parameters during forward, if it is not that of the stored ones (mixed precision).
 
     Raises InputError if the model has no repeated blocks, calls a block twice or never, or returns something from a
     block that cannot be sent.

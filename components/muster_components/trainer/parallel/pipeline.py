@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.profiler import record_function
 
-from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
 from muster_components.trainer.parallel.balance import partition
 from muster_components.trainer.parallel.call_graph import record_calls
@@ -41,6 +40,7 @@ from muster_components.trainer.parallel.split import (
     sent_tensors,
     shared_parameters,
 )
+from muster_components.trainer.plan import TrainPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,10 @@ def parallelize_stages(
     graph = record_calls(
         module, forward_arguments(model, example), dtype=torch.bfloat16 if plan.precision == "bf16" else None
     )
-    plans = plan_stages(graph, partition(graph.block_costs(), mesh.shape.pp * schedule.stages_per_rank))
+    costs = graph.block_costs()
+    if mesh.shape.tp > 1:
+        graph = graph.split_sequences(mesh.shape.tp)
+    plans = plan_stages(graph, partition(costs, mesh.shape.pp * schedule.stages_per_rank))
     # On the meta device all stages are small, and each rank needs them to find the shared parameters.
     modules = [build_stage(module, graph, stage, model.loss, model.targets) for stage in plans]
     sent = [sent_tensors(graph, stage) for stage in plans]

@@ -53,6 +53,22 @@ class Schedule:
         parts = 3 if self.splits_backward else 1
         return (ranks - 1) / (parts * self.stages_per_rank * micro_batches + ranks - 1)
 
+    def in_flight(self, rank: int, ranks: int, micro_batches: int) -> float:
+        """How many micro-batches' activations a pipeline rank stores at most, in units of all of its stages.
+
+        GPipe stores all. 1F1B stores one for each stage from here to the end, Interleaved1F1B as many forwards as
+        come before its first backward (Narayanan et al., 2021, section 2.2), and those with split backward as many as
+        there are ranks (Qi et al., 2023); DualPipeV overlaps a forward with the backward that would free another.
+        """
+        if self.name == "GPipe":
+            return micro_batches
+        if self.placement == "single":
+            return min(micro_batches, ranks - rank)
+        if not self.splits_backward:
+            forwards = 2 * (ranks - rank - 1) + (self.stages_per_rank - 1) * ranks + 1
+            return min(micro_batches, forwards / self.stages_per_rank)
+        return min(micro_batches, ranks + (0.5 if self.name == "DualPipeV" else 0))
+
 
 SCHEDULES: Final = {
     schedule.name: schedule
@@ -75,24 +91,25 @@ def refusal(schedule: Schedule, *, ranks: int, micro_batches: int, compile_backe
     """
     name, stages = schedule.name, ranks * schedule.stages_per_rank
     if ranks < 2:
-        return f"--schedule {name} needs at least 2 pipeline ranks; got pp={ranks}"
+        return f"--pipeline_schedule {name} needs at least 2 pipeline ranks; got pp={ranks}"
     if schedule.splits_backward and compile_backend not in (None, "eager"):
         return (
-            f"--schedule {name} computes gradients of inputs and of weights at different times, which torch cannot do"
-            f" for compiled modules (backend {compile_backend}); use --schedule Interleaved1F1B, or --no_compile"
+            f"--pipeline_schedule {name} computes gradients of inputs and of weights at different times, which"
+            f" torch cannot do for compiled modules (backend {compile_backend});"
+            " use --pipeline_schedule Interleaved1F1B, or --no_compile"
         )
     if name in ("1F1B", "DualPipeV") and micro_batches < stages:
         return (
-            f"--schedule {name} needs at least as many micro-batches as stages, {stages}; got {micro_batches}; use a"
-            " smaller --micro_batch, or --schedule GPipe"
+            f"--pipeline_schedule {name} needs at least as many micro-batches as stages, {stages}; got"
+            f" {micro_batches}; use a smaller --micro_batch, or --pipeline_schedule GPipe"
         )
     rounds = max(1, micro_batches // ranks)
     if schedule.placement == "loop" and micro_batches % rounds:
         divisible = micro_batches // ranks * ranks
         return (
-            f"--schedule {name} runs {ranks} pipeline ranks in rounds of equal numbers of micro-batches;"
+            f"--pipeline_schedule {name} runs {ranks} pipeline ranks in rounds of equal numbers of micro-batches;"
             f" {micro_batches} micro-batches do not divide into {rounds} rounds; use {divisible} or"
-            f" {divisible + ranks}, or --schedule 1F1B"
+            f" {divisible + ranks}, or --pipeline_schedule 1F1B"
         )
     return None
 
@@ -102,7 +119,7 @@ def find_schedule(name: str) -> Schedule:
     for known, schedule in SCHEDULES.items():
         if known.lower() == name.lower():
             return schedule
-    raise InputError(f"--schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
+    raise InputError(f"--pipeline_schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
 
 
 def build_schedule(

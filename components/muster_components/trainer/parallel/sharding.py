@@ -30,13 +30,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from muster_components.trainer.config import Recompute, TrainPlan
+from muster_components.trainer.compilation.backends import find_backend
+from muster_components.trainer.config import Recompute
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.gradients import redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
 from muster_components.trainer.parallel.mesh import RankMesh
 from muster_components.trainer.parallel.symmetric_memory import symmetric_memory_available, use_symmetric_memory
 from muster_components.trainer.parallel.tensor import apply_tensor_parallelism
+from muster_components.trainer.plan import TrainPlan
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 """On a GPU, smaller gathered weights are kept between forward and backward."""
@@ -131,14 +133,17 @@ def parallelize_part(
     blocks = model.blocks(module)
     apply_activation_checkpointing(blocks, parallel.recompute)
     one_gpu = device.type == "cuda" and mesh.shape.world_size == 1
-    if parallel.compiled_autograd or not plan.compile:
+    compiled_autograd = plan.config.compile.autograd
+    if compiled_autograd or plan.compile_backend is None:
         pass  # compiled autograd compiles what DDP wraps
     elif one_gpu and len(blocks) <= MAX_FUSED_BLOCKS:
-        model.compile_whole(module)
+        model.compile_whole(module, find_backend(plan.compile_backend))
     else:
+        backend = find_backend(plan.compile_backend)
         for compiled in model.compiled_modules(module):
-            compiled.compile(fullgraph=True, dynamic=False)  # in place: keeps the names of parameters
-    wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or parallel.compiled_autograd)
+            # In place: keeps the names of parameters.
+            compiled.compile(fullgraph=True, dynamic=False, backend=backend)
+    wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or compiled_autograd)
     if mesh.shape.data_ranks > 1 and not wraps_with_ddp:
         apply_fsdp(model, module, plan, device, mesh)
     model.initialize(module, device, plan.config.seed)
@@ -210,12 +215,12 @@ def _without_shared_parameters(module: nn.Module, children: Sequence[nn.Module])
 def apply_ddp(module: nn.Module, plan: TrainPlan, device: torch.device) -> nn.Module:
     """DDP; compiled autograd captures the whole step, with the all-reduces of the gradients."""
     devices = [device.index] if device.type == "cuda" else None
-    if not plan.config.parallel.compiled_autograd:
+    if not plan.config.compile.autograd or plan.compile_backend is None:
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
     torch._dynamo.config.optimize_ddp = "python_reducer"
     torch._dynamo.config.compiled_autograd = True
     replicated = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-    replicated.compile(dynamic=False)
+    replicated.compile(dynamic=False, backend=find_backend(plan.compile_backend))
     return replicated
 
 
@@ -238,7 +243,7 @@ def _gathered_bytes(module: nn.Module, plan: TrainPlan) -> int:
 
 
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_selective_policy)  # type: ignore[no-untyped-call]
+    return create_selective_checkpoint_contexts(selective_policy)  # type: ignore[no-untyped-call]
 
 
 _SAVED_OPERATORS = frozenset(
@@ -254,7 +259,7 @@ _SAVED_OPERATORS = frozenset(
 ) | {torch.ops._c10d_functional.reduce_scatter_tensor.default}
 
 
-def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Save the results of matrix products, attention and reduce-scatters (tensor parallelism), which cost most to
     recompute; recompute the rest."""
     return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE

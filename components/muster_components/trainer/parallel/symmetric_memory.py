@@ -52,9 +52,9 @@ def symmetric_memory_available(group: dist.ProcessGroup, device: torch.device) -
     """Whether the ranks of `group` are GPUs of one host that can share memory: the same answer on all of them."""
     if device.type != "cuda" or group.size() == 1:
         return False
-    mine = (socket.gethostname(), device.index)
+    own_device = (socket.gethostname(), device.index)
     found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, mine, group=group)
+    dist.all_gather_object(found, own_device, group=group)
     possible = len({host for host, _ in found}) == 1 and all(
         index == device.index or torch.cuda.can_device_access_peer(device.index, index) for _, index in found
     )

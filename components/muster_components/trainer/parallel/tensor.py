@@ -25,6 +25,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from muster_components.trainer.parallel.call_graph import Placeholder
+
 _SEQUENCE = Shard(1)
 """Activations (B x L x D) between blocks."""
 
@@ -56,9 +58,16 @@ def apply_tensor_parallelism(module: nn.Module, mesh: DeviceMesh, *, overlap: bo
         "head": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate()),
     }
     plan |= {f"blocks.*.{name}": style for name, style in block.items()}
-    names = [name for name, _ in module.named_modules()]  # a pipeline stage has only some, GPT-2's style has no gate
-    parallelize_module(module, mesh, {name: style for name, style in plan.items() if fnmatch.filter(names, name)})
-    if isinstance(embed := getattr(module, "embed", None), nn.Module):
+    # A pipeline stage has placeholders for the modules of other stages, and GPT-2's style has no gate.
+    styles = {
+        name: style
+        for name, child in module.named_modules()
+        for pattern, style in plan.items()
+        if fnmatch.fnmatchcase(name, pattern) and not isinstance(child, Placeholder)
+    }
+    parallelize_module(module, mesh, styles)
+    embed = getattr(module, "embed", None)
+    if isinstance(embed, nn.Module) and not isinstance(embed, Placeholder):
         # A compiled block that gets a tensor whose collective has not ended returns a gradient that is no DTensor
         # (torch 2.13).
         embed.register_forward_hook(lambda _module, _inputs, x_BLD: x_BLD.clone())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.api.crdgen.schema import object_schema
-from muster.api.spec import API_VERSION, Flavor, Queue, TrainingJob
+from muster.api.spec import API_VERSION, Flavor, Queue, TraceCapture, TrainingJob
 
 GROUP, _, VERSION = API_VERSION.partition("/")
 
@@ -32,7 +32,7 @@ class PrinterColumn:
 class CustomResource:
     """The names and columns of one CRD."""
 
-    model: type[TrainingJob | Queue | Flavor]
+    model: type[TrainingJob | Queue | Flavor | TraceCapture]
     plural: str
     short_names: tuple[str, ...]
     columns: tuple[PrinterColumn, ...]
@@ -109,6 +109,20 @@ KINDS = (
             _AGE,
             PrinterColumn("Message", _condition("Overlapping", "message"), wide=True),
         ),
+    ),
+    CustomResource(
+        TraceCapture,
+        "tracecaptures",
+        ("tc",),
+        (
+            PrinterColumn("Job", ".spec.job"),
+            PrinterColumn("Phase", ".status.phase"),
+            PrinterColumn("First-Step", ".status.startStep", "integer", "The first step, equal on all ranks."),
+            PrinterColumn("Reason", ".status.reason"),
+            _AGE,
+            PrinterColumn("Message", ".status.message", wide=True),
+        ),
+        namespaced=True,
     ),
 )
 

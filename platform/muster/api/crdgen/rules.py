@@ -22,6 +22,8 @@ from muster.api.spec import (
     PodSpec,
     Queue,
     RoleSpec,
+    TraceCapture,
+    TraceRequest,
     TrainingJob,
     TrainingJobSpec,
 )
@@ -228,6 +230,15 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             validator="_total_can_be_counted",
         ),
     ),
+    TraceRequest: (
+        ValidationRule(
+            "!has(self.every) || self.every > self.steps",
+            "must be above steps",
+            "every",
+            validator="_every_above_steps",
+        ),
+    ),
+    TraceCapture: (ValidationRule("self.spec == oldSelf.spec", "must not be changed; create another one", "spec"),),
     FailureRule: (
         ValidationRule(
             "(has(self.onExitCodes) && self.onExitCodes.size() > 0) || "

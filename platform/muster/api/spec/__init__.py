@@ -1,4 +1,4 @@
-"""The API types TrainingJob, Queue and Flavor: fields, defaults, descriptions and validation.
+"""The API types TrainingJob, Queue, Flavor and TraceCapture: fields, defaults, descriptions and validation.
 
 `muster.api.crdgen` generates the CRDs and the API reference from these models, so that the API server refuses the same
 objects. Relations between objects (an unknown queue, a cycle) are validated in `muster.api.validation`. Field names are
@@ -7,6 +7,12 @@ camelCase in YAML and JSON, snake_case in Python.
 
 from __future__ import annotations
 
+from muster.api.spec.captures import (
+    FINISHED_CAPTURE_PHASES,
+    TraceCapture,
+    TraceCaptureSpec,
+    TraceCaptureStatus,
+)
 from muster.api.spec.fields import (
     API_VERSION,
     JOB_LABEL,
@@ -76,6 +82,7 @@ from muster.api.spec.queues import (
 
 __all__ = [
     "API_VERSION",
+    "FINISHED_CAPTURE_PHASES",
     "JOB_LABEL",
     "MAX_JOB_NAME",
     "MAX_REPLICAS",
@@ -125,6 +132,9 @@ __all__ = [
     "Tolerations",
     "TopologyLevel",
     "TopologyRequest",
+    "TraceCapture",
+    "TraceCaptureSpec",
+    "TraceCaptureStatus",
     "TraceRequest",
     "TraceStatus",
     "TrainingJob",

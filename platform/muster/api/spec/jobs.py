@@ -132,7 +132,7 @@ class FailurePolicy(StrictModel):
 
 
 class TraceRequest(StrictModel):
-    """Profile `steps` steps from `startStep` (the first step is 1) on `ranks` (empty: all)."""
+    """Profile `steps` steps from `startStep` (the first step is 1) on `ranks` (empty: all), once or repeatedly."""
 
     start_step: Annotated[int, Field(ge=1, le=10**9)]
     """The first step of the trace, counted from 1."""
@@ -140,6 +140,14 @@ class TraceRequest(StrictModel):
     """Number of steps."""
     ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=4096)] = []
     """The ranks that write a trace. Default: all ranks."""
+    every: Annotated[int, Field(ge=2, le=10**9)] | None = None
+    """Profile as many steps again every so many steps. Must be above `steps`. Default: once."""
+
+    @model_validator(mode="after")
+    def _every_above_steps(self) -> TraceRequest:
+        if self.every is not None and self.every <= self.steps:
+            raise ValueError(f"every: must be above steps ({self.steps}); got {self.every}")
+        return self
 
 
 class TrainingJobSpec(StrictModel):

@@ -38,10 +38,10 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
     new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
     after = {**before, **new}
     flavors = {item.metadata.name for item in (*existing, *documents) if isinstance(item, Flavor)}
-    verdicts_before, verdicts = queue_readiness(before.values()), queue_readiness(after.values())
-    for name, verdict in verdicts.items():
-        fault = _queue_error(verdict)
-        known = name in verdicts_before and _queue_error(verdicts_before[name]) == fault
+    readiness_before, readiness = queue_readiness(before.values()), queue_readiness(after.values())
+    for name, queue_state in readiness.items():
+        fault = _queue_error(queue_state)
+        known = name in readiness_before and _queue_error(readiness_before[name]) == fault
         if fault is not None and not (known and name not in new):
             field = "spec.resources" if fault[0] == "Overcommitted" else "spec.parent"
             message = f"queue {name!r}: {field}: {fault[1]}"

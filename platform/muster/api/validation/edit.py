@@ -49,7 +49,7 @@ def being_deleted_conflict(kind: str, name: str) -> Conflict:
     if kind == "TrainingJob":
         return Conflict(f"job {name!r} is being deleted; apply it again in a moment", reason="Deleting")
     message = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
-    return Conflict(f"{message}; apply it again once they are gone", reason="Deleting")
+    return Conflict(f"{message}; apply it again once they have ended", reason="Deleting")
 
 
 def resumed_in_vain(job: TrainingJob) -> Refused:

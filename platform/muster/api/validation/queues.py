@@ -42,20 +42,20 @@ def queue_readiness(
     Reasons: Ready and NoResources (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
-    verdicts = {
+    readiness = {
         name: QueueReadiness(False, "InvalidSpec", f"{INVALID_QUEUE_PREFIX}{complaint}")
         for name, complaint in invalid.items()
         if name in by_name
     }
     for name in by_name:
-        _evaluate(name, by_name, verdicts)
-    for name, message in _overcommitted(by_name, verdicts).items():
-        verdicts[name] = replace(verdicts[name], overcommitted_message=message)
+        _evaluate(name, by_name, readiness)
+    for name, message in _overcommitted(by_name, readiness).items():
+        readiness[name] = replace(readiness[name], overcommitted_message=message)
     parents = {queue.spec.parent for queue in by_name.values()}
-    for name, verdict in verdicts.items():
-        if verdict.active and name not in parents and not usable_flavors(name, by_name):
-            verdicts[name] = replace(verdict, reason="NoResources", message=NO_FLAVOR_MESSAGE)
-    return verdicts
+    for name, queue_state in readiness.items():
+        if queue_state.active and name not in parents and not usable_flavors(name, by_name):
+            readiness[name] = replace(queue_state, reason="NoResources", message=NO_FLAVOR_MESSAGE)
+    return readiness
 
 
 def path_to_root(name: str, by_name: Mapping[str, Queue]) -> list[Queue]:
@@ -130,7 +130,7 @@ def _overcommitted(by_name: Mapping[str, Queue], readiness: Mapping[str, QueueRe
                     shown, requested = format_quantity(bound, resource), format_quantity(total, resource)
                     messages[name] = (
                         f"its children are guaranteed {requested} {resource} of {flavor} together, it {word} {shown}; "
-                        f"raise it to {requested} or lower theirs ({', '.join(sorted(children[name]))})"
+                        f"raise it to {requested} or lower those of its children ({', '.join(sorted(children[name]))})"
                     )
         counted[name] = {key: max(own.get(key, 0), sums.get(key, 0)) for key in {*own, *sums}}
     return messages

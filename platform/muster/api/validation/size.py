@@ -33,7 +33,7 @@ def check_size(
         candidates = role.flavors or gang.flavors or tree.flavors[tree.index[gang.queue]]
         if not candidates:
             raise Refused(
-                f"queue {gang.queue} and those above it name no flavor, so no node is theirs; name one in resources",
+                f"queue {gang.queue} and those above it name no flavor, so they may use no node; name one in resources",
                 field="spec.queue",
                 reason="UnknownFlavor",
             )

@@ -63,10 +63,10 @@ def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
     if name not in by_name:
         hint = name_hint(name, leaves, "queue")
         raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", field="spec.queue", reason="QueueNotFound")
-    verdict = queue_readiness(by_name.values())[name]
-    if not verdict.active:
+    readiness = queue_readiness(by_name.values())[name]
+    if not readiness.active:
         raise Refused(
-            f"spec.queue: queue {name!r} is inactive: {verdict.message}", field="spec.queue", reason="QueueInactive"
+            f"spec.queue: queue {name!r} is inactive: {readiness.message}", field="spec.queue", reason="QueueInactive"
         )
     children = sorted(queue.metadata.name for queue in by_name.values() if queue.spec.parent == name)
     if children:

@@ -97,7 +97,7 @@ def decode_truncated(decode: Callable[[bytes], T], text: bytes) -> T:
     try:
         return decode(text)
     except RecursionError:
-        pass  # retry outside of the handler, which keeps the frames of the recursion alive
+        pass  # retry outside of the handler, which keeps references to the frames of the recursion
     return decode(truncate_depth(text))
 
 

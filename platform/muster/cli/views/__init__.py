@@ -1,1 +1,1 @@
-"""What people see: objects and rows in, rich renderables out. Nothing here asks a cluster or reads a clock."""
+"""Output for people: objects and rows in, rich renderables out. Nothing here calls a cluster or reads a clock."""

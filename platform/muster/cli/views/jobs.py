@@ -21,7 +21,7 @@ from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, l
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
 from muster.text import format_duration, format_resource, format_time, pluralize, sanitize, short_resource_name
-from muster.tracing import RECORDED_BY
+from muster.tracing import no_trace_reason
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
 _DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal
@@ -70,7 +70,7 @@ def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> Rend
 
 
 def _table(shown: Sequence[str], widths: Mapping[str, int], width: int, *, header: bool = True) -> Table:
-    """A table with fixed column widths, so that several below each other look like one."""
+    """A table with fixed column widths, so that several below each other have aligned columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0), show_header=header)
     for title in shown:
         fits = widths[title] <= width
@@ -237,12 +237,15 @@ def _summary_table(details: JobDetails) -> Table:
     if spec.trace is not None:
         ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
         end = spec.trace.start_step + spec.trace.steps
-        rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
+        every = f", every {spec.trace.every} steps" if spec.trace.every is not None else ""
+        rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}{every}, {ranks}"))
     if status.traces is not None:
         files = pluralize(status.traces.files, "file")
         where = f" in {status.traces.location}" if status.traces.location else ""
-        none = spec.trace is not None and not status.traces.files and has_terminated(status)
-        rows.append(("traces", f"none recorded: {RECORDED_BY}" if none else files + where))
+        if spec.trace is not None and not status.traces.files and has_terminated(status):
+            rows.append(("traces", f"none recorded: {no_trace_reason(spec.trace.start_step, details.heartbeats)}"))
+        else:
+            rows.append(("traces", files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
     if details.run_dir is not None:

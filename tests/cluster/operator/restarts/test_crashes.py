@@ -96,7 +96,7 @@ def watch_rules(pool: Pool, ended: threading.Event, wrong: list[str]) -> None:
 
 
 def test_a_pod_that_a_user_creates_for_a_job_is_stopped_and_admits_nothing(pool: Pool, start: Start) -> None:
-    """Anybody can know its name, labels and owner."""
+    """Any user can know its name, labels and owner."""
     operator = start("forged", "--no-lease")
     at_work(operator)
     pool.set_quota("red", 0)

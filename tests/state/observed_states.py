@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.worlds import flavor, job, nodes, queue
+from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.cluster import ObservedState, PodView
@@ -16,7 +16,9 @@ NOW = 1000.0
 PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
 
 
-def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> ObservedState:
+def observed_state(
+    *jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any
+) -> ObservedState:
     parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
     return ObservedState(now=NOW, jobs=jobs, pods=pods or {}, **parts)
 
@@ -43,4 +45,4 @@ def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: A
 
 
 def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
-    return snapshot_of(world(*jobs, **fields)).snapshot
+    return snapshot_of(observed_state(*jobs, **fields)).snapshot

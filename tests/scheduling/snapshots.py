@@ -1,4 +1,4 @@
-"""Small worlds for tests of the planner: GPUs of 8-GPU nodes, in racks and blocks, in a tree of queues.
+"""Small snapshots for tests of the planner: GPUs of 8-GPU nodes, in racks and blocks, in a tree of queues.
 
 Amounts are GPUs wherever a test does not say otherwise; node names tell the rack: `r1-0` is the first node of rack r1.
 """
@@ -122,7 +122,7 @@ def returning(running: RunningGang, nodes: Mapping[str, int] | Iterable[str], un
     return replace(running, retained_placement=on(nodes), retained_until=until, state="evicting")
 
 
-def world(
+def inputs(
     nodes: Iterable[NodeInfo],
     queues: Iterable[QueueInfo],
     waiting: Iterable[Gang] = (),
@@ -171,7 +171,7 @@ def nominated(plan: PlanResult) -> dict[str, Nominate]:
 
 
 def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
-    """The world right after the decisions were carried out: pods of those who leave are still there."""
+    """The snapshot right after the decisions were carried out: pods of those who leave are still there."""
     gangs = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
     nominations = {nomination.gang_uid: nomination for nomination in snapshot.nominations}
@@ -219,7 +219,7 @@ def resizing(running: RunningGang, placement: Placement, beneficiary: str | None
 
 
 def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
-    """The world some time later: evicted gangs have ended and wait again, nominated if they return to their nodes,
+    """The snapshot some time later: evicted gangs have ended and wait again, nominated if they return to their nodes,
     and resized ones go on."""
     running, waiting, nominations = [], list(snapshot.pending), list(snapshot.nominations)
     for r in snapshot.running:

@@ -147,7 +147,7 @@ def test_simulate_takes_a_queue_tree(tables: list[str], tmp_path: Path, muster: 
 # ---- replay
 
 
-def world() -> Snapshot:
+def simulated_snapshot() -> Snapshot:
     request = Resources.of({GPU: 8, "pods": 1})
     node = Resources.of({GPU: 8, "pods": 110})
 
@@ -168,7 +168,7 @@ def world() -> Snapshot:
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     path = tmp_path / "snapshot.json"
-    path.write_bytes(encode_snapshot(world()))
+    path.write_bytes(encode_snapshot(simulated_snapshot()))
     return str(path)
 
 
@@ -180,7 +180,7 @@ def test_replay_shows_why_each_gang_waits(saved: str, muster: Muster) -> None:
 
 
 def test_replay_shows_a_nomination_with_the_gangs_that_are_evicted_for_it(tmp_path: Path, muster: Muster) -> None:
-    before, path = world(), tmp_path / "snapshot.json"
+    before, path = simulated_snapshot(), tmp_path / "snapshot.json"
     urgent = replace(before.pending[0], uid="urgent", name="default/urgent", priority=100)
     path.write_bytes(encode_snapshot(replace(before, pending=(urgent,))))
     ended = muster("replay", str(path))
@@ -202,7 +202,7 @@ def test_replay_as_json_names_gangs_reasons_and_places(saved: str, muster: Muste
     assert rows["default/big"]["decision"] == "Wait"
     assert rows["default/huge"]["reason"] in ("LargerThanQuota", "LargerThanCluster")
     empty = tmp_path / "empty.json"
-    before = world()
+    before = simulated_snapshot()
     empty.write_bytes(
         encode_snapshot(Snapshot(**{name: getattr(before, name) for name in before.__slots__} | {"running": ()}))
     )

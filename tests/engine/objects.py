@@ -1,4 +1,4 @@
-"""Small worlds for tests of the engine: whole objects, as users would write them."""
+"""Small objects for tests of the engine: whole objects, as users would write them."""
 
 from __future__ import annotations
 

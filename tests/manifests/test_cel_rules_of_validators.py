@@ -31,7 +31,7 @@ VALIDATORS = sorted(
 TOO_DEEP = [("PodTemplate", "_check_template_depth"), ("TrainingJob", "_check_size_and_depth")]
 """No rule of an API server counts levels: the operator tells in the job's status."""
 READS_OLD_FIELDS = [("TrainingJobStatus", "_read_hold")]
-TWINS = {
+CEL_RULES = {
     (model.__name__, rule.validator) for model, rules in VALIDATION_RULES.items() for rule in rules if rule.validator
 }
 
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_refused(bad: Bad) -> None:
 
 
 def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
-    assert sorted([*TWINS, *TOO_DEEP, *READS_OLD_FIELDS]) == VALIDATORS
+    assert sorted([*CEL_RULES, *TOO_DEEP, *READS_OLD_FIELDS]) == VALIDATORS
 
 
 def test_every_map_of_labels_is_checked() -> None:

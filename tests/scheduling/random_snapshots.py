@@ -1,8 +1,8 @@
-"""Random worlds for property tests, mixed enough to meet every rule.
+"""Random snapshots for property tests, mixed enough to meet every rule.
 
-A world is in use: gangs that run were placed by the planner, some have ended since, some are being evicted, and there
-are nominations. So whatever a property says of one plan, it says of plans in the middle of things. Worlds come from a
-seed, so that most of them are busy; hypothesis shrinks the size.
+Each is of a cluster in use: gangs that run were placed by the planner, some have ended since, some are being evicted,
+and there are nominations. So a property of one plan is checked for plans at any time of a cluster's life. Snapshots
+come from a seed, so that most of them are busy; hypothesis shrinks the size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,21 @@ from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
-from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gang, gpus, left, on, queue, rack, run, world
+from tests.scheduling.snapshots import (
+    A100,
+    GPU,
+    H200,
+    HOUR,
+    carried_out,
+    gang,
+    gpus,
+    inputs,
+    left,
+    on,
+    queue,
+    rack,
+    run,
+)
 
 from muster.model import DecayedUsage, Gang, NodeInfo, QueueInfo, Quota, Role, RunningGang, Snapshot, Topology
 from muster.scheduling import plan
@@ -82,7 +96,7 @@ def _gang(draw: Random, uid: str, queue: str, at: float) -> Gang:
 
 
 def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
-    """A few worlds, each what became of the one before: plans carried out, gangs come and gone."""
+    """A few snapshots, each what became of the one before: plans carried out, gangs come and gone."""
     draw = Random(seed)
     nodes = cluster(draw)
     queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
@@ -90,7 +104,7 @@ def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
         DecayedUsage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q")
     )
     snapshot = Snapshot(1000.0, nodes, (H200, A100), queues, gangs(draw, "a", size, queues, 0.0), (), usage=usage)
-    worlds = [snapshot]
+    snapshots = [snapshot]
     for round_ in range(rounds):
         snapshot = carried_out(snapshot, plan(snapshot).decisions)
         if draw.random() < 0.4:
@@ -102,8 +116,8 @@ def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
             pending=snapshot.pending + gangs(draw, "bcd"[round_], draw.randint(1, size), queues, 10.0 + round_),
             running=running,
         )
-        worlds.append(snapshot)
-    return tuple(worlds)
+        snapshots.append(snapshot)
+    return tuple(snapshots)
 
 
 def _lived(draw: Random, running: RunningGang, now: float) -> RunningGang | None:
@@ -157,12 +171,12 @@ def two_flavors(seed: int) -> Snapshot:
         leaf, priority = f"q{draw.randrange(3)}", draw.choice((0, 0, 1, 5))
         waiting.append(gang(f"w{i}", leaf, pods, size=size, priority=priority, at=float(i), flavors=flavors))
     used = tuple(DecayedUsage(f"q{i}", flavor, GPU, draw.randint(0, 4) * 3600.0) for i in range(3) for flavor in EITHER)
-    return world(nodes, [both("co", 0, 0, None), *teams], waiting, running, usage=used)
+    return inputs(nodes, [both("co", 0, 0, None), *teams], waiting, running, usage=used)
 
 
 def tight(seed: int) -> Snapshot:
     """Full nodes of queue a, which is a little above its guarantee, and gangs of b that want more back than a has
-    borrowed, or all of it in one rack; so many trials begin that come to nothing (a third of these worlds)."""
+    borrowed, or all of it in one rack; so many trials begin that come to nothing (a third of these snapshots)."""
     draw = Random(seed)
     nodes = rack("r1", draw.randint(1, 3)) + rack("r2", draw.randint(1, 3))
     running: list[RunningGang] = []
@@ -182,8 +196,8 @@ def tight(seed: int) -> Snapshot:
         required, leaf = draw.choice((None, "rack")), draw.choice(("b", "b", "a"))
         priority = draw.choice((0, 1))
         waiting.append(gang(f"w{i}", leaf, pods=pods, size=size, priority=priority, at=float(i), required=required))
-    return world(nodes, queues, waiting, running)
+    return inputs(nodes, queues, waiting, running)
 
 
 histories = st.builds(history, st.integers(0, 1 << 32), st.integers(1, 3), st.integers(2, 9))
-worlds = histories.map(lambda history: history[-1])
+snapshots = histories.map(lambda history: history[-1])

@@ -21,8 +21,8 @@ _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kwok")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """A running world. Times are seconds."""
+class BenchCluster:
+    """A running control plane with a scheduler. Times are seconds."""
 
     plane: ControlPlane
     scheduler: Scheduler
@@ -53,7 +53,7 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, nodes: int, rate: Rate, contender: Contender) -> Iterator[World]:
+def bench_cluster(folder: Path, nodes: int, rate: Rate, contender: Contender) -> Iterator[BenchCluster]:
     """Start everything in `folder`, which is made; ends everything with the context."""
     with ControlPlane.start(
         folder, scheduler=contender.kube_scheduler, gates=contender.gates, controllers=contender.controllers(rate)
@@ -66,7 +66,7 @@ def world(folder: Path, nodes: int, rate: Rate, contender: Contender) -> Iterato
         with contender.begin(Site(plane, client, rate, nodes, nodes * SHAPE.gpus)) as scheduler:
             programs = (*_PROGRAMS, "kube-scheduler") if contender.kube_scheduler else _PROGRAMS
             pids = {name: plane.pid(name) for name in programs} | {**scheduler.others, **scheduler.own}
-            yield World(plane, scheduler, client, rate, tuple(names), pids)
+            yield BenchCluster(plane, scheduler, client, rate, tuple(names), pids)
 
 
 def all_gpus(nodes: int) -> dict[str, str]:

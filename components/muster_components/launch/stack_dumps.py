@@ -1,0 +1,185 @@
+"""Python stacks of ranks that hang, without their cooperation.
+
+A rank registers a handler of SIGQUIT that writes the stacks of its threads into a file (faulthandler), which also works
+while it waits in a collective or holds the GIL. The launcher sends that signal on a request in the run folder
+(`capture/stacks-request.json`), and before it kills ranks that did not stop. A rank without the handler is not
+signalled, since SIGQUIT would end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from muster_components.launch.rank_process import RankProcess
+
+STACK_SIGNAL = signal.SIGQUIT
+STACKS_FILE_VARIABLE = "MUSTER_STACKS_FILE"
+MAX_FRAMES = 32
+MAX_DUMP_BYTES = 4 << 20
+_POLL_S = 1.0
+_MAX_REQUEST_BYTES = 4096
+_DUMP_TIMEOUT_S = 3.0  # for all ranks together: a pod that is stopped has few seconds left
+_QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,79}")
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks:
+    """The stacks of one rank. `frames`: of its main thread, innermost first, as `name (file:line)`; `reason`: why there
+    are none; `file`: all threads, below the run folder; `world_size`: the ranks of the job."""
+
+    id: str
+    attempt: int
+    rank: int
+    frames: tuple[str, ...] = ()
+    reason: str = ""
+    file: str = ""
+    world_size: int = 0
+
+
+class StackDumper:
+    """Dumps the stacks of the ranks of this pod."""
+
+    def __init__(self, ranks: Mapping[int, RankProcess], run_dir: Path | None, attempt: int, world_size: int) -> None:
+        self._ranks = ranks
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._world_size = world_size
+        self._lock = threading.Lock()
+        self._answered = ""
+
+    def start(self) -> None:
+        """Answer requests in a thread of its own, if there is a run folder."""
+        if self._run_dir is not None:
+            threading.Thread(target=self._watch, name="stacks", daemon=True).start()
+
+    def dump(self, request: str, ranks: Iterable[int]) -> list[RankStacks]:
+        """Write the stacks of these ranks into the run folder, with an answer for each; returns the answers."""
+        with self._lock:
+            begun = {rank: self._signal(self._ranks[rank]) for rank in sorted(ranks)}
+            deadline = time.monotonic() + _DUMP_TIMEOUT_S
+            return [self._answer(request, rank, begin, deadline) for rank, begin in begun.items()]
+
+    def _watch(self) -> None:
+        while True:
+            request = self._read_request()
+            if request and request != self._answered:
+                self._answered = request
+                self.dump(request, self._ranks)
+            time.sleep(_POLL_S)
+
+    def _read_request(self) -> str:
+        """The id of the newest request for this attempt; empty without one."""
+        assert self._run_dir is not None
+        try:
+            fields = json.loads(_read_regular(self._run_dir / "capture" / "stacks-request.json"))
+            is_ours = int(fields["attempt"]) == self._attempt and isinstance(fields["id"], str)
+            return str(fields["id"]) if is_ours and _ID.fullmatch(fields["id"]) else ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
+
+    def _signal(self, process: RankProcess) -> int | str:
+        """Send the signal; returns the size of the rank's file before, or why there are no stacks."""
+        if not process.running:
+            return "the rank has ended"
+        if not process.stacks_file or not _catches(process.process.pid):
+            return "the rank has no handler; run it by Muster's trainer or by muster_components.trainer.instrument"
+        try:
+            before = os.stat(process.stacks_file).st_size
+            process.process.send_signal(STACK_SIGNAL)
+        except OSError as error:
+            return f"the rank cannot be signalled: {error.strerror or error}"
+        return before
+
+    def _answer(self, request: str, rank: int, begin: int | str, deadline: float) -> RankStacks:
+        if isinstance(begin, str):
+            found = RankStacks(request, self._attempt, rank, reason=begin)
+        else:
+            text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
+            reason = (
+                "" if text else f"no stacks within {_DUMP_TIMEOUT_S:g} s: the process is suspended or in the kernel"
+            )
+            name = f"stacks/rank-{rank}.attempt-{self._attempt}.{request}.txt" if text else ""
+            if text and not self._write(name, text.encode()):
+                name = ""
+            found = RankStacks(request, self._attempt, rank, main_frames(text), reason, name)
+        found = replace(found, world_size=self._world_size)
+        self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(found)).encode())
+        return found
+
+    def _write(self, name: str, content: bytes) -> bool:
+        """Replace a file of the run folder; False if that fails, for example because the disk is full."""
+        if self._run_dir is None:
+            return False
+        path = self._run_dir / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return False
+        return True
+
+
+def main_frames(text: str) -> tuple[str, ...]:
+    """The frames of the main thread, innermost first, without the import system's. It is the oldest thread, which
+    faulthandler writes last."""
+    frames: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            frames.clear()
+        elif (match := _FRAME.match(line)) and not match["file"].startswith("<frozen ") and len(frames) < MAX_FRAMES:
+            frames.append(f"{match['name']} ({match['file']}:{match['line']})")
+    return tuple(frames)
+
+
+def _catches(pid: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return False
+    return bool(caught >> (STACK_SIGNAL - 1) & 1)
+
+
+def _await_dump(file: Path, begin: int, deadline: float) -> str:
+    """What was written after `begin`, once nothing more has come for a while; empty if nothing comes by `deadline`
+    (monotonic)."""
+    size, quiet_since = begin, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        try:
+            now = os.stat(file).st_size
+        except OSError:
+            return ""
+        if now != size:
+            size, quiet_since = now, time.monotonic()
+        elif size > begin and time.monotonic() - quiet_since >= _QUIET_S:
+            break
+    try:
+        with file.open("rb") as opened:  # also after the deadline: another rank may have used up the time
+            opened.seek(begin)
+            return opened.read(MAX_DUMP_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_regular(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        return file.read(_MAX_REQUEST_BYTES) if stat.S_ISREG(os.fstat(handle).st_mode) else b""

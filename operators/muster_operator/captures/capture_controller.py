@@ -1,0 +1,277 @@
+"""Carries out TraceCaptures: agrees with the ranks through the collectors of their pods, and writes the status.
+
+A proposal is written into the status before any rank sees it. So an operator that takes over knows it, and repeats it
+instead of making another one. A capture whose status cannot be written is tried again, after a rejection with backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from muster.api.spec import FINISHED_CAPTURE_PHASES, TraceCapture, TraceCaptureStatus
+from muster.capture.agreement import CaptureTarget, advance, cancel_request, repeat_request
+from muster.capture.exchange import CaptureExchange
+from muster.capture.protocol import CaptureObservation, CaptureRequest
+from muster.capture.stacks import advance_stacks
+from muster.capture.status_changes import MAX_RANKS_BYTES, finished, ranks_within
+from muster.errors import ClusterError
+from muster.kube.resources import TRACE_CAPTURES
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.captures.capture_cache import CaptureCache
+from muster_operator.collectors.capture_client import exchange_all
+from muster_operator.collectors.heartbeat_client import HeartbeatTarget
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.job_status import changed_fields
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
+from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.write_queue import WriteQueue
+
+_LOG = logging.getLogger("muster.operator")
+LEAD_S = 3.0  # from the observation of a step until all ranks have the proposal
+MAX_ACTIVE_PER_NAMESPACE = 8
+_ACTIVE_INTERVAL_S, _IDLE_INTERVAL_S = 0.5, 1.0
+_THREADS = 2 * MAX_ACTIVE_PER_NAMESPACE  # so that the silent collectors of one namespace do not take all
+NO_COLLECTOR = (
+    "has no collector, through which traces are requested; set collector.image and collector.allJobs in the values of "
+    "the chart, or spec.trace in the job, and restart the job"
+)
+
+
+@dataclass(slots=True)
+class CaptureController:
+    """Carries out captures while `is_leading`; `wakeup` is set when there may be something to do."""
+
+    queue: WriteQueue
+    cache: ClusterCache
+    captures: CaptureCache
+    config: CollectorSidecarConfig
+    tokens: CollectorTokens | None
+    metrics: OperatorMetrics
+    is_leading: Callable[[], bool]
+    wakeup: asyncio.Event
+    # Not the event loop's executor: collectors that do not answer would delay scheduling.
+    executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "captures"))
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by job, at most one each
+    _withdrawn: list[TraceCapture] = field(default_factory=list)  # deleted, and not yet withdrawn from their ranks
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        try:
+            await self._run_rounds()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _run_rounds(self) -> None:
+        while True:
+            self.wakeup.clear()
+            active = False
+            if self.is_leading():
+                try:
+                    if self.tokens is not None:
+                        await self.tokens.load()
+                    active = await self._reconcile_all()
+                except ClusterError as error:  # of the key
+                    _LOG.warning("captures wait", extra={"why": str(error)})
+            else:
+                self.captures.take_withdrawn()
+                self._withdrawn.clear()
+            if active:
+                await asyncio.sleep(_ACTIVE_INTERVAL_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_INTERVAL_S):  # this operator may lead by then
+                    await self.wakeup.wait()
+
+    async def _reconcile_all(self) -> bool:
+        """One round over all captures; whether one is active. Waits for no collector: a job whose collectors are slow
+        is left out until its task has ended."""
+        self._withdrawn += self.captures.take_withdrawn()
+        captures = self.captures.all()
+        if not (self._withdrawn or captures):
+            return False
+        jobs = {known.key: known for known in self.cache.jobs.all()}
+        self._withdrawn = [
+            one for one in self._withdrawn if not self._start(one, self._withdraw, jobs.get(_job_key(one)))
+        ]
+        for capture in captures:
+            if capture.status.phase in FINISHED_CAPTURE_PHASES:
+                await self._isolated(capture, self._delete_expired(capture))
+        chosen = choose_active(captures)
+        for capture in chosen:
+            self._start(capture, self._reconcile, jobs.get(_job_key(capture)))
+        return bool(chosen or self._withdrawn)
+
+    def _start(
+        self,
+        capture: TraceCapture,
+        action: Callable[[TraceCapture, CachedJob | None], Awaitable[None]],
+        known: CachedJob | None,
+    ) -> bool:
+        """Begin a task, unless one of the same job runs; whether it was begun."""
+        key = _job_key(capture)
+        if key in self._tasks:
+            return False
+        self._tasks[key] = task = asyncio.create_task(self._isolated(capture, action(capture, known)))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        return True
+
+    async def _isolated(self, capture: TraceCapture, action: Awaitable[None]) -> None:
+        """One capture must not affect the others."""
+        name = f"{capture.metadata.namespace}/{capture.metadata.name}"
+        try:
+            await action
+        except ClusterError as error:
+            _LOG.warning("capture is tried again", extra={"capture": name, "why": str(error)})
+        except Exception:
+            _LOG.exception("capture failed", extra={"capture": name})
+            self.metrics.component_failures.labels("captures").inc()
+
+    async def _reconcile(self, capture: TraceCapture, known: CachedJob | None) -> None:
+        """Observe, decide, write the status, then send what follows from it."""
+        target = CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S)
+        problem = job_problem(capture, known)
+        targets: list[HeartbeatTarget] = []
+        seen = CaptureObservation()
+        if known is not None and (not problem or capture.status.agreed_at is not None):
+            missing, targets = self._targets(known)
+            if missing and not capture.status.proposal:
+                failed = finished(capture.status, "Failed", "NoCollector", f"pod {missing} {NO_COLLECTOR}", time.time())
+                await self._write(capture, failed)
+                return
+            if capture.spec.kind == "Stacks":
+                await self._write(capture, await self._collect_stacks(capture, known, targets))
+                return
+            seen = await self._exchange(targets, target, repeat_request(target, capture.status))
+        progress = advance(target, capture.status, seen, problem, time.time())
+        status = progress.status
+        if known is not None and status.proposal and not status.job_uid:
+            location = run_location(known.job, self.config)
+            status = status.model_copy(update={"job_uid": known.uid, "location": location})
+        request = progress.request
+        if request is not None and request.cancelled:  # first, since nothing is sent about a finished capture
+            await self._exchange(targets, target, request)
+            request = None
+        if status != capture.status and not await self._write(capture, status):
+            return
+        if request is not None and request != repeat_request(target, capture.status):
+            await self._exchange(targets, target, request)
+
+    async def _collect_stacks(
+        self, capture: TraceCapture, known: CachedJob, targets: list[HeartbeatTarget]
+    ) -> TraceCaptureStatus:
+        """The next status of a capture of stacks; the request is repeated, as for steps."""
+        target = CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S)
+        seen = CaptureObservation()
+        if capture.status.proposal and targets:
+            wanted = CaptureExchange(id=target.id, stacks_of=capture.status.attempt)
+            seen = await self._ask(targets, wanted)
+        status = advance_stacks(capture.status, seen, known.job.status.attempt, time.time())
+        return status.model_copy(update={"job_uid": known.uid, "location": run_location(known.job, self.config)})
+
+    async def _withdraw(self, capture: TraceCapture, known: CachedJob | None) -> None:
+        request = cancel_request(CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S), capture.status)
+        if request is not None and known is not None and known.uid == capture.status.job_uid:
+            _, targets = self._targets(known)
+            await self._exchange(targets, CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S), request)
+
+    async def _exchange(
+        self, targets: list[HeartbeatTarget], target: CaptureTarget, request: CaptureRequest | None
+    ) -> CaptureObservation:
+        if not targets:
+            return CaptureObservation()
+        return await self._ask(targets, CaptureExchange(id=target.id, request=request))
+
+    async def _ask(self, targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, exchange_all, targets, wanted)
+
+    def _targets(self, known: CachedJob) -> tuple[str, list[HeartbeatTarget]]:
+        """A running pod without a collector ("": none), and the collectors of the running pods. Raises ClusterError
+        while the key of the tokens is not loaded."""
+        if self.tokens is not None and self.tokens.key.loaded is None:  # cleared when a term begins
+            raise ClusterError("the key of collector tokens is not loaded")
+        targets: list[HeartbeatTarget] = []
+        roles = {role.name: role for role in known.job.spec.roles}
+        for view in self.cache.pods.views().get(known.uid, ()):
+            pod = self.cache.pods.get(known.uid, view.name)
+            if pod is None or view.phase != "Running" or view.role not in roles:
+                continue
+            if self.cache.pods.is_early(view):  # of an attempt that has not begun: another client created it
+                continue
+            if not pod.has_collector or self.tokens is None:
+                return pod.name, []
+            if pod.ip:
+                role = roles[view.role]
+                on_host = bool(role.template.spec.host_network)
+                port = collector_port(known.uid, view.role, view.index, on_host_network=on_host)
+                token = self.tokens.token(known.uid)
+                targets.append(HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, has_durable_run_folder(role)))
+        return "", targets
+
+    async def _write(self, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
+        """Write the status of this version of the object; whether it was written."""
+        meta = capture.metadata
+        ranks = ranks_within(status.ranks, MAX_RANKS_BYTES)
+        status = status.model_copy(update={"observed_generation": meta.generation, "ranks": ranks})
+        if status == capture.status:
+            return True
+        patch = {
+            "metadata": {"resourceVersion": meta.resource_version, "uid": meta.uid},
+            "status": changed_fields(capture.status, status),
+        }
+        path = TRACE_CAPTURES.path(meta.namespace, meta.name, "status")
+        written = await self.queue.patch(path, msgspec.json.encode(patch))
+        if written is None:
+            return False
+        self.captures.on_written(capture, status, written.version)
+        return True
+
+    async def _delete_expired(self, capture: TraceCapture) -> None:
+        """Delete a finished capture after its TTL."""
+        meta, finished_at = capture.metadata, capture.status.finished_at
+        if finished_at is None or time.time() < finished_at + capture.spec.ttl_seconds_after_finished:
+            return
+        options = {"preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version}}
+        await self.queue.delete(TRACE_CAPTURES.path(meta.namespace, meta.name), msgspec.json.encode(options))
+
+
+def choose_active(captures: Iterable[TraceCapture]) -> list[TraceCapture]:
+    """The captures to carry out now: the oldest unfinished one of each job, at most `MAX_ACTIVE_PER_NAMESPACE` of a
+    namespace. Those that have begun come first."""
+    unfinished = [one for one in captures if one.status.phase not in FINISHED_CAPTURE_PHASES]
+    chosen: list[TraceCapture] = []
+    jobs: set[str] = set()
+    count: Counter[str] = Counter()
+    for capture in sorted(unfinished, key=lambda one: one.status.proposal == 0):
+        namespace = capture.metadata.namespace or "default"
+        if _job_key(capture) in jobs or count[namespace] >= MAX_ACTIVE_PER_NAMESPACE:
+            continue
+        jobs.add(_job_key(capture))
+        count[namespace] += 1
+        chosen.append(capture)
+    return chosen
+
+
+def job_problem(capture: TraceCapture, known: CachedJob | None) -> str:
+    """Why the job cannot be profiled; empty if it runs."""
+    if known is None:
+        return f"job {capture.spec.job} does not exist"
+    if capture.status.job_uid and capture.status.job_uid != known.uid:
+        return f"job {capture.spec.job} was deleted, and another one has its name"
+    phase = known.job.status.phase
+    return "" if phase == "Running" else f"the job is {phase}, not Running"
+
+
+def _job_key(capture: TraceCapture) -> str:
+    return f"{capture.metadata.namespace or 'default'}/{capture.spec.job}"

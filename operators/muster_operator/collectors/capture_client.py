@@ -1,0 +1,128 @@
+"""Requests to the collectors of a job about a capture: the proposal for its ranks, and how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from muster.capture.exchange import MAX_RESPONSE_BYTES, CaptureExchange
+from muster.capture.protocol import (
+    MAX_REASON,
+    MAX_WORLD_SIZE,
+    CaptureObservation,
+    HungRank,
+    RankAnswer,
+    RankReport,
+    StoredTrace,
+    is_plausible,
+)
+from muster_operator.collectors.heartbeat_client import (
+    CollectorError,
+    HeartbeatTarget,
+    collector_session,
+    signed_request,
+)
+
+EXCHANGE_WITHIN_S = 3.0
+"""For all collectors of a job together; those that have not answered by then are unreachable."""
+_MAX_CONCURRENT = 64
+_PATH = "/capture"
+_MAX_FILE, _MAX_FRAMES, _MAX_FRAME = 256, 16, 500
+
+
+class _Response(msgspec.Struct):
+    job_uid: str
+    pod: str
+    reports: tuple[RankReport, ...] = ()
+    answers: tuple[RankAnswer, ...] = ()
+    traces: tuple[StoredTrace, ...] = ()
+    stacks: tuple[HungRank, ...] = ()
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the collectors answered, one entry of each rank: their programs decide how much they send."""
+
+    wanted: CaptureExchange
+    reports: dict[int, RankReport] = field(default_factory=dict)
+    answers: dict[int, RankAnswer] = field(default_factory=dict)
+    traces: dict[int, StoredTrace] = field(default_factory=dict)
+    stacks: dict[int, HungRank] = field(default_factory=dict)
+
+    def add(self, response: _Response) -> None:
+        """Keep what concerns this capture; of two heartbeats or answers of a rank the newer one."""
+        for report in filter(is_plausible, response.reports):
+            known = self.reports.get(report.rank)
+            if known is None or (report.attempt, -report.age_s) > (known.attempt, -known.age_s):
+                self.reports[report.rank] = msgspec.structs.replace(report, phase=report.phase[:20])
+        for answer in response.answers:
+            if not _is_rank(answer.rank) or answer.id != self.wanted.id:
+                continue
+            before = self.answers.get(answer.rank)
+            if before is None or (answer.attempt, answer.proposal) >= (before.attempt, before.proposal):
+                self.answers[answer.rank] = msgspec.structs.replace(answer, reason=answer.reason[:MAX_REASON])
+        request = self.wanted.request
+        for trace in response.traces if request is not None else ():
+            if request is None or (trace.attempt, trace.start_step) != (request.attempt, request.start_step):
+                continue
+            if _is_rank(trace.rank):
+                file, reason = trace.file[:_MAX_FILE], trace.reason[:MAX_REASON]
+                self.traces[trace.rank] = msgspec.structs.replace(trace, file=file, reason=reason)
+        for one in response.stacks:
+            if _is_rank(one.rank):
+                frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
+                self.stacks[one.rank] = HungRank(
+                    one.rank, frames, one.reason[:MAX_REASON], one.file[:_MAX_FILE], response.pod
+                )
+
+    def observation(self, unreachable: tuple[str, ...]) -> CaptureObservation:
+        """All of it."""
+        return CaptureObservation(
+            reports=tuple(self.reports.values()),
+            answers=tuple(self.answers.values()),
+            traces=tuple(self.traces.values()),
+            stacks=tuple(self.stacks.values()),
+            unreachable=unreachable,
+        )
+
+
+def _is_rank(rank: int) -> bool:
+    return 0 <= rank < MAX_WORLD_SIZE
+
+
+def exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
+    """What all collectors of a job see, after each has the proposal; blocks until the last has answered, at
+    most `EXCHANGE_WITHIN_S`."""
+    return asyncio.run(_exchange_all(targets, wanted))
+
+
+async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
+    content, answers = msgspec.json.encode(wanted), _Answers(wanted)
+    turn = asyncio.Semaphore(_MAX_CONCURRENT)
+    async with collector_session() as session:
+
+        async def one(target: HeartbeatTarget) -> str:
+            async with turn:
+                try:
+                    body = await signed_request(session, target, _PATH, content, MAX_RESPONSE_BYTES)
+                    answer = msgspec.json.decode(body, type=_Response)
+                except CollectorError as error:
+                    return f"{target.pod}: {error}"
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    return f"{target.pod}: the answer is invalid"
+                if (answer.job_uid, answer.pod) != (target.uid, target.pod):
+                    return f"{target.pod}: the answer is from another pod"
+                answers.add(answer)
+                return ""
+
+        tasks = {target: asyncio.create_task(one(target)) for target in targets}
+        _, late = await asyncio.wait(tasks.values(), timeout=EXCHANGE_WITHIN_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        silent = f"no answer within {EXCHANGE_WITHIN_S:g} s"
+        found = [f"{target.pod}: {silent}" if task in late else task.result() for target, task in tasks.items()]
+    return answers.observation(tuple(one for one in found if one))

@@ -1,0 +1,100 @@
+"""What the operator and a collector exchange about a capture: the proposal to write, and what the run folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.capture.folder import observe, write_request
+from muster.capture.protocol import CaptureObservation, CaptureRequest
+from muster.capture.stacks import read_stacks, request_stacks
+from muster.tracing.shared_folder import SharedFolder
+
+MAX_STEPS = 1000
+MAX_RANKS = 1024
+MAX_RESPONSE_BYTES = 256 << 10
+_SHARED_BYTES = MAX_RESPONSE_BYTES // 2
+_MAX_FRAMES = 16  # as many as a status has
+
+
+@dataclass(frozen=True, slots=True)
+class PodRanks:
+    """The ranks of a collector's pod: `known`, or (None) those of pod `index` of `replicas` in the order of
+    `muster_components.launch`."""
+
+    known: Collection[int] | None = None
+    index: int = 0
+    replicas: int = 1
+
+    def contains(self, rank: int, world_size: int) -> bool:
+        """Whether this rank of `world_size` is of the pod."""
+        return rank in self.known if self.known is not None else rank * self.replicas // world_size == self.index
+
+
+class CaptureExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a request: the id of the capture, and the proposal that the ranks are to see (None: none yet). With
+    `stacks_of`, the stacks of the ranks of this attempt are requested."""
+
+    id: str
+    request: CaptureRequest | None = None
+    stacks_of: int | None = None
+
+
+_decoder = msgspec.json.Decoder(CaptureExchange)
+
+
+def exchange(run: SharedFolder, body: bytes, now: float, owner: str, own: PodRanks = PodRanks()) -> dict[str, Any]:
+    """Write the proposal, unless the ranks have it, and return the observation as JSON values. Raises ValueError for an
+    invalid body, OSError if the run folder cannot be written.
+
+    If the pod's ranks are known, only these are returned. Otherwise all in the run folder are, since the order of ranks
+    may be another than that of Muster's launcher; but of a large folder, which then many pods share, only `own` ones.
+    """
+    try:
+        wanted = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"the body must be a capture: {error}") from error
+    request = wanted.request
+    if request is not None:
+        if not 1 <= request.start_step < request.end_step <= request.start_step + MAX_STEPS:
+            raise ValueError(f"the steps must be 1 to {MAX_STEPS}; got {request.start_step}:{request.end_step}")
+        if len(request.ranks) > MAX_RANKS:
+            raise ValueError(f"ranks must be at most {MAX_RANKS}; got {len(request.ranks)}")
+        write_request(run, request, owner)
+    if wanted.stacks_of is not None:
+        request_stacks(run, wanted.id, wanted.stacks_of, owner)
+    seen = _concerning(observe(run, now), wanted)
+    if wanted.stacks_of is not None:
+        stacks = (msgspec.structs.replace(one, frames=one.frames[:_MAX_FRAMES]) for one in read_stacks(run, wanted.id))
+        seen = msgspec.structs.replace(seen, stacks=tuple(stacks))
+    if own.known is not None or len(msgspec.json.encode(seen)) > _SHARED_BYTES:
+        seen = _of_pod(seen, own)
+    found: dict[str, Any] = msgspec.to_builtins(seen)
+    del found["unreachable"]
+    if wanted.stacks_of is None:
+        del found["stacks"]
+    return found
+
+
+def _of_pod(seen: CaptureObservation, own: PodRanks) -> CaptureObservation:
+    world_size = max((report.world_size for report in seen.reports), default=1)
+    return CaptureObservation(
+        reports=tuple(one for one in seen.reports if own.contains(one.rank, world_size)),
+        answers=tuple(one for one in seen.answers if own.contains(one.rank, world_size)),
+        traces=tuple(one for one in seen.traces if own.contains(one.rank, world_size)),
+        stacks=tuple(one for one in seen.stacks if own.contains(one.rank, world_size)),
+    )
+
+
+def _concerning(seen: CaptureObservation, wanted: CaptureExchange) -> CaptureObservation:
+    """Without the answers to other captures and the traces of other steps, so that the response is small."""
+    request = wanted.request
+    steps = None if request is None else (request.attempt, request.start_step)
+    return CaptureObservation(
+        reports=seen.reports,
+        answers=tuple(answer for answer in seen.answers if answer.id == wanted.id),
+        traces=tuple(trace for trace in seen.traces if (trace.attempt, trace.start_step) == steps),
+    )

@@ -1,0 +1,211 @@
+"""The command trace: profile some steps of a running job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.cli.options import (
+    FILE,
+    PlainOption,
+    SectionedGroup,
+    connect,
+    job_argument,
+    json_option,
+    namespace_option,
+    split_job_name,
+)
+from muster.cli.output import print_json, print_note, print_renderable, print_text, usage_error
+from muster.errors import MusterError, Refused
+
+if TYPE_CHECKING:
+    from muster.api.spec import TraceCapture
+
+_OPTIONS = ("stacks", "shapes", "memory", "flops", "modules")
+_DEFAULT_OPTIONS = "shapes"
+
+
+class _CaptureByDefault(SectionedGroup):
+    """A group whose first argument may be a job instead of a command: `muster trace JOB`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `capture` before a job or an option."""
+        if args and args[0] not in (*self.commands, "--help", "-h"):
+            args = ["capture", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_CaptureByDefault)
+def trace() -> None:
+    """Profile some steps of a running job.
+
+    `muster trace JOB` is short for `muster trace capture JOB`.
+    """
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--steps",
+    cls=PlainOption,
+    type=click.IntRange(1, 1000),
+    default=5,
+    metavar="N",
+    help="Number of steps; default 5.",
+)
+@click.option(
+    "--ranks",
+    default="all",
+    metavar="RANKS",
+    help="all (default), ranks such as 0,8, stage-leaders, slowest, or random:4.",
+)
+@click.option(
+    "--with",
+    "recorded",
+    default=_DEFAULT_OPTIONS,
+    metavar="LIST",
+    help=f"What to record besides times: {', '.join(_OPTIONS)}, or none; default {_DEFAULT_OPTIONS}.",
+)
+@click.option("--memory", is_flag=True, help="Record the allocations on the GPU during the steps, instead.")
+@click.option("--stacks", is_flag=True, help="Show where the ranks of a job that hangs are, instead.")
+@namespace_option
+@json_option
+@click.pass_context
+def capture(
+    ctx: click.Context,
+    job: str,
+    steps: int,
+    ranks: str,
+    recorded: str,
+    memory: bool,
+    stacks: bool,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Profile the same steps on all chosen ranks of a job.
+
+    The steps are agreed with the ranks within 10 s or two steps. Ctrl-C before that withdraws the request.
+    """
+    from muster.api.spec import TraceCaptureSpec
+    from muster.capture.ranks import check_ranks
+
+    name, space = split_job_name(job, namespace)
+    if stacks:
+        if memory or any(_is_given(ctx, option) for option in ("steps", "ranks", "recorded")):
+            usage_error("--stacks cannot be combined with --steps, --ranks, --with and --memory", "--stacks")
+        _show_stacks(name, space, as_json)
+        return
+    check_ranks(ranks, "--ranks")
+    if memory and _is_given(ctx, "recorded"):
+        usage_error("--memory cannot be combined with --with, which is about traces", "--memory")
+    options = _parse_options(recorded)
+    kind = "Memory" if memory else "Trace"
+    spec = TraceCaptureSpec(job=name, kind=kind, steps=steps, ranks=ranks, options=options)  # type: ignore[arg-type]
+    with closing(connect().capture(spec, space)) as states:  # Ctrl-C withdraws it
+        last = deque(_shown(states, as_json), maxlen=1).pop()
+    if as_json:
+        print_json([last])
+    if last.status.phase == "Failed":
+        error = MusterError if last.status.proposal else Refused
+        raise error(last.status.message, reason=last.status.reason)
+    if not as_json:
+        if memory:
+            print(f"snapshots: {last.status.location or 'in the run folder of the job'}/memory")
+            return
+        print(f"traces: {last.status.location or 'in the run folder of the job'}")
+        print(f"report: muster report {job}" + (f" -n {namespace}" if namespace else ""))
+
+
+@click.command()
+@click.argument("run", type=FILE, metavar="RUN", help="A job, a run folder, any folder of traces, or a trace.")
+@click.option(
+    "--compat",
+    type=click.Choice(["hta"]),
+    metavar="hta",
+    help="Compute the temporal table by HolisticTraceAnalysis's rules, without the last step.",
+)
+@namespace_option
+@json_option
+def analyze(run: str, compat: str | None, namespace: str | None, as_json: bool) -> None:
+    """Compare the traces of all ranks: what costs time, on which rank, and why.
+
+    Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
+    """
+    from muster.cli.analysis import resolve_run
+    from muster.cli.views.trace_analysis import analysis_rows, analysis_tables
+    from muster.tracing.run_analysis import analyse_run
+    from muster.tracing.run_folder import read_run_folder, read_selected_traces
+
+    path, _ = resolve_run(run, namespace)
+    found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
+    report = analyse_run(found, workers=len(os.sched_getaffinity(0)))
+    if as_json:
+        print(json.dumps(analysis_rows(report, hta=compat == "hta"), indent=2))
+    else:
+        print_renderable(analysis_tables(report, hta=compat == "hta"))
+
+
+trace.add_section("Verbs", capture, analyze)
+
+
+def _is_given(ctx: click.Context, option: str) -> bool:
+    return ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+
+
+def _show_stacks(name: str, namespace: str, as_json: bool) -> None:
+    """Print where each rank is; the first line compares them. Raises `Refused` NoStacks if no rank answers."""
+    import msgspec
+
+    from muster.capture.stacks import describe_stacks
+
+    client = connect()
+    found = client.stacks(name, namespace)
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+    if not any(one.frames for one in found):
+        raise Refused("; ".join(dict.fromkeys(one.reason for one in found)), reason="NoStacks")
+    if as_json:
+        return
+    print_text(describe_stacks(found))
+    for one in found:
+        print_text(f"rank {one.rank}:" + (f" {one.reason}" if one.reason else ""))
+        for frame in one.frames:
+            print_text(f"  {frame}")
+    run_dir = client.run_dir(name, namespace)
+    if run_dir is not None:
+        print_text(f"all threads: {run_dir / 'stacks'}")
+
+
+def _parse_options(text: str) -> list[str]:
+    if text == "none":
+        return []
+    names = [part.strip() for part in text.split(",")]
+    for one in names:
+        if one not in _OPTIONS:
+            usage_error(f"--with must be a list of {', '.join(_OPTIONS)}, or none; got {text[:60]!r}", "--with")
+    return list(dict.fromkeys(names))
+
+
+def _shown(captures: Iterator[TraceCapture], as_json: bool) -> Iterator[TraceCapture]:
+    """The states as they come; every new message is printed to stderr, unless JSON is printed."""
+    shown = ""
+    for one in captures:
+        line = _progress(one)
+        if not as_json and line != shown and one.status.phase != "Failed":
+            shown = line
+            print_note(line)
+        yield one
+
+
+def _progress(capture: TraceCapture) -> str:
+    status = capture.status
+    if status.phase != "Recording":
+        return status.message
+    counts = {state: sum(entry.state == state for entry in status.ranks) for state in ("recording", "collected")}
+    return f"recording: {counts['recording']} of {len(status.ranks)} ranks, {counts['collected']} traces stored"

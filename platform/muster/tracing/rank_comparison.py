@@ -1,0 +1,188 @@
+"""The ranks of one job side by side: steps and collectives matched, clocks aligned, waits measured.
+
+The n-th collective of a process group within a step is the same one on all ranks. Its ranks end at almost the same
+time, which gives the difference of their clocks; the last rank to enter is the one that the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.rank_record import RankRecord
+
+Matrix = NDArray[np.float64]
+MIN_SAMPLES = 3  # collectives that two ranks share, to compare their clocks
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """What to subtract from a rank's times for those of the lowest rank, and the largest plausible error, in ns.
+
+    The error is the 90th percentile of the distance of matched ends from their median; None without matched ends.
+    """
+
+    rank: int
+    offset_ns: float
+    error_ns: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedCollective:
+    """One collective on all its ranks, in nanoseconds on a common clock.
+
+    `skew_ns` is the time from the first entry to the last, which is that of `awaited_rank`; `wait_ns` is per rank, and
+    `exposed_wait_ns` the part of it in which the rank computed nothing. `transfer_ns` is from the last entry to the
+    end, `exposed_ns` the mean over ranks of the exposed time without waiting. `bus_gb_s` is NCCL's bus bandwidth.
+    """
+
+    name: str
+    step: int
+    ranks: tuple[int, ...]
+    awaited_rank: int
+    skew_ns: float
+    wait_ns: tuple[float, ...]
+    exposed_wait_ns: tuple[float, ...]
+    transfer_ns: float
+    exposed_ns: float
+    message_bytes: int
+    bus_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """The records of one job with the steps that all have, what they wait for, and their clocks."""
+
+    records: tuple[RankRecord, ...]
+    steps: tuple[int, ...]
+    step_ms: float  # median over steps of the slowest rank
+    collectives: tuple[MatchedCollective, ...]
+    clocks: tuple[ClockOffset, ...]
+
+    @property
+    def on_device(self) -> bool:
+        return all(record.on_device for record in self.records)
+
+    def peers(self, record: RankRecord) -> list[RankRecord]:
+        """The other ranks that do the same work: those of the same pipeline stage."""
+        return [other for other in self.records if other.rank != record.rank and other.stage == record.stage]
+
+    def per_step(self, record: RankRecord, values: Matrix) -> Matrix:
+        """A rank's values of the common steps."""
+        return values[np.isin(record.steps, self.steps)]
+
+    def caused_wait_ms(self) -> dict[int, Matrix]:
+        """Per rank and step the exposed time that the median other rank waits for it, in milliseconds."""
+        at = {step: i for i, step in enumerate(self.steps)}
+        caused = {record.rank: np.zeros(len(self.steps)) for record in self.records}
+        for collective in self.collectives:
+            waits = [
+                wait
+                for rank, wait in zip(collective.ranks, collective.exposed_wait_ns, strict=True)
+                if rank != collective.awaited_rank
+            ]
+            caused[collective.awaited_rank][at[collective.step]] += float(np.median(waits)) / 1e6
+        return caused
+
+
+def compare_ranks(records: Sequence[RankRecord]) -> RankComparison | None:
+    """Compare the ranks; None without a step that all have."""
+    ordered = sorted(records, key=lambda record: record.rank)
+    if not ordered:
+        return None
+    common = set.intersection(*(set(record.steps.tolist()) for record in ordered))
+    if not common:
+        return None
+    steps = tuple(sorted(common))
+    longest = np.max([record.step_ms[np.isin(record.steps, steps)] for record in ordered], axis=0)
+    rows = _matched_rows(ordered, common)
+    clocks = _clock_offsets(ordered, rows)
+    matched = tuple(_measure(ordered, members, clocks) for members in rows)
+    return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks)
+
+
+def _matched_rows(records: Sequence[RankRecord], steps: set[int]) -> list[dict[int, int]]:
+    """For each collective that several ranks have: the position of the record to the row in its table.
+
+    A group whose ranks disagree about the number of its collectives in a step is left out in that step.
+    """
+    found: dict[tuple[str, int], dict[int, list[int]]] = {}
+    for i, record in enumerate(records):
+        table = record.collectives
+        for row, (group, step) in enumerate(zip(table.group.tolist(), table.step.tolist(), strict=True)):
+            if step in steps:
+                found.setdefault((table.labels[group], step), {}).setdefault(i, []).append(row)
+    matched: list[dict[int, int]] = []
+    for rows in found.values():
+        if len(rows) > 1 and len({len(of_rank) for of_rank in rows.values()}) == 1:
+            matched += [dict(zip(rows, members, strict=True)) for members in zip(*rows.values(), strict=True)]
+    return matched
+
+
+def _clock_offsets(records: Sequence[RankRecord], rows: Sequence[dict[int, int]]) -> tuple[ClockOffset, ...]:
+    """By the ends of matched collectives, from the lowest rank over all ranks that share collectives with it."""
+    differences: dict[tuple[int, int], list[float]] = {}
+    for members in rows:
+        first, *others = sorted(members)
+        for other in others:
+            differences.setdefault((first, other), []).append(
+                _absolute(records[other], int(records[other].collectives.end[members[other]]))
+                - _absolute(records[first], int(records[first].collectives.end[members[first]]))
+            )
+    offsets: dict[int, tuple[float, float | None]] = {0: (0.0, 0.0)} if records else {}
+    for _ in records:  # at most one step from a known rank to the next in each round
+        for (a, b), values in differences.items():
+            if len(values) < MIN_SAMPLES or (a in offsets) == (b in offsets):
+                continue
+            middle = float(np.median(values))
+            error = float(np.quantile(np.abs(np.array(values) - middle), 0.9))
+            known, new, sign = (a, b, 1) if a in offsets else (b, a, -1)
+            base, base_error = offsets[known]
+            offsets[new] = (base + sign * middle, (base_error or 0.0) + error)
+    return tuple(ClockOffset(record.rank, *offsets.get(i, (0.0, None))) for i, record in enumerate(records))
+
+
+def _absolute(record: RankRecord, ns: int) -> float:
+    return record.origin_us * 1000 + ns
+
+
+def _measure(
+    records: Sequence[RankRecord], members: dict[int, int], clocks: Sequence[ClockOffset]
+) -> MatchedCollective:
+    order = sorted(members)
+    tables = [(records[i].collectives, members[i]) for i in order]
+    base = records[order[0]].origin_us * 1000
+    shift = np.array([records[i].origin_us * 1000 - base - clocks[i].offset_ns for i in order])
+    entry = np.array([table.start[row] for table, row in tables]) + shift
+    end = np.array([table.end[row] for table, row in tables]) + shift
+    last = float(entry.max())
+    duration = np.array([table.end[row] - table.start[row] for table, row in tables], dtype=np.float64)
+    exposed = np.array([table.exposed_ns[row] for table, row in tables], dtype=np.float64)
+    wait = np.minimum(last - entry, duration)
+    transfer = max(float(np.median(end)) - last, 0.0)
+    table, row = tables[0]
+    name, message = table.labels[table.name[row]], int(table.message_bytes[row])
+    return MatchedCollective(
+        name=name,
+        step=int(table.step[row]),
+        ranks=tuple(records[i].rank for i in order),
+        awaited_rank=records[order[int(entry.argmax())]].rank,
+        skew_ns=last - float(entry.min()),
+        wait_ns=tuple(wait.tolist()),
+        exposed_wait_ns=tuple(np.minimum(wait, exposed).tolist()),
+        transfer_ns=transfer,
+        exposed_ns=float(np.maximum(exposed - wait, 0).mean()),
+        message_bytes=message,
+        bus_gb_s=_bus_bandwidth(name, message, len(order), transfer),
+    )
+
+
+def _bus_bandwidth(name: str, message_bytes: int, ranks: int, transfer_ns: float) -> float | None:
+    """NCCL's definition (nccl-tests/doc/PERFORMANCE.md): the traffic per rank that the algorithm needs, per second."""
+    if message_bytes <= 0 or transfer_ns <= 0:
+        return None
+    factor = (2 if "reduce" in name.lower() and "scatter" not in name.lower() else 1) * (ranks - 1) / ranks
+    return factor * message_bytes / transfer_ns

@@ -1,0 +1,213 @@
+"""What the comparison of ranks needs of one trace, in a few hundred kilobytes: its `RankRecord`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.hta_breakdown import KernelType, launch_times
+from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
+from muster.tracing.steps import NO_STEP, StepTable
+from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
+from muster.tracing.work_kinds import COMMUNICATION_NAME, TimeCategory, device_work_types
+
+MAX_COLLECTIVES = 20_000
+MAX_WORK_NAMES = 300
+MAX_ANNOTATIONS = 30
+NO_ANNOTATION = ""
+SYNCHRONISATION = re.compile(r"(cuda|hip)\w*Synchronize|(cuda|hip)Memcpy$")
+ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free)$")
+COMPILATION = re.compile(r".*\(dynamo_timed\)$")
+POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
+# Annotations around code that launches work: only time directly in them is blocked, not that of their operators.
+PHASE_NAME = re.compile(
+    r"forward|backward|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd|\[pl\]"
+)
+IGNORED_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|c10d):|record_param_comms|.*_data: ")
+STEP_ANNOTATION = re.compile(r"ProfilerStep\s*#")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTable:
+    """Collectives of one rank in its steps, in order: parallel columns, times in nanoseconds since the origin.
+
+    `group` and `name` index `labels`; `ordinal` counts those of a group within a step. `exposed_ns` is the time in
+    which nothing computed. `message_bytes` is -1 if unknown.
+    """
+
+    labels: tuple[str, ...]
+    group: Int64
+    step: Int64
+    ordinal: Int64
+    name: Int64
+    start: Int64
+    end: Int64
+    exposed_ns: Int64
+    message_bytes: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank. Times are per step (arrays in the order of `steps`), in milliseconds.
+
+    `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms` maps an annotation to the time
+    in which the host was in it, neither synchronising nor launching work, while the device was idle; `NO_ANNOTATION`
+    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline.
+    """
+
+    rank: int
+    on_device: bool
+    origin_us: float
+    steps: Int64
+    step_ms: NDArray[np.float64]
+    compute_ms: NDArray[np.float64]
+    idle_ms: NDArray[np.float64]
+    compile_ms: NDArray[np.float64]
+    allocation_ms: NDArray[np.float64]
+    blocked_ms: dict[str, NDArray[np.float64]]
+    work: tuple[OperatorStats, ...]
+    collectives: CollectiveTable
+    stage: int | None
+
+
+def rank_record(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankRecord | None:
+    """The record of a trace; None without a rank or without steps."""
+    if trace.rank is None or not len(steps):
+        return None
+    windows = steps.windows
+    kinds = [TimeCategory.COMPUTE, TimeCategory.OPTIMIZER, TimeCategory.COMMUNICATION, TimeCategory.MEMORY]
+    busy = union(concatenate([lanes[kind] for kind in kinds]))
+    communication = communication_events(trace, steps.work)
+    runtime = trace.of_kind(EventKind.RUNTIME)
+    return RankRecord(
+        rank=trace.rank,
+        on_device=len(steps.work) > 0,
+        origin_us=trace.origin_us,
+        steps=steps.numbers,
+        step_ms=(windows.end - windows.start) / 1e6,
+        compute_ms=covered_within(lanes.computing, windows) / 1e6,
+        idle_ms=(windows.end - windows.start - covered_within(busy, windows)) / 1e6,
+        compile_ms=_named_ms(trace, trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION), COMPILATION, windows),
+        allocation_ms=_named_ms(trace, runtime, ALLOCATION, windows),
+        blocked_ms=_blocked_ms(trace, lanes, busy if len(steps.work) else lanes[TimeCategory.COMMUNICATION], windows),
+        work=_compute_work(trace, steps),
+        collectives=_collectives(trace, steps, lanes, communication),
+        stage=_pipeline_stage(trace, communication),
+    )
+
+
+def _named_ms(trace: Trace, events: Events, pattern: re.Pattern[str], windows: Spans) -> NDArray[np.float64]:
+    """Per window the time of the events whose name matches."""
+    wanted = np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+    found = events[wanted[events.name]] if len(events) else events
+    return covered_within(union(found.spans), windows) / 1e6
+
+
+def _compute_work(trace: Trace, steps: StepTable) -> tuple[OperatorStats, ...]:
+    if not len(steps.work):
+        operators = operators_by_self_time(trace)
+        return tuple(op for op in operators if not COMMUNICATION_NAME.match(op.name))[:MAX_WORK_NAMES]
+    work = steps.work[steps.work_step != NO_STEP]
+    return kernels_by_time(trace, work[device_work_types(trace, work) == KernelType.COMPUTE])[:MAX_WORK_NAMES]
+
+
+def _blocked_ms(trace: Trace, lanes: CategorySpans, busy: Spans, windows: Spans) -> dict[str, NDArray[np.float64]]:
+    """Per annotation and window the time in which the thread of the steps was blocked in it, outside of `busy`."""
+    sync = np.array([SYNCHRONISATION.match(name) is not None for name in trace.names], dtype=bool)
+    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)
+    keep = (events.kind != EventKind.RUNTIME) | sync[events.name]
+    events = events[keep]
+    spans: dict[str, list[Spans]] = {}
+    for of_thread in groups(events.thread):
+        here = events[of_thread]
+        marks = here.name[here.kind == EventKind.ANNOTATION]
+        if not any(STEP_ANNOTATION.match(trace.names[code]) for code in np.unique(marks)):
+            continue
+        tree = build_call_tree(here)
+        owners = _blocking_annotations(trace, here, tree.order, tree.parent)
+        owner_of_segment = np.where(tree.innermost >= 0, np.append(owners, -1)[tree.innermost], -1)
+        for code in np.unique(owner_of_segment[owner_of_segment >= 0]).tolist():
+            name = trace.names[code]
+            label = NO_ANNOTATION if STEP_ANNOTATION.match(name) else name
+            spans.setdefault(label, []).append(tree.segments[owner_of_segment == code])
+    found = {}
+    for name, parts in spans.items():
+        cut = coverage((union(concatenate(parts)), busy))
+        found[name] = covered_within(cut.spans(cut.active == 1), windows) / 1e6
+    longest = sorted(found, key=lambda name: (-float(found[name].sum()), name))[:MAX_ANNOTATIONS]
+    return {name: found[name] for name in longest}
+
+
+def _blocking_annotations(trace: Trace, events: Events, order: Int64, parent: Int64) -> Int64:
+    """For each event (in `order`) the name of the annotation that its own time counts for; -1: none."""
+    names, kinds = events.name[order], events.kind[order]
+    ignored, phase, step, communication = (
+        np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+        for pattern in (IGNORED_ANNOTATION, PHASE_NAME, STEP_ANNOTATION, COMMUNICATION_NAME)
+    )
+    is_annotation = (kinds == EventKind.ANNOTATION) & ~ignored[names]
+    innermost: list[int] = []  # annotation at each event, also for operators
+    for own, outer in zip(np.where(is_annotation, names, -1).tolist(), parent.tolist(), strict=True):
+        innermost.append(own if own >= 0 else innermost[outer] if outer >= 0 else -1)
+    found = np.array(innermost, dtype=np.int64)
+    is_operator = (kinds == EventKind.CPU_OP) & ~communication[names]
+    counts = is_annotation | (is_operator & (found >= 0) & ~phase[found] & ~step[found])
+    return np.where(counts, found, -1)
+
+
+def _collectives(trace: Trace, steps: StepTable, lanes: CategorySpans, events: Events) -> CollectiveTable:
+    """Collectives other than sends and receives, which are launched within a step."""
+    launched = launch_times(trace, events) if len(steps.work) else events.start
+    step = steps.step_of(launched)
+    labels: dict[str, int] = {}
+    names = np.full(len(trace.names) + 1, -1, dtype=np.int64)
+    label_of = np.empty(len(events), dtype=np.int64)
+    for same in groups(events.name * (len(trace.names) + 1) + events.collective + 1) if len(events) else []:
+        name = collective_name(trace, events[same])
+        label_of[same] = -1 if POINT_TO_POINT.match(name) else labels.setdefault(name, len(labels))
+    keep = np.flatnonzero((step >= 0) & (label_of >= 0)) if len(events) else np.empty(0, dtype=np.int64)
+    keep = keep[np.argsort(launched[keep], kind="stable")][:MAX_COLLECTIVES]
+    events, step, label_of = events[keep], step[keep], label_of[keep]
+    for code in np.unique(events.group[events.group >= 0]).tolist():
+        names[code] = labels.setdefault(f"group {trace.names[code]}", len(labels))
+    # Without a recorded group, collectives of one name belong together.
+    group = np.where(events.group >= 0, names[events.group], label_of)
+    ordinal = np.zeros(len(events), dtype=np.int64)
+    for same in groups(group * (len(steps) + 1) + step):
+        ordinal[same] = np.arange(len(same))
+    exposed = lanes.exposed if len(events) else EMPTY
+    return CollectiveTable(
+        labels=tuple(labels),
+        group=group,
+        step=steps.numbers[step],
+        ordinal=ordinal,
+        name=label_of,
+        start=events.start,
+        end=events.end,
+        exposed_ns=covered_within(exposed, events.spans),
+        message_bytes=events.message_bytes,
+    )
+
+
+def _pipeline_stage(trace: Trace, communication: Events) -> int | None:
+    """The rank's position in the group of its sends and receives; None without any."""
+    codes = [*np.unique(communication.name).tolist(), *np.unique(communication.collective).tolist()]
+    sends = [code for code in codes if code >= 0 and POINT_TO_POINT.match(trace.names[code])]
+    if not sends or trace.rank is None:
+        return None
+    of_sends = communication[np.isin(communication.name, sends) | np.isin(communication.collective, sends)]
+    used = {trace.names[code].split(" ")[0] for code in np.unique(of_sends.group[of_sends.group >= 0]).tolist()}
+    mine = [group for group in trace.process_groups if trace.rank in group.ranks and len(group.ranks) > 1]
+    named = [group for group in mine if group.name in used] or [g for g in mine if re.search("pp|pipe", g.description)]
+    chosen = named or mine[:1]
+    if chosen:
+        return min(chosen, key=lambda group: len(group.ranks)).ranks.index(trace.rank)
+    return trace.rank

@@ -1,0 +1,38 @@
+"""The limit for the disk that the stored traces of one collector use: above it, the oldest ones are deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from muster.text import format_bytes
+from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.trace_files import TRACES, Manifest, TraceEntry
+
+MAX_STORED_BYTES = 32 << 30
+
+
+def drop_oldest(run: SharedFolder, manifest: Manifest, max_bytes: int, *, in_store: bool) -> Manifest:
+    """Delete the oldest files of the manifest until the rest has at most `max_bytes`, except those of the newest steps.
+
+    Returns the manifest, in which a deleted trace is "dropped", unless it is `in_store` too. A trace is deleted before
+    the manifest says so; a process that is killed in between finds it missing the next time. Raises OSError.
+    """
+    entries = sorted(manifest.traces, key=_age)
+    if sum(entry.bytes for entry in entries if entry.status != "dropped") <= max_bytes:
+        return manifest
+    present = {entry.file for entry in entries if run.exists(f"{TRACES}/{entry.file}")}
+    total = sum(entry.bytes for entry in entries if entry.file in present)
+    newest = _age(entries[-1])[:2]
+    for entry in entries:
+        if entry.file in present and total > max_bytes and _age(entry)[:2] != newest:
+            run.remove(f"{TRACES}/{entry.file}")
+            present.discard(entry.file)
+            total -= entry.bytes
+        if entry.file not in present and entry.status == "ok" and not in_store:
+            reason = f"deleted: the stored traces of this pod had more than {format_bytes(max_bytes)}"
+            manifest = manifest.with_entry(replace(entry, status="dropped", reason=reason))
+    return manifest
+
+
+def _age(entry: TraceEntry) -> tuple[int, int, int, str]:
+    return entry.attempt, entry.start_step, entry.rank, entry.file

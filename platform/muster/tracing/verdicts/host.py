@@ -1,0 +1,111 @@
+"""Detectors of time in which the host, not the device, decides: blocked, compiling, allocating, launching."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from muster.tracing.formatting import format_seconds
+from muster.tracing.rank_comparison import RankComparison
+from muster.tracing.rank_record import NO_ANNOTATION, PHASE_NAME, RankRecord
+from muster.tracing.verdicts.types import Cause, Verdict
+from muster.tracing.work_kinds import DATA_NAME
+
+CHECKPOINT_NAME = re.compile(r"check_?point|ckpt|\bsave|state_dict|async_save", re.IGNORECASE)
+MIN_SHARE = 0.05  # of a step, on a device
+MIN_SHARE_CPU = 0.15
+MIN_SHARE_ALL = 0.10  # of a step, for a cause that all ranks have
+LAUNCH_BOUND_SHARE = 0.4
+SMALL_KERNEL_US = 20.0
+
+
+def min_cost_ms(ranks: RankComparison) -> float:
+    """The smallest cost per step of a verdict against a rank; smaller differences occur without a fault."""
+    return ranks.step_ms * (MIN_SHARE if ranks.on_device else MIN_SHARE_CPU)
+
+
+def blocked_hosts(ranks: RankComparison) -> Iterator[Verdict]:
+    """Annotations in which the host is blocked: on one rank longer than on its peers, or on all ranks."""
+    names = sorted({name for record in ranks.records for name in record.blocked_ms})
+    for name in names:
+        # Outside of annotations, or in a phase of training, a host that is slow on all ranks is launch-bound.
+        specific = name != NO_ANNOTATION and not PHASE_NAME.match(name)
+        means = {record.rank: _mean(ranks, record, name) for record in ranks.records}
+        excess = {
+            record.rank: means[record.rank] - float(np.median([means[peer.rank] for peer in peers]))
+            for record in ranks.records
+            # Other stages of a pipeline have other phases, but load data and save checkpoints as this one does.
+            if (peers := ranks.peers(record) or ([o for o in ranks.records if o is not record] if specific else []))
+        }
+        if not specific and not ranks.on_device:
+            continue  # a process that other ranks on the same CPUs preempt looks like one that is blocked
+        enough = MIN_SHARE * ranks.step_ms
+        against = sorted(rank for rank, cost in excess.items() if cost >= enough)
+        for rank in against:
+            others = means[rank] - excess[rank]
+            yield _blocked(ranks, name, (rank,), excess[rank], f"{_ms(means[rank])}, on other ranks {_ms(others)}")
+        usual = float(np.median(list(means.values())))
+        if not against and specific and usual >= MIN_SHARE_ALL * ranks.step_ms:
+            yield _blocked(ranks, name, (), usual, f"{_ms(usual)} a step")
+
+
+def _mean(ranks: RankComparison, record: RankRecord, name: str) -> float:
+    values = record.blocked_ms.get(name)
+    return 0.0 if values is None else float(ranks.per_step(record, values).mean())
+
+
+def _ms(value: float) -> str:
+    return format_seconds(value / 1e3)
+
+
+def _blocked(ranks: RankComparison, name: str, who: tuple[int, ...], cost: float, times: str) -> Verdict:
+    stage = next((record.stage for record in ranks.records if who and record.rank == who[0]), None)
+    if DATA_NAME.match(name):
+        cause, advice = Cause.DATA_LOADING, "Try more DataLoader workers, prefetching, or faster storage"
+    elif CHECKPOINT_NAME.search(name):
+        cause, advice = Cause.CHECKPOINT, "Save asynchronously (torch.distributed.checkpoint.async_save) or less often"
+    else:
+        cause, advice = Cause.HOST_BLOCKED, "Look at the code there: sleeps, I/O, locks, or a host with too few CPUs"
+    where = f"in {name!r}" if name != NO_ANNOTATION else "outside of all annotations and operators"
+    return Verdict(who, stage, cause, cost, f"the device idles while the host is {where}: {times}", 0.9, advice)
+
+
+def compilations(ranks: RankComparison) -> Sequence[Verdict]:
+    """torch.compile at work in the traced steps."""
+    cost = {record.rank: float(ranks.per_step(record, record.compile_ms).mean()) for record in ranks.records}
+    guilty = tuple(rank for rank, ms in cost.items() if ms >= max(MIN_SHARE * ranks.step_ms, 1.0))
+    if not guilty:
+        return ()
+    slowest = max(cost.values())
+    evidence = f"up to {_ms(slowest)} of compilation a step, by the events of dynamo_timed"
+    advice = "See TORCH_LOGS=recompiles; mark changing sizes with torch._dynamo.mark_dynamic, or pad them"
+    who = () if len(guilty) == len(ranks.records) > 1 else guilty
+    return (Verdict(who, None, Cause.RECOMPILATION, slowest, evidence, 0.95, advice),)
+
+
+def allocations(ranks: RankComparison) -> Iterator[Verdict]:
+    """cudaMalloc and cudaFree in steady steps: the caching allocator has to release its blocks and retry."""
+    for record in ranks.records:
+        cost = float(ranks.per_step(record, record.allocation_ms).mean())
+        if cost >= min_cost_ms(ranks):
+            evidence = f"{_ms(cost)} a step in cudaMalloc and cudaFree"
+            advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory"
+            yield Verdict((record.rank,), record.stage, Cause.ALLOCATOR_RETRIES, cost, evidence, 0.8, advice)
+
+
+def launch_bound(ranks: RankComparison) -> Sequence[Verdict]:
+    """Small kernels and a device that is idle most of the time, on all ranks."""
+    if not ranks.on_device:
+        return ()
+    idle = [float(ranks.per_step(record, record.idle_ms).mean()) for record in ranks.records]
+    blocked = [sum(_mean(ranks, record, name) for name in record.blocked_ms) for record in ranks.records]
+    cost = float(np.median(np.array(idle) - np.minimum(blocked, idle)))
+    calls = sum(op.calls for record in ranks.records for op in record.work)
+    mean_us = sum(op.total_ns for record in ranks.records for op in record.work) / max(calls, 1) / 1e3
+    if cost < LAUNCH_BOUND_SHARE * ranks.step_ms or not 0 < mean_us < SMALL_KERNEL_US:
+        return ()
+    evidence = f"the devices idle {_ms(cost)} a step, and a kernel takes {format_seconds(mean_us / 1e6)} on average"
+    advice = "Use torch.compile, CUDA graphs, fused optimizers, or larger batches"
+    return (Verdict((), None, Cause.LAUNCH_BOUND, cost, evidence, 0.7, advice),)

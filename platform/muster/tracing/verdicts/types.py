@@ -1,0 +1,79 @@
+"""The type of a verdict, the causes, and the sentence of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from muster.tracing.formatting import format_list, format_percent, format_seconds
+from muster.tracing.rank_comparison import RankComparison
+
+
+class Cause(StrEnum):
+    """The causes; docs/tracing.md describes each."""
+
+    DATA_LOADING = "data-loading"
+    CHECKPOINT = "checkpoint"
+    HOST_BLOCKED = "host-blocked"
+    RECOMPILATION = "recompilation"
+    ALLOCATOR_RETRIES = "allocator-retries"
+    EXTRA_KERNELS = "extra-kernels"
+    SLOW_DEVICE = "slow-device"
+    STAGE_IMBALANCE = "stage-imbalance"
+    EXPOSED_ALL_GATHER = "exposed-all-gather"
+    EXPOSED_REDUCE_SCATTER = "exposed-reduce-scatter"
+    EXPOSED_ALL_REDUCE = "exposed-all-reduce"
+    EXPOSED_COMMUNICATION = "exposed-communication"
+    SLOW_NETWORK = "slow-network"
+    LAUNCH_BOUND = "launch-bound"
+    LATE_RANK = "late-rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cause of lost time.
+
+    `ranks` are those that cause it; empty if all ranks are equally affected. `stage` is their pipeline stage. `cost_ms`
+    is the time per step, averaged over the steps. `confidence` is from 0 to 1.
+    """
+
+    ranks: tuple[int, ...]
+    stage: int | None
+    cause: Cause
+    cost_ms: float
+    evidence: str
+    confidence: float
+    advice: str
+
+
+Detector = Callable[[RankComparison], Iterable[Verdict]]
+
+_PHRASES = {
+    Cause.DATA_LOADING: "data loading blocks the host",
+    Cause.CHECKPOINT: "saving a checkpoint within the step blocks the host",
+    Cause.HOST_BLOCKED: "the host is blocked",
+    Cause.RECOMPILATION: "torch.compile compiles within the step",
+    Cause.ALLOCATOR_RETRIES: "the allocator frees and allocates device memory within the step",
+    Cause.EXTRA_KERNELS: "extra work runs that other ranks do not have",
+    Cause.SLOW_DEVICE: "the same work takes longer than on other ranks",
+    Cause.STAGE_IMBALANCE: "the pipeline stage has more work than the others",
+    Cause.EXPOSED_ALL_GATHER: "all-gathers run while nothing computes",
+    Cause.EXPOSED_REDUCE_SCATTER: "reduce-scatters run while nothing computes",
+    Cause.EXPOSED_ALL_REDUCE: "all-reduces run while nothing computes",
+    Cause.EXPOSED_COMMUNICATION: "collectives run while nothing computes",
+    Cause.SLOW_NETWORK: "the network between the ranks is slow",
+    Cause.LAUNCH_BOUND: "the host launches small kernels too slowly",
+    Cause.LATE_RANK: "the other ranks wait for it in collectives",
+}
+
+
+def describe(verdict: Verdict, step_ms: float) -> str:
+    """The verdict as a sentence; `step_ms` is the duration of a step."""
+    ranks = [str(rank) for rank in verdict.ranks]
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_list(ranks)}" if ranks else "All ranks"
+    if verdict.stage is not None and verdict.cause is Cause.STAGE_IMBALANCE:
+        who = f"Stage {verdict.stage} ({who[0].lower()}{who[1:]})"
+    share = f", {format_percent(verdict.cost_ms / step_ms)} of a step" if step_ms > 0 else ""
+    cost = format_seconds(verdict.cost_ms / 1e3)
+    return f"{who}: {_PHRASES[verdict.cause]} ({cost} a step{share}): {verdict.evidence}. {verdict.advice}."

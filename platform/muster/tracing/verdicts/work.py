@@ -1,0 +1,87 @@
+"""Detectors that compare the compute work of ranks: more of it, slower, or unevenly split between stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from muster.tracing.formatting import format_percent, format_seconds
+from muster.tracing.operator_stats import OperatorStats, short_name
+from muster.tracing.rank_comparison import RankComparison
+from muster.tracing.rank_record import RankRecord
+from muster.tracing.verdicts.host import min_cost_ms
+from muster.tracing.verdicts.types import Cause, Verdict
+
+SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary less
+SLOWER_PART = 0.7  # of the shared work by time that must be slower
+IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ
+
+
+def _work(record: RankRecord) -> dict[str, OperatorStats]:
+    return {op.name: op for op in record.work}
+
+
+def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
+    """Kernels that a rank runs more often than its peers, less those that it runs less often."""
+    for record in ranks.records:
+        peers = [_work(peer) for peer in ranks.peers(record)]
+        if not peers:
+            continue
+        mine, steps = _work(record), len(record.steps)
+        differences: dict[str, float] = {}
+        for name in {*mine, *(name for peer in peers for name in peer)}:
+            calls = mine[name].calls if name in mine else 0
+            usual = float(np.median([peer[name].calls if name in peer else 0 for peer in peers]))
+            known = next((peer[name] for peer in peers if name in peer), None) or mine[name]
+            differences[name] = (calls - usual) * known.mean_ns / 1e6 / steps
+        cost = sum(differences.values())
+        if cost >= min_cost_ms(ranks):
+            most = max(differences, key=lambda name: (differences[name], name))
+            evidence = f"{format_seconds(cost / 1e3)} a step, most in {short_name(most)}"
+            advice = "Look for work that only this rank does, such as logging, metrics or another process's kernels"
+            yield Verdict((record.rank,), record.stage, Cause.EXTRA_KERNELS, cost, evidence, 0.9, advice)
+
+
+def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
+    """The same kernels, each as often as on the peers, that take longer: lower clocks, or a shared device."""
+    limit = SLOWER_RATIO
+    for record in ranks.records if ranks.on_device else ():  # processes on the same CPUs slow each other down
+        peers = [_work(peer) for peer in ranks.peers(record)]
+        extra = usual_total = slower = 0.0
+        for name, op in _work(record).items():
+            known = [peer[name].mean_ns for peer in peers if name in peer]
+            if len(known) < len(peers) or not known:
+                continue
+            usual = float(np.median(known))
+            total = op.calls * usual
+            usual_total += total
+            extra += op.calls * (op.mean_ns - usual)
+            slower += total if op.mean_ns > (1 + (limit - 1) / 2) * usual else 0.0
+        cost = extra / 1e6 / len(record.steps)
+        if usual_total <= 0 or extra / usual_total < limit - 1 or slower < SLOWER_PART * usual_total:
+            continue
+        if cost >= min_cost_ms(ranks):
+            evidence = f"its kernels take {format_percent(extra / usual_total)} longer than the same ones on its peers"
+            advice = "Check clocks, temperature, power limit and other processes on this device (nvidia-smi -q)"
+            yield Verdict((record.rank,), record.stage, Cause.SLOW_DEVICE, cost, evidence, 0.8, advice)
+
+
+def stage_imbalance(ranks: RankComparison) -> Iterator[Verdict]:
+    """A pipeline stage that computes longer than the others."""
+    stages = sorted({record.stage for record in ranks.records if record.stage is not None})
+    if len(stages) < 2:
+        return
+    compute = {
+        stage: float(np.median([ranks.per_step(r, r.compute_ms).mean() for r in ranks.records if r.stage == stage]))
+        for stage in stages
+    }
+    slowest = max(stages, key=lambda stage: (compute[stage], -stage))
+    others = float(np.mean([compute[stage] for stage in stages if stage != slowest]))
+    cost = compute[slowest] - float(np.mean(list(compute.values())))
+    if compute[slowest] < IMBALANCE_RATIO * others or cost < min_cost_ms(ranks):
+        return
+    who = tuple(record.rank for record in ranks.records if record.stage == slowest)
+    times = f"{format_seconds(compute[slowest] / 1e3)} of work a step, the other stages {format_seconds(others / 1e3)}"
+    advice = "Move blocks to the other stages"
+    yield Verdict(who, slowest, Cause.STAGE_IMBALANCE, cost, times, 0.85, advice)

@@ -1,0 +1,165 @@
+"""`muster trace JOB`: what it asks for, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+from tests.cli.objects import job
+from tests.local.support import eventually, shell_job
+
+from muster.api.spec import TraceCaptureStatus
+from muster.api.spec.captures import CapturedRank
+from muster.capture.protocol import HungRank
+from muster.local.client import LocalClient
+
+DONE = TraceCaptureStatus(
+    phase="Succeeded", reason="TracesStored", message="1 trace of steps 7 to 9 stored", proposal=1, start_step=7,
+    end_step=10, ranks=[CapturedRank(rank=0, state="collected", file="r.json.gz")], location="/runs/llama",
+)  # fmt: skip
+AGREED = DONE.model_copy(update={"phase": "Agreed", "message": "steps 7 to 9 are agreed"})
+
+
+@pytest.fixture
+def llama(cluster: MemoryClient) -> MemoryClient:
+    cluster.kept_jobs["llama"] = job("llama")
+    cluster.captures = [AGREED, DONE]
+    return cluster
+
+
+def test_progress_goes_to_stderr_and_the_location_and_the_next_command_to_stdout(
+    llama: MemoryClient, muster: Muster
+) -> None:
+    ended = muster("trace", "llama", "--steps", "3", "--ranks", "0,8", "--with", "stacks,flops")
+    assert (ended.code, ended.out) == (0, "traces: /runs/llama\nreport: muster report llama\n")
+    assert ended.err == "steps 7 to 9 are agreed\n1 trace of steps 7 to 9 stored\n"
+    ((_, spec),) = llama.asked
+    assert (spec.job, spec.steps, spec.ranks, spec.options) == ("llama", 3, "0,8", ["stacks", "flops"])
+
+
+def test_memory_is_another_kind_of_capture(llama: MemoryClient, muster: Muster) -> None:
+    ended = muster("trace", "llama", "--memory")
+    assert (ended.code, ended.out) == (0, "snapshots: /runs/llama/memory\n")
+    assert llama.asked[0][1].kind == "Memory"
+    assert muster("trace", "llama", "--memory", "--with", "shapes").code == 2
+    assert muster("trace", "llama", "--memory", "--stacks").code == 2
+
+
+def test_json_is_the_object(llama: MemoryClient, muster: Muster) -> None:
+    ended = muster("trace", "capture", "llama", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    (row,) = ended.rows
+    assert (row["kind"], row["spec"]["steps"], row["status"]["startStep"]) == ("TraceCapture", 5, 7)
+
+
+def test_a_failed_capture_is_an_error_and_one_that_never_began_is_refused(llama: MemoryClient, muster: Muster) -> None:
+    failed = DONE.model_copy(update={"phase": "Failed", "reason": "NotAcknowledged", "message": "rank 3: no answer"})
+    llama.captures = [failed]
+    ended = muster("trace", "llama")
+    assert (ended.code, ended.err, ended.out) == (1, "error: rank 3: no answer (NotAcknowledged)\n", "")
+    llama.captures = [failed.model_copy(update={"proposal": 0, "reason": "NoHeartbeat"})]
+    ended = muster("trace", "llama", "--json")
+    assert (ended.code, ended.error["reason"], ended.rows[0]["status"]["phase"]) == (3, "NoHeartbeat", "Failed")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ranks", "first"), "--ranks must be all, ranks such as 0,8, stage-leaders, slowest, or random:4"),
+        (("--with", "stack"), "--with must be a list of stacks, shapes, memory, flops, modules, or none; got 'stack'"),
+        (("--steps", "0"), "Invalid value for '--steps'"),
+    ],
+)
+def test_invalid_options_name_what_is_valid(
+    llama: MemoryClient, muster: Muster, words: tuple[str, ...], message: str
+) -> None:
+    ended = muster("trace", "llama", *words)
+    assert ended.code == 2
+    assert message in ended.err
+    assert llama.asked == []
+
+
+def test_stacks_say_first_which_rank_is_elsewhere(llama: MemoryClient, muster: Muster) -> None:
+    llama.hung = [HungRank(0, ("wait (/w.py:1)",)), HungRank(1, ("sleep (/s.py:2)",)), HungRank(2, ("wait (/w.py:1)",))]
+    ended = muster("trace", "llama", "--stacks")
+    assert ended.code == 0
+    assert ended.out.splitlines()[0] == "rank 1 is in sleep (/s.py:2); ranks 0, 2 are in wait (/w.py:1)"
+    assert [row["rank"] for row in muster("trace", "llama", "--stacks", "--json").rows] == [0, 1, 2]
+    llama.hung = [HungRank(0, reason="the rank has no handler")]
+    ended = muster("trace", "llama", "--stacks")
+    assert (ended.code, ended.err) == (3, "error: the rank has no handler (NoStacks)\n")
+    ended = muster("trace", "llama", "--stacks", "--steps", "3")
+    assert (ended.code, "--stacks cannot be combined with --steps" in ended.err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_of_this_host_that_hangs_shows_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster: Muster
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text("import time\n\ndef stand_still():\n    time.sleep(1000)\n\nstand_still()\n")
+    launch = f"{sys.executable} -m muster_components.launch --nproc 2 --"
+    run = f"exec {launch} -m muster_components.trainer.instrument {tmp_path}/train.py"
+    client = LocalClient.up(nodes="1x2")
+    try:
+        client.submit_all([shell_job("hung", run)])
+        eventually(lambda: len(client.heartbeats("hung")) == 2, timeout_s=200)
+
+        def said() -> str:
+            return muster("trace", "hung", "--stacks").out.partition("\n")[0]
+
+        script = f"{tmp_path}/train.py"
+        eventually(lambda: said() == f"ranks 0, 1 are all in stand_still ({script}:4)", timeout_s=200)
+    finally:
+        client.down(force=True)
+
+
+SCRIPT = """
+import time, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step(), optimizer.zero_grad(), time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_running_job_of_this_host_is_profiled_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster: Muster
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    run = f"exec {sys.executable} -m muster_components.trainer.instrument {tmp_path}/train.py"
+    client = LocalClient.up(nodes="1x2")
+    try:
+        client.submit_all([shell_job("script", run), shell_job("plain", "sleep 1000"), shell_job("idle", "true")])
+        eventually(lambda: any(heartbeat["step"] for heartbeat in client.heartbeats("script")), timeout_s=200)
+        eventually(lambda: client.job("plain").status.phase == "Running")
+        eventually(lambda: client.job("idle").status.phase == "Succeeded")
+
+        ended = muster("trace", "script", "--steps", "2", "--json")
+        assert ended.code == 0, ended.err
+        (row,) = ended.rows
+        folder = Path(row["status"]["location"])
+        assert (folder / "traces" / row["status"]["ranks"][0]["file"]).is_file()
+        assert row["status"]["endStep"] == row["status"]["startStep"] + 2
+        assert "1 rank" in muster("report", "script").out
+
+        for words, reason in {
+            ("script", "--ranks", "5"): "RankNotFound",
+            ("plain",): "NoHeartbeat",
+            ("idle",): "JobNotRunning",
+            ("absent",): "NotFound",
+        }.items():
+            ended = muster("trace", *words, "--json")
+            assert (ended.code, ended.error["reason"]) == (3, reason), ended.err
+        assert "muster_components.trainer.instrument SCRIPT" in muster("trace", "plain").err
+    finally:
+        client.down(force=True)

@@ -1,0 +1,138 @@
+"""Stacks of ranks that hang: on request, and before they are killed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from tests.launch.conftest import Pod
+
+from muster.capture.protocol import HungRank
+from muster.capture.stacks import collect_stacks, describe_stacks
+from muster_components.launch import stack_dumps
+from muster_components.launch.rank_process import RankProcess
+from muster_components.launch.stack_dumps import StackDumper, main_frames
+
+REGISTERED = """
+    from muster_components.trainer.context import install_stack_handler
+    install_stack_handler(os.environ)
+    import json, pathlib, threading
+    folder = pathlib.Path(os.environ["MUSTER_RUN_DIR"], "heartbeats")
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = int(os.environ["WORLD_SIZE"])
+    heartbeat = {"rank": rank, "world_size": ranks, "attempt": 0, "step": 1, "at": time.time()}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(heartbeat))
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True, name="other").start()
+
+    def hang():
+        print("hangs", rank, flush=True)
+        if rank == 1:
+            time.sleep(1000)
+        else:
+            threading.Event().wait()
+"""
+Start = Callable[..., Pod]
+
+
+@pytest.mark.slow
+def test_the_stacks_of_all_ranks_say_which_one_is_elsewhere(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    pod = start(REGISTERED + "    hang()\n", "--nproc", "3", MUSTER_RUN_DIR=str(run_dir))
+    for rank in (0, 1, 2):
+        pod.await_line(f"hangs {rank}")
+    found: list[HungRank] = []
+    for request in ("s1", "s2"):
+        found = collect_stacks(run_dir, request, 0, lambda: True)
+        assert [(one.rank, one.reason) for one in found] == [(0, ""), (1, ""), (2, "")]
+        assert found[1].frames[0].startswith("hang (")
+        whole = (run_dir / found[1].file).read_text()
+        assert whole.count("(most recent call first)") == 2  # both threads
+    text = describe_stacks(found)
+    assert text.startswith("rank 1 is in hang (")
+    assert "; ranks 0, 2 are in wait (" in text
+    assert ", called from hang (" in text
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_stop_leave_their_stacks_in_the_log_and_in_the_run_folder(
+    start: Start, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    source = REGISTERED + "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    hang()\n"
+    pod = start(source, "--nproc", "2", MUSTER_RUN_DIR=str(run_dir), MUSTER_GRACE_SECONDS="2")
+    for rank in (0, 1):
+        pod.await_line(f"hangs {rank}")
+    pod.process.terminate()
+    _, log = pod.end()
+    assert "muster: rank 1 did not stop; it is in hang (" in log
+    assert sorted(path.name for path in (run_dir / "stacks").iterdir()) == [
+        f"rank-{rank}.attempt-0.stop.txt" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_without_the_handler_is_not_signalled_and_is_named(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    pod = start("print('runs', flush=True)\ntime.sleep(1000)\n", "--nproc", "1", MUSTER_RUN_DIR=str(run_dir))
+    pod.await_line("runs")
+    (found,) = collect_stacks(run_dir, "s1", 0, lambda: True)
+    assert "the rank has no handler" in found.reason
+    assert pod.process.poll() is None
+
+
+@dataclass
+class SignalledProcess:
+    """Writes these stacks when it is signalled; a suspended process writes none."""
+
+    file: Path
+    stacks: str
+    pid: int = 0
+    returncode: int | None = None
+
+    def send_signal(self, signum: int) -> None:
+        self.file.write_text(self.stacks)
+
+
+def test_suspended_ranks_share_one_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only in `sleep`, so that the host's load does not matter."""
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(stack_dumps, "_catches", lambda pid: True)
+    ranks: dict[int, RankProcess] = {}
+    for rank in range(8):
+        file = tmp_path / f"{rank}.stacks"
+        file.touch()
+        stacks = '  File "/a.py", line 3 in hang\n' if rank == 7 else ""
+        process = cast("subprocess.Popen[bytes]", SignalledProcess(file, stacks))
+        ranks[rank] = RankProcess(rank, process, error_file="", stacks_file=str(file))
+    found = StackDumper(ranks, None, 0, 8).dump("stop", ranks)
+    assert now - 1000 == pytest.approx(3, abs=0.1)
+    assert [one.rank for one in found if "no stacks within 3 s" in one.reason] == list(range(7))
+    assert found[7].frames == ("hang (/a.py:3)",)
+
+
+def test_without_a_launcher_the_ranks_are_named(tmp_path: Path) -> None:
+    (found,) = collect_stacks(tmp_path, "s1", 0, lambda: False)
+    assert "python -m muster_components.launch" in found.reason
+    assert describe_stacks([found]) == "no stacks"
+
+
+def test_the_main_thread_is_the_last_one_of_a_dump() -> None:
+    text = (
+        'Thread 0x7f (most recent call first):\n  File "/a.py", line 3 in other\n\n'
+        'Current thread 0x7e (most recent call first):\n  File "/b c.py", line 10 in <module>\n'
+    )
+    assert main_frames(text) == ("<module> (/b c.py:10)",)
+    assert main_frames("") == ()
+    imports = '  File "<frozen importlib._bootstrap>", line 241 in _call\n' * 40
+    assert main_frames(f'{imports}  File "/train.py", line 1 in <module>\n') == ("<module> (/train.py:1)",)

@@ -1,0 +1,182 @@
+"""Rounds over the captures: collectors that do not answer delay neither other captures nor the rest of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+from tests.operator.caches import new_cache
+from tests.operator.conftest import LONG_S
+from tests.operator.objects import capture_document, pod_seen, read
+from tests.operator.polling import UID, PollerHarness, seen_job
+
+from muster.api.spec import TraceCapture, TraceCaptureStatus
+from muster.capture.exchange import CaptureExchange
+from muster.capture.protocol import CaptureObservation, HungRank, RankAnswer, RankReport
+from muster.errors import ClusterError
+from muster.kube.objects import RawCustomObject, V1Container
+from muster_operator.captures import capture_controller
+from muster_operator.captures.capture_cache import CaptureCache
+from muster_operator.captures.capture_controller import CaptureController
+from muster_operator.collectors import capture_client, heartbeat_client
+from muster_operator.collectors.heartbeat_client import HeartbeatTarget
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.pod_builder.collector import CollectorSidecarConfig
+
+TARGET = HeartbeatTarget("u", "p", "127.0.0.1", 1, "t" * 20, durable=True)
+
+
+def new_controller(captures: CaptureCache | None = None) -> CaptureController:
+    return CaptureController(
+        queue=cast(Any, None),
+        cache=new_cache()[0],
+        captures=captures or CaptureCache(lambda: None),
+        config=CollectorSidecarConfig(),
+        tokens=None,
+        metrics=OperatorMetrics(),
+        is_leading=lambda: True,
+        wakeup=asyncio.Event(),
+    )
+
+
+def test_a_job_with_slow_collectors_delays_no_capture_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        captures, answers, begun = CaptureCache(lambda: None), asyncio.Event(), list[str]()
+
+        async def act(controller: CaptureController, capture: TraceCapture, known: object) -> None:
+            begun.append(capture.metadata.name)
+            if capture.spec.job == "slow":
+                await answers.wait()
+
+        async def withdraw(controller: CaptureController, capture: TraceCapture, known: object) -> None:
+            begun.append(f"withdraw {capture.metadata.name}")
+
+        monkeypatch.setattr(CaptureController, "_reconcile", act)
+        monkeypatch.setattr(CaptureController, "_withdraw", withdraw)
+        controller = new_controller(captures)
+        slow = read(RawCustomObject, capture_document("a", job="slow", proposal=1))
+        captures.on_upsert(slow)
+        captures.on_upsert(read(RawCustomObject, capture_document("b", job="other")))
+        for _ in range(2):
+            await controller._reconcile_all()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert begun == ["a", "b", "b"]
+        captures.on_list({"default/b"}, 1000)  # deleted; its last request may still be on the way to the ranks
+        await controller._reconcile_all()
+        await asyncio.sleep(0)
+        assert "withdraw a" not in begun
+        answers.set()
+        await asyncio.gather(*controller._tasks.values())
+        await controller._reconcile_all()
+        await asyncio.gather(*controller._tasks.values())
+        assert begun.count("withdraw a") == 1
+
+    asyncio.run(scenario())
+
+
+def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, busy = CaptureObservation(unreachable=("p",)), threading.Event()
+    monkeypatch.setattr(capture_controller, "exchange_all", lambda targets, wanted: seen)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        occupied = loop.run_in_executor(None, busy.wait)
+        try:
+            async with asyncio.timeout(LONG_S):
+                assert await new_controller()._ask([TARGET], CaptureExchange(id="c")) == seen
+        finally:
+            busy.set()
+            await occupied
+
+    asyncio.run(scenario())
+
+
+def test_an_exchange_has_one_deadline_for_all_collectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_client, "EXCHANGE_WITHIN_S", 0.1)
+    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 10 * LONG_S)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        targets = [HeartbeatTarget("u", f"p-{number}", "127.0.0.1", port, "t" * 20, True) for number in range(80)]
+        seen = capture_client.exchange_all(targets, CaptureExchange(id="c"))
+    assert seen.unreachable == tuple(f"p-{number}: no answer within 0.1 s" for number in range(80))
+
+
+def test_of_what_collectors_send_one_entry_of_each_rank_is_kept_and_its_texts_are_cut() -> None:
+    answers = capture_client._Answers(CaptureExchange(id="c", stacks_of=0))
+    for pod, attempt in (("p-0", 1), ("p-1", 2), ("p-2", 0)):
+        reports = [RankReport(rank=rank, world_size=9000, attempt=attempt, step=1, age_s=0.0) for rank in (0, 0, 5000)]
+        texts = [
+            RankAnswer(id=name, proposal=1, attempt=attempt, rank=rank, state="failed", reason="r" * 9000)
+            for name, rank in (("c", 0), ("other", 1), ("c", 5000), ("c", -1))
+        ]
+        stacks = (HungRank(0, ("f" * 9000,) * 99, "r" * 9000, "x" * 9000), HungRank(5000))
+        answers.add(capture_client._Response("u", pod, tuple(reports), tuple(texts), (), stacks))
+    seen = answers.observation(())
+    assert [(one.rank, one.attempt) for one in seen.reports] == [(0, 2)]
+    assert [(one.rank, one.attempt, len(one.reason)) for one in seen.answers] == [(0, 2, 500)]
+    (hung,) = seen.stacks
+    assert (hung.pod, len(hung.frames), len(hung.frames[0]), len(hung.reason), len(hung.file)) == (
+        "p-2", 16, 500, 500, 256,
+    )  # fmt: skip
+
+
+def with_collector(**status: Any) -> tuple[CaptureController, CollectorTokens]:
+    """A controller, and one job with a running pod that has a collector."""
+    poller = PollerHarness("10.0.0.1")
+    poller.cache.jobs.on_upsert(seen_job(version=9, **status))
+    controller, tokens = new_controller(), poller.asking.tokens
+    controller.cache, controller.tokens = poller.cache, tokens
+    return controller, tokens
+
+
+def test_without_the_key_of_the_tokens_a_capture_waits_and_is_not_failed() -> None:
+    controller, tokens = with_collector()
+    (known,) = controller.cache.jobs.all()
+    assert [one.host for one in controller._targets(known)[1]] == ["10.0.0.1"]
+    tokens.clear()
+    with pytest.raises(ClusterError, match="key of collector tokens"):
+        controller._targets(known)
+
+
+def test_pods_of_an_attempt_that_has_not_begun_are_no_targets() -> None:
+    controller, _ = with_collector()
+    pod = pod_seen("", 10, owner=UID, slot=(0, 1), podIP="10.0.0.2")
+    pod.spec.init_containers = [V1Container(name="muster-collector")]
+    controller.cache.pods.on_upsert(pod)
+    (known,) = controller.cache.jobs.all()
+    assert [one.host for one in controller._targets(known)[1]] == ["10.0.0.1"]
+
+
+def test_a_failed_capture_is_withdrawn_before_its_status_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def ask(controller: CaptureController, targets: object, wanted: CaptureExchange) -> CaptureObservation:
+        done.append("withdraw" if wanted.request is not None and wanted.request.cancelled else "observe")
+        report = RankReport(rank=0, world_size=1, attempt=2, step=5, age_s=0.0)  # of a later attempt
+        return CaptureObservation(reports=(report,))
+
+    async def write(controller: CaptureController, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
+        done.append(status.reason)
+        return True
+
+    monkeypatch.setattr(CaptureController, "_ask", ask)
+    monkeypatch.setattr(CaptureController, "_write", write)
+    controller, _ = with_collector()
+    (known,) = controller.cache.jobs.all()
+    proposed: dict[str, Any] = {
+        "proposal": 1,
+        "attempt": 1,
+        "startStep": 9,
+        "endStep": 12,
+        "jobUid": UID,
+        "ranks": [{"rank": 0}],
+    }
+    asyncio.run(controller._reconcile(TraceCapture.model_validate(capture_document("a", **proposed)), known))
+    assert done == ["observe", "withdraw", "JobRestarted"]

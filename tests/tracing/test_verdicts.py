@@ -1,0 +1,124 @@
+"""Verdicts name the rank and the cause of lost time; runs without a fault have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster, muster
+from tests.tracing.kineto import Event, GpuRank, gpu_job, kernel, launch, step, write_trace
+
+from muster.tracing.report import build
+from muster.tracing.verdicts import Cause
+
+__all__ = ["muster"]  # a fixture
+
+CLEAN = GpuRank()
+
+
+def test_a_clean_run_has_no_verdict(tmp_path: Path) -> None:
+    assert build(gpu_job(tmp_path, [CLEAN] * 4)).verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "cost_ms"),
+    [
+        (GpuRank(blocked=("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 30, 1)), "data-loading", 30),
+        (GpuRank(blocked=("data", 30.5, 1)), "data-loading", 30),
+        (GpuRank(blocked=("checkpoint", 60, 2)), "checkpoint", 30),
+        (GpuRank(blocked=("evaluate", 20, 1)), "host-blocked", 20),
+        (GpuRank(extra=4), "extra-kernels", 20),
+        (GpuRank(slowdown=1.3), "slow-device", 12),
+        (GpuRank(compile_ms=100), "recompilation", 100),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_fault_of_one_rank_is_found_with_its_cause_and_cost(
+    tmp_path: Path, fault: GpuRank, cause: str, cost_ms: float, rank: int
+) -> None:
+    ranks = [CLEAN] * 4
+    ranks[rank] = fault
+    report = build(gpu_job(tmp_path, ranks))
+    first = report.verdicts[0]
+    assert (first.ranks, first.cause) == ((rank,), cause)
+    assert first.cost_ms == pytest.approx(cost_ms, rel=0.05)
+    assert {verdict.ranks for verdict in report.verdicts} == {(rank,)}
+    assert report.findings[0].startswith(f"Rank {rank}: ")
+
+
+def test_a_rank_that_is_late_for_an_unknown_reason_is_named(tmp_path: Path) -> None:
+    """Each kernel is a little slower, and none enough to call the device slow."""
+    report = build(gpu_job(tmp_path, [CLEAN, CLEAN, GpuRank(slowdown=1.075), CLEAN]))
+    assert [(verdict.ranks, verdict.cause) for verdict in report.verdicts] == [((2,), Cause.LATE_RANK)]
+
+
+def test_clocks_of_hosts_are_compared_by_the_ends_of_collectives(tmp_path: Path) -> None:
+    ahead = [0.0, 250_000.0, -90_000.0]
+    ranks = [CLEAN, CLEAN, GpuRank(slowdown=1.075)]
+    report = build(gpu_job(tmp_path, ranks, clock_us=ahead))
+    assert [clock.offset_ns / 1e3 for clock in report.clocks] == pytest.approx(ahead, abs=1)
+    assert [verdict.ranks for verdict in report.verdicts] == [(2,)]
+
+
+def pipeline(folder: Path, work_ms: list[float]) -> Path:
+    """Two stages in which each waits for the other: the one that waits least is not to blame."""
+    for rank, ms in enumerate(work_ms):
+        events = []
+        for number in range(4):
+            at = number * 200_000.0
+            calls = 2 * number
+            send = (("Collective name", "send" if rank == 0 else "recv"), ("Process Group Name", "1"))
+            events += [
+                *(step(number, at, 200_000), launch(calls, at + 10), launch(calls + 1, at + 20)),
+                kernel("gemm", at + 30, ms * 1000, launch=calls),
+                Event(
+                    "ncclDevKernel_SendRecv()",
+                    at + 30 + ms * 1000,
+                    199_000 - ms * 1000,
+                    "kernel",
+                    1,
+                    20,
+                    calls + 1,
+                    send,
+                ),
+            ]
+        path = write_trace(folder / f"{rank}.json", events, rank=rank, world_size=2)
+        document = json.loads(path.read_text())
+        document["distributedInfo"]["pg_config"] = [{"pg_name": "1", "pg_desc": "mesh_pp", "ranks": [0, 1]}]
+        path.write_text(json.dumps(document))
+    return folder
+
+
+def test_the_stage_of_a_pipeline_with_more_work_is_named(tmp_path: Path) -> None:
+    (verdict,) = build(pipeline(tmp_path, [150, 50])).verdicts
+    assert (verdict.ranks, verdict.stage, verdict.cause) == ((0,), 0, Cause.STAGE_IMBALANCE)
+    assert verdict.cost_ms == pytest.approx(50)
+
+
+def test_balanced_stages_that_wait_for_each_other_have_no_verdict(tmp_path: Path) -> None:
+    report = build(pipeline(tmp_path, [120, 100]))
+    assert report.verdicts == ()
+    assert not any("waits least" in sentence for sentence in report.findings)
+
+
+def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: Muster) -> None:
+    folder = gpu_job(tmp_path, [CLEAN, GpuRank(extra=4)])
+    found = json.loads(muster("trace", "analyze", str(folder), "--json").out)
+    (verdict,) = found["verdicts"]
+    assert list(verdict) == ["ranks", "stage", "cause", "cost_ms", "evidence", "confidence", "advice"]
+    assert (verdict["ranks"], verdict["cause"], verdict["cost_ms"]) == ([1], "extra-kernels", 20.0)
+    assert list(found["temporal"][0]) == ["rank", "idle_us", "compute_us", "non_compute_us", "kernel_us", "overlap_pct"]
+    assert found["temporal"][1]["compute_us"] == 240_000
+    hta = json.loads(muster("trace", "analyze", str(folder), "--json", "--compat", "hta").out)
+    assert hta["temporal"][1]["compute_us"] == 180_000  # without the last step
+    assert "Rank 1: extra work" in " ".join(muster("trace", "analyze", str(folder)).out.split())
+    clean = muster("trace", "analyze", str(gpu_job(tmp_path / "clean", [CLEAN, CLEAN]))).out
+    assert "no verdict" in clean
+    (tmp_path / "other.json").write_text('{"lr": 1}')
+    ended = muster("trace", "analyze", str(tmp_path / "other.json"))
+    assert ended.code == 2
+    assert "no readable trace" in ended.err
+    unknown = muster("trace", "analyze", "no-such-job")
+    assert unknown.code == 3
+    assert "neither a folder nor a job" in unknown.err

@@ -1,0 +1,197 @@
+"""Choices of the planner: always valid, the fastest that fits, and refusals whose advice works."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster_components.trainer.config import TrainConfig
+from muster_components.trainer.errors import InputError
+from muster_components.trainer.flags import parse_train_config
+from muster_components.trainer.parallel.spec import parse_parallel
+from muster_components.trainer.plan import HostCapabilities, resolve_plan
+from muster_components.trainer.planning.candidates import valid_plans
+from muster_components.trainer.planning.command import planner_for
+from muster_components.trainer.planning.devices import GIB, GPU_KINDS, GpuKind, gpu_kind, parse_device
+from muster_components.trainer.planning.planner import Planner, Prediction
+
+pytestmark = pytest.mark.slow  # imports torch
+
+H100 = parse_device("h100")
+MODEL = ("--model", "gpt:1m", "--data", "unused", "--seq_len", "64", "--global_batch", "64")
+AUTO = (*MODEL, "--parallel", "auto")
+
+
+def config_of(*flags: str) -> TrainConfig:
+    return parse_train_config(flags, {})
+
+
+def host(world_size: int) -> HostCapabilities:
+    return HostCapabilities(device="cuda", world_size=world_size, has_compiler=True, has_bf16=True)
+
+
+def with_memory(gib: float) -> GpuKind:
+    return dataclasses.replace(H100, memory_bytes=int(gib * GIB))
+
+
+_planners: dict[tuple[object, ...], Planner] = {}
+
+
+def planner(world_size: int, *flags: str, device: GpuKind = H100, gpus_per_host: int = 8) -> Planner:
+    """One planner for each model, since measuring it takes seconds."""
+    key = (flags, gpus_per_host)
+    if key not in _planners:
+        _planners[key], _, _ = planner_for(config_of(*flags), host(world_size), device, gpus_per_host)
+    made = _planners[key]
+    made.host, made.device = host(world_size), device
+    return made
+
+
+def total(prediction: Prediction) -> float:
+    return prediction.time.total
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    world_size=st.sampled_from((1, 2, 4, 8, 16, 64)),
+    global_batch=st.integers(1, 96),
+    gpus_per_host=st.sampled_from((1, 4, 8)),
+    gib=st.sampled_from((3.0, 24.0, 79.0)),
+)
+def test_auto_is_valid_for_any_number_of_ranks(
+    world_size: int, global_batch: int, gpus_per_host: int, gib: float
+) -> None:
+    flags = ("--model", "gpt:1m", "--data", "unused", "--seq_len", "64", "--parallel", "auto")
+    config = config_of(*flags, "--global_batch", str(global_batch))
+    made = planner(world_size, *flags, device=with_memory(gib), gpus_per_host=gpus_per_host)
+    if not made.predictions(config):
+        assert global_batch < world_size  # too few samples for every mesh
+        return
+    prediction = made.choose(config)
+    mesh = prediction.plan.mesh
+    assert parse_parallel(str(mesh) or "fsdp").shape(world_size) == mesh
+    assert mesh.world_size == world_size
+    assert prediction.needed <= gib * GIB
+    # The trainer accepts the chosen flags, and makes the same plan of them.
+    base = [flag for flag in flags if flag not in ("--parallel", "auto")]
+    again = resolve_plan(
+        config_of(*base, "--global_batch", str(global_batch), *prediction.flag_list()), host(world_size)
+    )
+    assert (again.mesh, again.micro_batch, again.schedule) == (
+        mesh,
+        prediction.plan.micro_batch,
+        prediction.plan.schedule,
+    )
+
+
+def test_the_choice_is_the_fastest_that_fits() -> None:
+    config, made = config_of(*AUTO), planner(4, *AUTO)
+    plans = valid_plans(config, host(4), gpus_per_host=8, allows_padding=True)
+    everything = [prediction for plan in plans if (prediction := made.predict(plan)) is not None]
+    by_memory = sorted(prediction.needed for prediction in everything)
+    memory = int(by_memory[len(by_memory) // 2])
+    made.device = dataclasses.replace(H100, memory_bytes=memory)
+    fitting = [prediction for prediction in everything if prediction.needed <= memory]
+    assert 0 < len(fitting) < len(everything)
+    assert total(made.choose(config)) == min(map(total, fitting))
+    kinds = {(bool(plan.mesh.tp > 1), bool(plan.mesh.pp > 1), plan.mesh.data) for plan in plans}
+    assert kinds >= {(False, False, "fsdp"), (False, False, "ddp"), (True, False, "fsdp"), (False, True, "fsdp")}
+
+
+def test_hosts_are_the_shards_of_hsdp() -> None:
+    made = planner(16, *AUTO)
+    meshes = {str(prediction.plan.mesh) for prediction in made.predictions(config_of(*AUTO))}
+    assert "hsdp=2x8" in meshes
+    assert "hsdp=8x2" not in meshes
+
+
+def test_choices_that_are_given_are_kept() -> None:
+    flags = (*AUTO, "--micro_batch", "4", "--activation_checkpointing", "full")
+    chosen = planner(4, *flags).choose(config_of(*flags))
+    assert (chosen.plan.micro_batch, chosen.plan.config.parallel.recompute) == (4, "full")
+    fixed = (*MODEL, "--parallel", "fsdp=4", "--micro_batch", "auto")
+    chosen = planner(4, *fixed).choose(config_of(*fixed))
+    assert (str(chosen.plan.mesh), chosen.plan.config.parallel.recompute) == ("fsdp=4", "none")
+    assert chosen.plan.micro_batch == 16  # of 64 in 4 ranks: all at once has the fewest launches
+
+
+LARGE = (
+    "--model",
+    "llama:8b",
+    "--vocab_size",
+    "128256",
+    "--data",
+    "unused",
+    "--seq_len",
+    "8192",
+    "--global_batch",
+    "16",
+)
+
+
+def test_a_plan_that_cannot_fit_is_refused_with_changes_that_make_it_fit() -> None:
+    config = config_of(*LARGE)
+    made = planner(8, *LARGE)
+    plan = resolve_plan(config, host(8))
+    small = dataclasses.replace(H100, memory_bytes=60 * GIB)
+    made.device = small
+    with pytest.raises(
+        InputError, match=r"needs 10\d GiB per GPU, 60 available .*; fits with --activation_check"
+    ) as error:
+        made.check(plan)
+    text = str(error.value)
+    prediction = made.predict(plan)
+    assert prediction is not None
+    assert not prediction.fits
+    changes = [change for change, _ in made.fitting_changes(prediction)]
+    assert changes
+    assert all(change in text for change in changes)
+    for change in changes:
+        flags = change.partition(" (on ")[0].split()
+        changed = made.predict(resolve_plan(config_of(*LARGE, *flags), host(8)))
+        assert changed is not None
+        assert changed.needed <= small.memory_bytes
+    assert "GPUs)" not in text  # more of them are the last resort
+
+
+def test_more_gpus_are_the_advice_if_nothing_smaller_fits() -> None:
+    made = planner(2, *LARGE, device=with_memory(40))
+    with pytest.raises(InputError, match=r"fits with .*--parallel fsdp=(\d+) \(on \1 GPUs\)$"):
+        made.check(resolve_plan(config_of(*LARGE), host(2)))
+
+
+def test_a_plan_within_the_tolerance_is_not_refused() -> None:
+    made = planner(8, *LARGE)
+    plan = resolve_plan(config_of(*LARGE), host(8))
+    prediction = made.predict(plan)
+    assert prediction is not None
+    made.device = dataclasses.replace(H100, memory_bytes=int(0.95 * prediction.needed))
+    checked = made.check(plan)
+    assert checked is not None
+    assert not checked.fits
+
+
+def test_kinds_of_gpus_are_found_by_name_and_flag() -> None:
+    assert all(gpu_kind(f"NVIDIA {kind.name}") == kind and parse_device(kind.flag) == kind for kind in GPU_KINDS)
+    assert all(kind.flops > 1e14 for kind in GPU_KINDS)
+    assert gpu_kind("NVIDIA H100 80GB HBM3", 5) == dataclasses.replace(H100, memory_bytes=5)
+    assert gpu_kind("NVIDIA GeForce GTX 1080") is None
+    assert parse_device("l40s:48GiB").memory_bytes == 48 * GIB
+    for text in ("h101", "h100:", "h100:80", "h100:0GiB", ""):
+        with pytest.raises(InputError, match="--device must be"):
+            parse_device(text)
+
+
+@pytest.mark.parametrize("text", ["8", "0x8", "2x", "x"])
+def test_the_layout_is_checked(text: str) -> None:
+    with pytest.raises(InputError, match="--plan must be NODESxGPUS"):
+        config_of("--model", "gpt:1m", "--plan", text)
+
+
+def test_data_is_required_unless_a_plan_is_printed() -> None:
+    with pytest.raises(InputError, match="required: --data"):
+        config_of("--model", "gpt:1m")
+    assert config_of("--model", "gpt:1m", "--plan", "2x8").planning.layout == (2, 8)

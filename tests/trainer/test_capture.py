@@ -1,0 +1,278 @@
+"""Traces on demand: real ranks profile the same steps, again and again, and a lost rank or reader damages no file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from muster.api.spec import TraceCaptureSpec, TraceCaptureStatus
+from muster.capture.folder import read_answers, write_request
+from muster.capture.local import run_capture
+from muster.capture.protocol import CaptureRequest
+from muster.tracing.shared_folder import SharedFolder
+from muster_components.trainer.capture import CaptureInbox, parse_request
+from muster_components.trainer.config import TraceConfig
+from muster_components.trainer.context import run_context
+from muster_components.trainer.profile import StepTracer
+from muster_components.trainer.reporter import Reporter
+
+from .conftest import TINY, Ranks, Starter
+
+ENDLESS = ("--steps", "10000000", "--checkpoint_every", "0")
+OF_A_JOB = {"MUSTER_JOB": "learn"}
+
+
+def capture(run_dir: Path, capture_id: str, **spec: Any) -> Generator[TraceCaptureStatus, None, None]:
+    return run_capture(run_dir, capture_id, TraceCaptureSpec(job="learn", **spec), lambda: "")
+
+
+def finished(run_dir: Path, capture_id: str, **spec: Any) -> TraceCaptureStatus:
+    return deque(capture(run_dir, capture_id, **spec), maxlen=1).pop()
+
+
+def annotated_steps(run_dir: Path, file: str) -> set[int]:
+    trace = json.loads(gzip.decompress((run_dir / "traces" / file).read_bytes()))
+    names = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    return {int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#")}
+
+
+def two_ranks(start: Starter, text: Path) -> Ranks:
+    ranks = start(2, *TINY, "--data", str(text), *ENDLESS, environ=OF_A_JOB)
+    ranks.wait_until(lambda: ranks.steps_done() >= 1 and heartbeats(ranks.run_dir) == 2)
+    return ranks
+
+
+def heartbeats(run_dir: Path) -> int:
+    """The ranks that have completed a step."""
+    files = (run_dir / "heartbeats").glob("rank-*.json")
+    return sum((json.loads(file.read_text())["step"] or 0) >= 1 for file in files)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_ranks_profile_the_agreed_steps_and_do_so_again(start: Starter, text: Path) -> None:
+    ranks = two_ranks(start, text)
+    for number, options in enumerate((["shapes"], ["memory", "stacks"])):
+        status = finished(ranks.run_dir, f"c{number}", steps=3, options=options)
+        assert status.phase == "Succeeded", (status, ranks.log_text())
+        assert [entry.state for entry in status.ranks] == ["collected"] * 2
+        assert status.start_step is not None
+        wanted = set(range(status.start_step, status.start_step + 3))
+        assert [annotated_steps(ranks.run_dir, entry.file) for entry in status.ranks] == [wanted] * 2
+        text_of = gzip.decompress((ranks.run_dir / "traces" / status.ranks[0].file).read_bytes())
+        assert (b"Input Dims" in text_of, b"[memory]" in text_of) == (number == 0, number == 1)
+    refused = finished(ranks.run_dir, "memory", kind="Memory")
+    assert (refused.phase, refused.reason) == ("Failed", "RanksFailed")
+    assert "ranks 0, 1: memory snapshots are of torch's CUDA allocator; no GPU is used" in refused.message
+    one = finished(ranks.run_dir, "c2", ranks="1", steps=1)
+    assert (one.phase, [entry.rank for entry in one.ranks]) == ("Succeeded", [1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            import time, torch
+            model = torch.nn.Linear(8, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while True:
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step(), optimizer.zero_grad(), time.sleep(0.01)
+        """)
+    )
+    ranks = start(1, str(script), module="muster_components.trainer.instrument", environ=OF_A_JOB)
+    ranks.wait_until(lambda: heartbeats(ranks.run_dir) == 1)
+    status = finished(ranks.run_dir, "c", steps=2)
+    assert status.phase == "Succeeded", (status.message, ranks.log_text())
+    assert status.start_step is not None
+    assert annotated_steps(ranks.run_dir, status.ranks[0].file) == {status.start_step, status.start_step + 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_that_is_killed_while_it_records_leaves_whole_traces_and_is_named(start: Starter, text: Path) -> None:
+    ranks = two_ranks(start, text)
+    problem = ""
+    states = run_capture(ranks.run_dir, "c", TraceCaptureSpec(job="learn", steps=1000), lambda: problem)
+    status = next(states)
+    for status in states:
+        if problem == "" and any(entry.state == "recording" for entry in status.ranks):
+            ranks.processes[1].kill()
+            problem = "the job is Failed, not Running"
+    assert (status.phase, status.reason) == ("Failed", "RanksFailed")
+    assert "the job is Failed" in status.message
+    assert not list((ranks.run_dir / "traces").glob("rank-1.*"))
+    assert [entry.file for entry in status.ranks if entry.state == "collected"] == [
+        file.name for file in (ranks.run_dir / "traces").glob("rank-*.json.gz")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", ["Pending", "Agreed", "Recording"])
+def test_a_capture_that_is_killed_is_stored_by_the_next_one(start: Starter, text: Path, phase: str) -> None:
+    ranks = two_ranks(start, text)
+    killed = subprocess.Popen(
+        [sys.executable, "-c", RUN_AND_PRINT, str(ranks.run_dir)], stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout is not None
+    seen = next(line.split() for line in killed.stdout if line.startswith(phase))
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    status = finished(ranks.run_dir, "second", steps=2)
+    assert status.phase == "Succeeded", status.message
+    if phase == "Recording":  # before that, the second request replaces the first one
+        assert len(list((ranks.run_dir / "traces").glob(f"rank-*.steps-{seen[1]}-*.json.gz"))) == 2
+    for file in (ranks.run_dir / "traces").glob("rank-*.json.gz"):
+        json.loads(gzip.decompress(file.read_bytes()))
+
+
+RUN_AND_PRINT = """
+import pathlib, sys
+from muster.api.spec import TraceCaptureSpec
+from muster.capture.local import run_capture
+for status in run_capture(pathlib.Path(sys.argv[1]), "killed", TraceCaptureSpec(job="learn", steps=20), lambda: ""):
+    print(status.phase, status.start_step, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_withdrawn_capture_is_not_recorded(start: Starter, text: Path) -> None:
+    ranks = two_ranks(start, text)
+    states = capture(ranks.run_dir, "withdrawn", steps=5)
+    first = next(states)
+    states.close()
+    status = finished(ranks.run_dir, "kept", steps=1)
+    assert status.phase == "Succeeded"
+    assert status.start_step is not None
+    ranks.wait_until(lambda: ranks.steps_done() > (first.end_step or 0))
+    assert not list((ranks.run_dir / "traces").rglob(f"*steps-{first.start_step}-{first.end_step}*"))
+
+
+def inbox(folder: Path, attempt: int = 0) -> tuple[CaptureInbox, SharedFolder]:
+    environ = {"MUSTER_RUN_DIR": str(folder), "MUSTER_JOB": "learn", "MUSTER_ATTEMPT": str(attempt)}
+    context = run_context(environ)
+    ticks = iter(range(10**6))
+    return CaptureInbox(context, Reporter(context), lambda: float(next(ticks))), SharedFolder(folder)
+
+
+REQUEST = CaptureRequest(id="c", proposal=1, attempt=0, start_step=9, end_step=12)
+
+
+def test_a_request_is_read_once_and_its_answer_can_be_read(tmp_path: Path) -> None:
+    reader, run = inbox(tmp_path)
+    assert reader.poll() is None
+    assert write_request(run, REQUEST, "collector")
+    assert not write_request(run, REQUEST, "collector")
+    request = reader.poll()
+    assert request is not None
+    assert (request.start, request.end, request.ranks) == (9, 12, ())
+    assert reader.poll() is None
+    reader.answer(request, "armed", 5)
+    (answer,) = read_answers(run)
+    assert (answer.rank, answer.state, answer.step, answer.proposal) == (0, "armed", 5, 1)
+
+
+def test_requests_of_other_attempts_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
+    reader, run = inbox(tmp_path, attempt=1)
+    write_request(run, REQUEST, "collector")
+    assert reader.poll() is None
+    for text in (b"", b"[]", b"{", b'{"id": 1}', b"[" * 5000, b'{"start_step": 1e999}'):
+        assert parse_request(text, 0) is None
+    (tmp_path / "capture" / "request.json").unlink()
+    os.mkfifo(tmp_path / "capture" / "request.json")
+    assert reader.poll() is None
+
+
+def test_memory_is_recorded_during_the_requested_steps_and_written_as_torch_pickles_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: torch's functions are replaced, the steps, the file and the answers are real."""
+    calls: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **how: calls.append(how))
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "device_traces": [[]]})
+    reader, run = inbox(tmp_path)
+    context = run_context({"MUSTER_RUN_DIR": str(tmp_path), "MUSTER_JOB": "learn"})
+    tracer = StepTracer(TraceConfig(), context, Reporter(context), reader)
+    write_request(run, msgspec.structs.replace(REQUEST, options=("snapshot",)), "collector")
+    transitions = {}
+    for step in range(5, 15):
+        if (transition := tracer.next_transition(step)) is not None:
+            transitions[step] = transition
+        tracer.begin_step(step)
+    assert transitions == {8: "start", 12: "write"}
+    assert [call.get("enabled", "all") for call in calls if isinstance(call, dict)] == ["all", None]
+    (file,) = (tmp_path / "memory").iterdir()
+    assert file.name == "rank-0.attempt-0.steps-9-12.pickle"
+    assert pickle.loads(file.read_bytes()) == {"segments": [], "device_traces": [[]]}
+    assert [answer.state for answer in read_answers(run)] == ["written"]
+
+
+def snapshot_tracer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepTracer, SharedFolder]:
+    """A tracer with a request for a memory snapshot, on a GPU that is not there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    reader, run = inbox(folder)
+    context = run_context({"MUSTER_RUN_DIR": str(folder), "MUSTER_JOB": "learn"})
+    write_request(run, msgspec.structs.replace(REQUEST, options=("snapshot",)), "collector")
+    return StepTracer(TraceConfig(), context, Reporter(context), reader), run
+
+
+def test_training_continues_if_memory_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("recording is not supported")
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", refuse)
+    tracer, run = snapshot_tracer(tmp_path, monkeypatch)
+    for step in range(5, 15):
+        tracer.next_transition(step)
+        tracer.begin_step(step)
+    tracer.close(14)
+    (answer,) = read_answers(run)
+    assert (answer.state, answer.step) == ("failed", 8)
+    assert "recording is not supported" in answer.reason
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["trace_failed"]
+
+
+def test_history_that_cannot_be_stopped_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_start(enabled: str | None = "all", **_: object) -> None:
+        if enabled is None:
+            raise RuntimeError("recording is not supported")
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", only_start)
+    tracer, run = snapshot_tracer(tmp_path, monkeypatch)
+    for step in range(5, 9):
+        tracer.next_transition(step)
+        tracer.begin_step(step)
+    tracer.close(8)
+    (answer,) = read_answers(run)
+    assert (answer.state, answer.reason) == ("failed", "the run ended after step 8")
+
+
+def test_a_snapshot_is_refused_with_an_allocator_that_keeps_no_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
+    tracer, run = snapshot_tracer(tmp_path, monkeypatch)
+    assert tracer.next_transition(5) is None
+    (answer,) = read_answers(run)
+    assert answer.state == "failed"
+    assert "cudaMallocAsync" in answer.reason
