@@ -12,6 +12,7 @@ from muster.tracing.formatting import (
     format_number,
     format_percent,
     format_seconds,
+    shorten_middle,
 )
 
 
@@ -73,3 +74,11 @@ def test_ticks_are_round_numbers_with_one_unit(lo: float, hi: float, names: list
 
 def test_an_axis_of_one_value_has_two_ticks() -> None:
     assert tick_values(3.0, 3.0, 5) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "shown"),
+    [("rank 0", 6, "rank 0"), ("host_1.17000001", 8, "host…001"), ("host_1.17000002", 7, "hos…002")],
+)
+def test_a_long_label_keeps_its_beginning_and_its_end(text: str, length: int, shown: str) -> None:
+    assert shorten_middle(text, length) == shown

@@ -59,6 +59,31 @@ def test_traces_of_the_same_rank_are_labelled_with_their_files(tmp_path: Path) -
     assert [row.label for row in build(tmp_path).traces] == ["rank 0 · after", "rank 0 · before"]
 
 
+def test_traces_of_several_windows_of_one_rank_are_labelled_with_attempt_and_steps(tmp_path: Path) -> None:
+    windows = [(0, 0, 20, 25), (0, 0, 40, 45), (0, 1, 40, 45), (1, 0, 20, 25)]
+    for rank, attempt, first, end in windows:
+        name = f"rank-{rank}.attempt-{attempt}.steps-{first}-{end}.json"
+        write_trace(tmp_path / name, training_steps(first=first), rank=rank, world_size=2)
+    report = build(tmp_path)
+    labels = [
+        "rank 0 · attempt 0, steps 20–24",
+        "rank 0 · attempt 0, steps 40–44",
+        "rank 0 · attempt 1, steps 40–44",
+        "rank 1",
+    ]
+    assert [row.label for row in report.traces] == labels
+    texts = Page(page_of(report)).texts
+    assert all(texts.count(label) >= 2 for label in labels)  # bars and table
+    assert all(label in text_of(report) for label in labels)
+
+
+def test_files_of_one_name_in_different_folders_are_labelled_with_their_folders(tmp_path: Path) -> None:
+    name = "rank-0.attempt-0.steps-20-25.json"
+    for folder in ("a", "b"):
+        write_trace(tmp_path / folder / name, training_steps(), rank=0)
+    assert [row.label for row in build(tmp_path).traces] == [f"rank 0 · a/{name}", f"rank 0 · b/{name}"]
+
+
 def test_a_single_trace_has_its_own_page(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "one.json", training_steps(), rank=None)
     of_folder, report = build(tmp_path), build(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.formatting import format_percent
+from muster.tracing.formatting import format_percent, shorten_middle
 
 _Scale = Callable[[float], float]
 GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
@@ -256,9 +256,8 @@ def _level_paths(style: str, levels: str, left: float, top: float, wide: float, 
 
 
 def _truncated_label(text: str, x: float, y: float, max_width: float) -> str:
-    """A right-aligned label at x, cut to `max_width` pixels, with the full text as its tooltip."""
-    max_length = max(4, int(max_width / GLYPH_PX))
-    shown = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    """A right-aligned label at x, at most `max_width` pixels wide, with the full text as its tooltip."""
+    shown = shorten_middle(text, max(4, int(max_width / GLYPH_PX)))
     title = f"<title>{escape(text)}</title>"
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(shown)}{title}</text>'
 

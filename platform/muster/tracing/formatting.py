@@ -62,3 +62,11 @@ def format_list(items: list[str], max_items: int = 6) -> str:
     if len(items) > max_items:
         return f"{', '.join(items[: max_items - 1])} and {len(items) - max_items + 1} more"
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def shorten_middle(text: str, max_length: int) -> str:
+    """At most `max_length` characters: of a longer text its beginning and its end, which distinguish file names."""
+    if len(text) <= max_length:
+        return text
+    tail = (max_length - 1) // 2
+    return f"{text[: max_length - 1 - tail]}…{text[len(text) - tail :]}"

@@ -26,7 +26,14 @@ from rich.text import Text
 from muster.errors import InvalidTrace
 from muster.text_layout import wrap_parts
 from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
-from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
+from muster.tracing.formatting import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_seconds,
+    shorten_middle,
+)
 from muster.tracing.html_report import render_page
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, short_name
@@ -211,12 +218,12 @@ def _time_breakdown(report: Report, width: int) -> list[Text]:
     rows = [row for row in report.traces if row.trace.window_s > 0][:_MAX_ROWS]
     if not rows:
         return []
-    label_width = min(max(len(row.label) for row in rows), 32)
+    label_width = min(max(len(row.label) for row in rows), 40)
     bar_width = max(20, width - label_width - 24)
     out = [Text("\nTime per kind of work", style="bold")]
     shown: set[TimeCategory] = set()
     for row in rows:
-        line = Text(f"  {row.label[:label_width]:<{label_width}} ")
+        line = Text(f"  {shorten_middle(row.label, label_width):<{label_width}} ")
         start = 0.0  # column of the next part
         for kind in TimeCategory:
             mark, style, _ = _CATEGORY_MARKS[kind]

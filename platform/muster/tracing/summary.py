@@ -6,7 +6,9 @@ that finish earlier wait in the following step, so medians exclude that step.
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 
 from muster.tracing.analysis import TraceSummary
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, finite_values
+from muster.tracing.trace_files import parse_trace_name
 
 _RUN_FOLDER_NAME = re.compile(r"default-(.+)-[0-9a-f]{8}")
 _GENERIC_NAMES = frozenset(
@@ -124,16 +127,29 @@ class LabelledTrace:
 
 
 def label_traces(summaries: Sequence[TraceSummary]) -> tuple[LabelledTrace, ...]:
-    """Label each trace `rank 3`, with the file name added if the rank is not unique."""
-    ranks = [t.rank for t in summaries]
-    return tuple(
-        LabelledTrace(
-            label=f"rank {t.rank}"
-            if t.rank is not None and ranks.count(t.rank) == 1
-            else (f"rank {t.rank} · {_short_source(t.source)}" if t.rank is not None else _short_source(t.source)),
-            trace=t,
-        )
-        for t in summaries
+    """Label each trace `rank 3`; with attempt and steps, file name or path added where others have the same label."""
+    folder = os.path.commonpath([Path(t.source).absolute().parent for t in summaries]) if summaries else ""
+    labels = [_short_source(t.source) if t.rank is None else f"rank {t.rank}" for t in summaries]
+    with_recording = [
+        _recording(t.source) if t.rank is None else f"rank {t.rank} · {_recording(t.source)}" for t in summaries
+    ]
+    with_path = [
+        f"{label} · {os.path.relpath(Path(t.source).absolute(), folder)}"
+        for label, t in zip(labels, summaries, strict=True)
+    ]
+    for longer in (with_recording, with_path):
+        counts = Counter(labels)
+        labels = [long if counts[label] > 1 else label for label, long in zip(labels, longer, strict=True)]
+    return tuple(LabelledTrace(label, trace) for label, trace in zip(labels, summaries, strict=True))
+
+
+def _recording(source: str) -> str:
+    """`attempt 0, steps 20–24`, else the file's name: what distinguishes traces of one rank."""
+    name = parse_trace_name(Path(source).name)
+    return (
+        _short_source(source)
+        if name is None
+        else f"attempt {name.attempt}, steps {name.start_step}–{name.end_step - 1}"
     )
 
 
