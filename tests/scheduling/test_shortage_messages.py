@@ -44,8 +44,8 @@ def test_unmanaged_pods_on_the_only_node_that_fits_are_reported_instead_of_a_sma
     wait = wait_of(inputs(nodes, QUEUE, [job(1, gpu=8)]), "g")
     assert wait.reason == "InsufficientResources"
     assert wait.message == (
-        "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
-        " pods not managed by Muster block it even without other gangs"
+        "needs 8 GPUs of h200; no node has 8 GPUs free (at most 2); pods not managed by Muster block it even without"
+        " other gangs; queue q has 1000 of 1000 left and may borrow 0"
     )
     wait = wait_of(inputs(nodes, QUEUE, [job(2, gpu=8)]), "g")
     assert wait.reason == "LargerThanCluster"
@@ -96,25 +96,25 @@ def test_a_pod_that_asks_for_nothing_takes_a_pod_slot() -> None:
 
 
 def test_the_scarce_resource_is_named_where_it_is_not_the_main_one() -> None:
-    assert message(job(2, gpu=1, memory=600), busy("r1-0", memory=500)).endswith(
-        "capacity for 1 of 2 pods, 1 of 2 GPUs; memory for only 1 of 2 pods"
+    assert "capacity for 1 of 2 pods, 1 of 2 GPUs; memory for only 1 of 2 pods" in message(
+        job(2, gpu=1, memory=600), busy("r1-0", memory=500)
     )
 
 
 def test_several_resources_that_no_node_has_are_all_named() -> None:
-    assert message(job(1, gpu=8, cpu=90, memory=1000), busy("r1-0", gpu=4, cpu=20), nodes=ONE).endswith(
-        "no node has 8 GPUs (at most 4) or 90 cores (at most 76) free"
+    assert "no node has 8 GPUs (at most 4) or 90 cores (at most 76) free" in message(
+        job(1, gpu=8, cpu=90, memory=1000), busy("r1-0", gpu=4, cpu=20), nodes=ONE
     )
     assert message(job(1, gpu=1, memory=2000)) == ("needs 1 GPU of h200; no node has 2000 GiB of memory (at most 1024)")
 
 
 def test_nodes_that_are_down_are_counted() -> None:
     down = rack("r2", 2, schedulable=False)
-    assert message(job(2, gpu=8), nodes=ONE + down).endswith(
-        "capacity for 1 of 2 pods, 8 of 16 GPUs; 2 of 3 nodes are down, cordoned or excluded"
+    assert "capacity for 1 of 2 pods, 8 of 16 GPUs; 2 of 3 nodes are down, cordoned or excluded" in message(
+        job(2, gpu=8), nodes=ONE + down
     )
-    assert message(job(1, gpu=8), nodes=down).endswith("all 2 nodes are down, cordoned or excluded")
-    assert message(job(1, gpu=8), nodes=down[:1]).endswith("the only node is down, cordoned or excluded")
+    assert "; all 2 nodes are down, cordoned or excluded; " in message(job(1, gpu=8), nodes=down)
+    assert "; the only node is down, cordoned or excluded; " in message(job(1, gpu=8), nodes=down[:1])
 
 
 def test_nodes_that_do_not_accept_the_pods_are_distinguished_from_full_ones() -> None:
@@ -162,8 +162,8 @@ def test_of_several_roles_the_one_that_does_not_fit_is_named() -> None:
     roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
     snapshot = inputs(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
     assert message_of(snapshot, "g") == (
-        "needs 16 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; "
-        "role driver: no node has 50 cores free (at most 36)"
+        "needs 16 GPUs of h200; role driver: no node has 50 cores free (at most 36); "
+        "queue q has 1000 of 1000 left and may borrow 0"
     )
     many = gang("g", roles=[role("driver", 5, request=gpus(0, cpu=90)), role("trainer", 2)])
     assert message_of(inputs(TWO, QUEUE, [many]), "g") == (
@@ -177,8 +177,8 @@ def test_roles_that_fit_one_by_one_but_not_together() -> None:
         "needs 16 GPUs of h200; an empty cluster fits each role alone, but not all roles together"
     )
     taken = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
-    assert message_of(inputs(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
-        "capacity for each role alone, but not for all roles together"
+    assert "capacity for each role alone, but not for all roles together" in message_of(
+        inputs(TWO + rack("r2", 2), QUEUE, [both], taken), "g"
     )
 
 

@@ -174,12 +174,12 @@ def test_over_admitted_means_that_nothing_is_left() -> None:
     assert message_of(snapshot, "g") == "needs 8 GPUs of h200; queue q has 0 of 8 left and may borrow 0"
 
 
-def test_insufficient_resources_reports_the_quota_first_and_then_how_much_fits() -> None:
+def test_insufficient_resources_reports_how_much_fits_and_then_the_quota() -> None:
     running = [run(gang("x", size=5), ["r1-0"]), run(gang("y", size=2), ["r1-1"])]
     snapshot = inputs(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
     assert reason_and_message(snapshot) == (
         "InsufficientResources",
-        "needs 16 GPUs of h200; queue q has 57 of 64 left and may borrow 0; capacity for 1 of 4 pods, 4 of 16 GPUs",
+        "needs 16 GPUs of h200; capacity for 1 of 4 pods, 4 of 16 GPUs; queue q has 57 of 64 left and may borrow 0",
     )
 
 
@@ -188,8 +188,8 @@ def test_insufficient_resources_reports_which_resource_is_short() -> None:
     hungry = gang("x", roles=[role("trainer", 1, request=Resources.of({"pods": 1, "memory": 1000 * GIB}))])
     snapshot = inputs(ONE, QUEUE, [gang("g", roles=[role("trainer", 1, request=lean)])], [run(hungry, ["r1-0"])])
     assert message_of(snapshot, "g") == (
-        "needs 1 GPU of h200; queue q has 1000 of 1000 left and may borrow 0; "
-        "no node has 200 GiB of memory free (at most 24)"
+        "needs 1 GPU of h200; no node has 200 GiB of memory free (at most 24); "
+        "queue q has 1000 of 1000 left and may borrow 0"
     )
 
 
@@ -197,7 +197,7 @@ def test_insufficient_resources_reports_when_what_is_free_is_scattered() -> None
     running = [run(gang("x", roles=[role("trainer", 1, request=gpus(0, cpu=90))]), ["r1-0"])]
     running.append(run(gang("y"), ["r1-1"]))
     snapshot = inputs(TWO, QUEUE, [gang("g", roles=[role("trainer", 1, request=gpus(8, cpu=8))])], running)
-    assert message_of(snapshot, "g").endswith("no node has 8 cores and 8 GPUs free at once")
+    assert "; no node has 8 cores and 8 GPUs free at once; " in message_of(snapshot, "g")
 
 
 def test_topology_unsatisfiable_names_the_best_domain() -> None:
@@ -206,8 +206,8 @@ def test_topology_unsatisfiable_names_the_best_domain() -> None:
     snapshot = inputs(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
     assert wait_of(snapshot, "g").reason == "TopologyUnsatisfiable"
     assert message_of(snapshot, "g") == (
-        "needs 24 GPUs of h200; queue q has 976 of 1000 left and may borrow 0; "
-        "16 GPUs free in rack b1/r2, 24 required in one rack"
+        "needs 24 GPUs of h200; 16 GPUs free in rack b1/r2, 24 required in one rack; "
+        "queue q has 976 of 1000 left and may borrow 0"
     )
 
 
@@ -216,8 +216,8 @@ def test_blocked_by_reservation_says_that_free_capacity_is_reserved() -> None:
     snapshot = inputs(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
     assert wait_of(snapshot, "g").reason == "BlockedByReservation"
     assert message_of(snapshot, "g") == (
-        "needs 8 GPUs of h200; queue q has 992 of 1000 left and may borrow 0; "
-        "free capacity exists, but is reserved for a gang ahead of it"
+        "needs 8 GPUs of h200; free capacity exists, but is reserved for a gang ahead of it; "
+        "queue q has 992 of 1000 left and may borrow 0"
     )
     assert wait_of(snapshot, "g").position == 2
     assert wait_of(snapshot, "wide").estimated_start == 2060.0
@@ -265,8 +265,8 @@ def test_two_flavors_are_both_named() -> None:
     nodes = TWO + rack("x", 1, flavor="a100")
     busy = run(gang("x", flavors=("h200",)), ["r1-0"])
     assert message_of(inputs(nodes, queues, [gang("g", roles=roles)], [busy]), "g") == (
-        "needs 16 GPUs of h200 and 4 GPUs of a100; queue q has 72 of 80 left and may borrow 0; "
-        "role big: capacity for 1 of 2 pods, 8 of 16 GPUs"
+        "needs 16 GPUs of h200 and 4 GPUs of a100; role big: capacity for 1 of 2 pods, 8 of 16 GPUs; "
+        "queue q has 72 of 80 left and may borrow 0"
     )
 
 

@@ -127,10 +127,10 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
     [
         ({"max_runtime": "2x"}, "max_runtime: '2x' must be a duration such as 2h"),
         ({"trace_steps": "25:20"}, "trace_steps: '25:20' must have END above FIRST"),
-        ({"queue": "No Such"}, "spec.queue: must consist of lower-case letters"),
-        ({"priority": 2**40}, "spec.priority: must be at most 2147483647; got 1099511627776"),
-        ({"max_runtime": "9999d"}, "spec.maxRuntimeSeconds: must be at most 31622400; got 863913600"),
-        ({"flavors": ["A B"]}, "spec.flavors[0]: must consist of lower-case letters"),
+        ({"queue": "No Such"}, "-cfg queue: must consist of lower-case letters"),
+        ({"priority": 2**40}, "-cfg priority: must be at most 2147483647; got 1099511627776"),
+        ({"max_runtime": "9999d"}, "-cfg max_runtime: must be at most 31622400; got 863913600"),
+        ({"flavors": ["A B"]}, "-cfg flavors: must consist of lower-case letters"),
     ],
 )
 def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], expected: str) -> None:
@@ -145,16 +145,14 @@ def test_a_key_that_muster_does_not_know_is_refused_with_the_nearest() -> None:
         to_training_job(described, "a", {})
 
 
-def test_negative_and_absurd_sizes_are_refused_by_field() -> None:
-    with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].replicas: must be at least 1; got 0")):
+def test_negative_and_absurd_sizes_are_refused_by_option() -> None:
+    with pytest.raises(SubmissionRefused, match=re.escape("number of replicas (-j): must be at least 1; got 0")):
         to_training_job(app(num_replicas=0), "a", {})
     with pytest.raises(
-        SubmissionRefused, match=re.escape("spec.roles[0].replicas: must be at most 100000; got 1000000")
+        SubmissionRefused, match=re.escape("number of replicas (-j): must be at most 100000; got 1000000")
     ):
         to_training_job(app(num_replicas=10**6), "a", {})
-    with pytest.raises(
-        SubmissionRefused, match=re.escape("spec.roles[0].minReplicas: must be at most replicas (2); got 5")
-    ):
+    with pytest.raises(SubmissionRefused, match=re.escape("-cfg min_replicas: must be at most replicas (2); got 5")):
         to_training_job(app(num_replicas=2, min_replicas=5), "a", {})
 
 

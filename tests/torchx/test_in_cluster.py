@@ -119,7 +119,7 @@ def test_a_claim_keeps_the_run_folder_of_each_job_apart(runner: Runner) -> None:
 
 def test_the_fewest_pods_are_of_the_only_role(runner: Runner) -> None:
     assert dry_run(runner, app(num_replicas=4), min_replicas=2).spec.roles[0].min_replicas == 2
-    with pytest.raises(SubmissionRefused, match=r"minReplicas: must be at most replicas \(4\); got 5"):
+    with pytest.raises(SubmissionRefused, match=r"-cfg min_replicas: must be at most replicas \(4\); got 5"):
         dry_run(runner, app(num_replicas=4), min_replicas=5)
     two = app()
     two.roles.append(Role(name="reader", image="i", entrypoint="x"))

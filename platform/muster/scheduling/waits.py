@@ -45,23 +45,26 @@ class WaitMessages:
     _shortages: dict[FlavorOption, tuple[str, str]] = field(default_factory=dict)
     _no_fit_cache: NoFitCache = field(default_factory=dict)
 
-    def quota_message(self, request: QueueRequest, option: int, flavor: str | None = None) -> str:
-        """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`, for a resource that exceeds quota.
+    def quota_message(self, request: QueueRequest, option: int) -> str:
+        """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`."""
+        needs, left = self._needs_and_quota(request, option)
+        return f"{needs}; {left}" if left else needs
 
-        If none does: for a resource of `flavor`, or for the main resource.
-        """
+    def _needs_and_quota(self, request: QueueRequest, option: int, flavor: str | None = None) -> tuple[str, str]:
+        """What is needed, and what is left of the quota, of a resource that exceeds quota. If none does: of a resource
+        of `flavor`, or of the main resource. The second is "" if no quota applies."""
         amounts = request.min_quota[option]
         if len(amounts) == 1:  # fast path: nearly every pending gang
             cell = amounts[0][0]
             left = self._left_cache.get((request.queue, cell)) or self.quota_left(request.queue, cell)
-            return f"{self.requests.needs_of(request, option, cell)}; {left}"
+            return self.requests.needs_of(request, option, cell), left
         if not amounts:
-            return self.requests.needs(request.gang_request, option)
+            return self.requests.needs(request.gang_request, option), ""
         names = self.requests.tree.cell_names
         short = [c for c, amount in amounts if amount > self.usage_now.available(request.queue, c)]
         of_flavor = [c for c, _ in amounts if names[c][0] == flavor]
         cell = self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in amounts])
-        return f"{self.requests.needs_of(request, option, cell)}; {self.quota_left(request.queue, cell)}"
+        return self.requests.needs_of(request, option, cell), self.quota_left(request.queue, cell)
 
     def quota_left(self, queue: int, cell: int) -> str:
         """`queue research has 8 of 24 left and may borrow 4`: within its guarantee, and beyond it. Adds the queue's
@@ -107,8 +110,9 @@ class WaitMessages:
             self._shortages[flavor_option] = cached
         return cached
 
-    def capacity_message(self, request: QueueRequest, option: int, *, reserved: bool) -> str:
-        """The quota message, then what the nodes lack. `reserved`: a reservation blocks the gang."""
+    def capacity_message(self, request: QueueRequest, option: int, *, reserved: bool, unmanaged: bool) -> str:
+        """What is needed, what the nodes lack, and the quota. `reserved`: a reservation blocks the gang; `unmanaged`:
+        pods that are not Muster's do so by themselves."""
         flavor, text = self.shortage_of(request.gang_request, option)
         if reserved:
             text = f"{text}; the free capacity" if text else "free capacity exists, but"
@@ -120,7 +124,10 @@ class WaitMessages:
                 if multiple_roles
                 else "capacity became free in this scheduling cycle"
             )
-        return f"{self.quota_message(request, option, flavor)}; {text}"
+        if unmanaged:
+            text += "; pods not managed by Muster block it even without other gangs"
+        needs, left = self._needs_and_quota(request, option, flavor)
+        return f"{needs}; {text}; {left}" if left else f"{needs}; {text}"
 
 
 def wait_decisions(
@@ -169,8 +176,8 @@ def wait_decisions(
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
     if why.reason == "QuotaExceeded":
         return messages.quota_message(request, why.option)
-    text = messages.capacity_message(request, why.option, reserved=why.reason == "BlockedByReservation")
-    return f"{text}; pods not managed by Muster block it even without other gangs" if unmanaged else text
+    reserved = why.reason == "BlockedByReservation"
+    return messages.capacity_message(request, why.option, reserved=reserved, unmanaged=unmanaged)
 
 
 ESTIMATED_REASONS = frozenset(

@@ -25,7 +25,7 @@ from muster.api.quantity import whole_cores
 from muster.api.spec import API_VERSION, MAX_JOB_NAME, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error
 from muster.api.yaml_input.source_map import SourceMap
-from muster.torchx.errors import SubmissionRefused
+from muster.torchx.errors import SubmissionRefused, with_options
 from muster.torchx.settings import PREFIX, resolve_settings
 
 RANK0_HOST = "MUSTER_RANK0_HOST"
@@ -187,7 +187,7 @@ def validate_job(document: dict[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(document)
     except ValidationError as error:
         errors = [to_field_error(detail, SourceMap(document, {})) for detail in error.errors()]
-        raise SubmissionRefused("; ".join(f"{item.field}: {item.message}" for item in errors)) from error
+        raise SubmissionRefused("; ".join(with_options(f"{item.field}: {item.message}") for item in errors)) from error
 
 
 def to_kubernetes_name(text: str, max_length: int = MAX_JOB_NAME) -> str:

@@ -5,15 +5,37 @@ TorchX prints a ComponentValidationException as an error and ends with exit code
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from torchx.specs.finder import ComponentValidationException
 
 from muster.errors import ClusterError, MusterError
+
+_ROLE: Final = r"spec\.roles\[\d+\]\."
+_OPTIONS: Final = (
+    (r"metadata\.name", "--name"),
+    (r"metadata\.namespace", "-cfg namespace"),
+    (r"spec\.queue", "-cfg queue"),
+    (r"spec\.priority", "-cfg priority"),
+    (r"spec\.maxRuntimeSeconds", "-cfg max_runtime"),
+    (r"spec\.startTimeoutSeconds", "-cfg start_timeout"),
+    (r"spec\.stallTimeoutSeconds", "-cfg stall_timeout"),
+    (rf"spec\.flavors(\[\d+\])?|{_ROLE}flavors(\[\d+\])?", "-cfg flavors"),
+    (rf"spec\.topology[.\w]*|{_ROLE}topology[.\w]*", "-cfg topology"),
+    (rf"{_ROLE}replicas", "number of replicas (-j)"),
+    (rf"{_ROLE}minReplicas", "-cfg min_replicas"),
+    (rf"{_ROLE}template\.spec\.containers\[0\]\.args\[\d+\]", "arguments"),
+    (rf"{_ROLE}template\.spec\.containers\[0\]\.env\[\d+\](\.\w+)?", "--env"),
+    (rf"{_ROLE}template\.spec\.containers\[0\]\.image", "--image"),
+)
+"""Fields of a TrainingJob, and what sets them in a `torchx run`."""
+_OPTION_OF_FIELD: Final = tuple((re.compile(rf"(^|; also: )({field}): "), option) for field, option in _OPTIONS)
 
 
 class SubmissionRefused(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
@@ -58,8 +80,15 @@ def is_torchx_command() -> bool:
 
 @contextmanager
 def as_submission_refused() -> Iterator[None]:
-    """Raise Muster's errors as SubmissionRefused."""
+    """Raise Muster's errors as SubmissionRefused, with options of `torchx run` instead of fields of the job."""
     try:
         yield
     except MusterError as error:
-        raise SubmissionRefused(str(error)) from error
+        raise SubmissionRefused(with_options(str(error))) from error
+
+
+def with_options(message: str) -> str:
+    """`spec.queue: must ...` as `-cfg queue: must ...`; fields without an option are unchanged."""
+    for field, option in _OPTION_OF_FIELD:
+        message = field.sub(rf"\1{option}: ", message)
+    return message

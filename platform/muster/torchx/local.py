@@ -19,7 +19,7 @@ from muster.local.environment import allow_oversubscription, annotate_submitter,
 from muster.local.job_checks import check_local_support, check_processes
 from muster.local.nodes import host_node, measure_capacity
 from muster.torchx.appdef import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources, to_training_job
-from muster.torchx.errors import SubmissionRefused, as_submission_refused
+from muster.torchx.errors import SubmissionRefused, as_submission_refused, with_options
 from muster.torchx.scheduler import MusterScheduler, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options
 
@@ -51,7 +51,7 @@ class LocalScheduler(MusterScheduler):
                 try:  # report further errors together with this one
                     self._dry_run_submit(pass_variables(allow_oversubscription(_job_of(sized, cfg)), passed))
                 except (MusterError, SubmissionRefused) as other:
-                    raise SubmissionRefused(f"{refused}; also: {other}") from other
+                    raise SubmissionRefused(f"{refused}; also: {with_options(str(other))}") from other
                 raise
             for notice in notices:
                 logger.warning(notice)

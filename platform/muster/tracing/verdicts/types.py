@@ -74,6 +74,11 @@ def describe(verdict: Verdict, step_ms: float) -> str:
     who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_list(ranks)}" if ranks else "All ranks"
     if verdict.stage is not None and verdict.cause is Cause.STAGE_IMBALANCE:
         who = f"Stage {verdict.stage} ({who[0].lower()}{who[1:]})"
-    share = f", {format_percent(verdict.cost_ms / step_ms)} of a step" if step_ms > 0 else ""
+    share = _of_a_step(verdict.cost_ms / step_ms) if step_ms > 0 else ""
     cost = format_seconds(verdict.cost_ms / 1e3)
     return f"{who}: {_PHRASES[verdict.cause]} ({cost} a step{share}): {verdict.evidence}. {verdict.advice}."
+
+
+def _of_a_step(share: float) -> str:
+    """`, 12.3% of a step`; above 2, since the median step is one without the cause: `, 38 times a step`."""
+    return f", {format_percent(share)} of a step" if share <= 2 else f", {share:.3g} times a step"
