@@ -244,6 +244,7 @@ def test_an_unmodified_model_trains_on_two_ranks_as_on_one(tmp_path: Path, kind:
         finally:
             starter.kill_all()
         curves.append(losses(run.run_dir))
+        assert ("samples/s" if data.startswith("user:") else "tok/s") in run.log_text()
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
     assert list(curves[0]) == [1, 2, 3, 4, 5, 6]
     assert min(curves[0].values()) < curves[0][1] - 0.02

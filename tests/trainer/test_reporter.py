@@ -178,7 +178,7 @@ def test_other_ranks_record_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_progress_on_a_cpu() -> None:
-    line = progress_line(step=20, steps=60, loss=2.312, tokens_per_s=12345.4, step_time_s=0.52, eta_s=20.8)
+    line = progress_line(step=20, steps=60, loss=2.312, speed="12,345 tok/s", step_time_s=0.52, eta_s=20.8)
     assert line == "step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 21s"
 
 
@@ -187,7 +187,7 @@ def test_progress_on_a_gpu_names_mfu_and_memory() -> None:
         step=1,
         steps=2,
         loss=2,
-        tokens_per_s=1e6,
+        speed="1,000,000 tok/s",
         step_time_s=0.0316,
         eta_s=4000,
         mfu=0.488,

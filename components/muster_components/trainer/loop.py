@@ -95,7 +95,8 @@ class TrainState:
     stop: StopSignal
     compilation: CompileMonitor | None
     """None: nothing is compiled."""
-    tokens_per_step: int
+    tokens_per_step: int | None
+    """None: samples are not made of tokens, such as images."""
     flops_per_step: int | None
     """Forward and backward FLOPs of a global batch; None if unknown."""
 
@@ -235,7 +236,7 @@ class TrainLoop:
                 lr=result.lr,
                 grad_norm=result.grad_norm,
                 tokens=self._tokens_per_step,
-                tokens_per_s=self._tokens_per_step / step_time_s,
+                tokens_per_s=self._tokens_per_s(step_time_s),
                 mfu=self._mfu(step_time_s),
                 memory_bytes=_used_bytes(self._device),
                 trace_start_s=self._tracing_s.get("start"),
@@ -250,7 +251,7 @@ class TrainLoop:
             step=result.step,
             steps=plan.config.steps,
             loss=result.loss,
-            tokens_per_s=None if median_s is None else self._tokens_per_step / median_s,
+            tokens_per_s=None if median_s is None else self._tokens_per_s(median_s),
             step_time_s=median_s,
             eta_s=None if median_s is None else median_s * (plan.config.steps - result.step),
             mfu=None if median_s is None else self._mfu(median_s),
@@ -258,6 +259,15 @@ class TrainLoop:
         )
         self._write_heartbeat("train")
         self._print_progress(result, step_time_s, median_s)
+
+    def _tokens_per_s(self, step_time_s: float) -> float | None:
+        return None if self._tokens_per_step is None else self._tokens_per_step / step_time_s
+
+    def _speed(self, step_time_s: float) -> str:
+        tokens_per_s = self._tokens_per_s(step_time_s)
+        if tokens_per_s is not None:
+            return f"{tokens_per_s:,.0f} tok/s"
+        return f"{self._plan.global_batch / step_time_s:,.1f} samples/s"
 
     def _mfu(self, step_time_s: float) -> float | None:
         return mfu(self._flops_per_step, step_time_s, self._peak_flops, self._context.world_size)
@@ -279,7 +289,7 @@ class TrainLoop:
                 steps=steps,
                 loss=result.loss,
                 step_time_s=median_s,
-                tokens_per_s=self._tokens_per_step / median_s,
+                speed=self._speed(median_s),
                 eta_s=median_s * (steps - result.step),
                 mfu=self._mfu(median_s),
                 peak_memory_bytes=_peak_bytes(self._device) if on_gpu else None,

@@ -231,7 +231,7 @@ def progress_line(
     step: int,
     steps: int,
     loss: float,
-    tokens_per_s: float,
+    speed: str,
     step_time_s: float,
     eta_s: float,
     mfu: float | None = None,
@@ -241,7 +241,7 @@ def progress_line(
     parts = [
         f"step {step}/{steps}",
         f"loss {loss:.2f}",
-        f"{tokens_per_s:,.0f} tok/s",
+        speed,
         f"{step_time_s:.2f} s/step" if step_time_s >= 0.1 else f"{step_time_s * 1000:.1f} ms/step",
         f"ETA {format_duration(eta_s)}",
     ]

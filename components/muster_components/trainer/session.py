@@ -134,7 +134,7 @@ def _train(
         ),
         stop,
         monitor,
-        tokens_per_step=round(weight_per_step),
+        tokens_per_step=None if model.sample_spec.kind == "fields" else round(weight_per_step),
         flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
     )
     result = TrainLoop(state).run(completed_step)
@@ -242,8 +242,11 @@ def _print_header(
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
     print_line(f"muster trainer: {model.name}, {format_count(parallel.parameter_count)} parameters ({model.summary})")
     print_line(f"  {ranks} on {device}, {', '.join(modes)}; torch {torch.__version__}")
+    batch = f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"
+    if model.sample_spec.kind == "fields":
+        batch = f"{plan.global_batch:,} samples"
     print_line(
-        f"  {config.steps} steps of {plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"
+        f"  {config.steps} steps of {batch}"
         + (f", {plan.gradient_accumulation_steps} micro-steps" if plan.gradient_accumulation_steps > 1 else "")
         + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
