@@ -1,4 +1,5 @@
-"""Writes what is generated from `muster.api.spec`: the CRDs, in the chart and plain, and the API reference.
+"""Writes what is generated from types: from `muster.api.spec` the CRDs, in the chart and plain, and the API reference,
+from `muster.visibility.types` the OpenAPI document of the read API.
 
 With --check it writes nothing, and exits with 1 when a file is not what it would write. Run by `make manifests` and
 `make check`.
@@ -7,7 +8,13 @@ With --check it writes nothing, and exits with 1 when a file is not what it woul
 import sys
 from pathlib import Path
 
-from muster.api.crdgen import files
+from muster.api import crdgen
+from muster.visibility import openapi
+
+
+def files() -> dict[str, str]:
+    """Text of every generated file by path."""
+    return {**crdgen.files(), **openapi.files()}
 
 
 def stale_files(root: Path) -> list[str]:
@@ -20,7 +27,7 @@ def main(root: Path, arguments: list[str]) -> int:
     behind = stale_files(root)
     if "--check" in arguments:
         for name in behind:
-            print(f"{name} is not what platform/muster/api/spec says; run: make manifests")
+            print(f"{name} is not what is generated from platform/muster; run: make manifests")
         return 1 if behind else 0
     for name in behind:
         (root / name).parent.mkdir(parents=True, exist_ok=True)

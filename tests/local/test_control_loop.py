@@ -39,8 +39,8 @@ def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
 
     eventually(lambda: phase_after(loop._run_cycle) == "Running")
     loop._run_cycle()
-    snapshot = parts.notifier.snapshot
-    assert snapshot is not None
+    assert parts.notifier.cycle is not None
+    snapshot = parts.notifier.cycle.snapshot
     (folder,) = parts.store.pods[uid].values()
     end = loop._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
 

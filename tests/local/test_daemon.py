@@ -235,7 +235,7 @@ def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -
 def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) -> None:
     client.submit(shell_job("fixed", "true", suspend=True))
     with pytest.raises(InvalidSpec, check=has(field="queue")):
-        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v2/jobs/default/fixed", {"queue": "bogus"})
+        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v3/jobs/default/fixed", {"queue": "bogus"})
 
 
 @pytest.mark.parametrize(
@@ -253,18 +253,18 @@ def test_an_invalid_stop_request_stops_nothing(client: LocalClient, body: object
 @pytest.mark.parametrize(
     ("method", "url", "field"),
     [
-        ("GET", "/v2/jobs/default/any?timeout=abc", "timeout"),
-        ("GET", "/v2/jobs/default/any?timeout=nan", "timeout"),
-        ("GET", "/v2/jobs/default/any?timeout=inf", "timeout"),
-        ("GET", "/v2/jobs/default/any?timeout=-1", "timeout"),
-        ("GET", "/v2/jobs/default/any?timeout=", "timeout"),
-        ("GET", "/v2/jobs/default/any?until=5", "until"),
-        ("GET", "/v2/jobs?name=space", "name"),
-        ("POST", "/v2/jobs?dryRun=yes", "dryRun"),
-        ("POST", "/v2/jobs?dryrun=true", "dryrun"),
-        ("POST", "/v2/jobs?dryRun=true&dryRun=false", "dryRun"),
-        ("GET", "/v2/jobs/default/any?timeout=abc&timeout=0", "timeout"),
-        ("POST", "/v2/apply?dryRun=true", "dryRun"),
+        ("GET", "/v3/jobs/default/any?timeout=abc", "timeout"),
+        ("GET", "/v3/jobs/default/any?timeout=nan", "timeout"),
+        ("GET", "/v3/jobs/default/any?timeout=inf", "timeout"),
+        ("GET", "/v3/jobs/default/any?timeout=-1", "timeout"),
+        ("GET", "/v3/jobs/default/any?timeout=", "timeout"),
+        ("GET", "/v3/jobs/default/any?until=5", "until"),
+        ("GET", "/v3/jobs?name=space", "name"),
+        ("POST", "/v3/jobs?dryRun=yes", "dryRun"),
+        ("POST", "/v3/jobs?dryrun=true", "dryrun"),
+        ("POST", "/v3/jobs?dryRun=true&dryRun=false", "dryRun"),
+        ("GET", "/v3/jobs/default/any?timeout=abc&timeout=0", "timeout"),
+        ("POST", "/v3/apply?dryRun=true", "dryRun"),
         ("GET", "x://[", ""),
     ],
 )
@@ -287,9 +287,9 @@ def test_a_malformed_query_is_a_bad_request_that_names_the_parameter(
 @pytest.mark.parametrize(
     ("url", "body", "field"),
     [
-        ("/v2/jobs/default/fixed", [{"suspend": True}], ""),
-        ("/v2/jobs/default/fixed/replicas", None, ""),
-        ("/v2/apply", {"objects": [{"kind": ["Queue"]}], "environments": [None]}, "kind"),
+        ("/v3/jobs/default/fixed", [{"suspend": True}], ""),
+        ("/v3/jobs/default/fixed/replicas", None, ""),
+        ("/v3/apply", {"objects": [{"kind": ["Queue"]}], "environments": [None]}, "kind"),
     ],
 )
 def test_a_body_of_another_form_is_invalid(client: LocalClient, url: str, body: object, field: str) -> None:
@@ -305,7 +305,7 @@ def test_an_invalid_job_is_refused_with_its_field(client: LocalClient) -> None:
         request(
             Path(client.status()["home"]) / "daemon.sock",
             "POST",
-            "/v2/jobs",
+            "/v3/jobs",
             {"objects": [body], "environments": [None]},
         )
 

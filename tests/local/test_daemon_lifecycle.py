@@ -185,7 +185,7 @@ def test_no_tcp_port_is_opened_and_only_the_user_can_use_the_socket(own: LocalCl
 
 
 def test_a_client_of_another_api_version_is_refused(own: LocalClient, home: Path) -> None:
-    with pytest.raises(NotFound, check=has("v2", "v9", reason="WrongVersion")):
+    with pytest.raises(NotFound, check=has("v3", "v9", reason="WrongVersion")):
         request(home / "daemon.sock", "GET", "/v9/jobs")
 
 
@@ -235,7 +235,7 @@ def test_a_watch_continues_after_kill_9_of_the_daemon(own: LocalClient, home: Pa
 def test_a_repeated_submit_returns_the_same_job(own: LocalClient, home: Path) -> None:
     body = annotate_submitter(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
     sent = {"objects": [body], "environments": [{"PATH": os.environ["PATH"]}]}
-    (first,), (second,) = (request(home / "daemon.sock", "POST", "/v2/jobs", sent) for _ in range(2))
+    (first,), (second,) = (request(home / "daemon.sock", "POST", "/v3/jobs", sent) for _ in range(2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]
 
 

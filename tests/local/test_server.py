@@ -55,7 +55,7 @@ def logged_errors(caplog: pytest.LogCaptureFixture) -> list[type[BaseException] 
 
 def test_an_internal_error_is_logged_with_its_traceback(server: DaemonServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "muster.local"), pytest.raises(MusterError, match=r"see daemon\.log"):
-        request(Path(str(server.server_address)), "GET", "/v2/jobs")
+        request(Path(str(server.server_address)), "GET", "/v3/jobs")
     assert logged_errors(caplog) == [ZeroDivisionError]
 
 
@@ -79,7 +79,7 @@ def test_an_error_outside_of_the_service_is_logged_and_a_closed_connection_is_no
 
 @pytest.mark.parametrize("length", ["1" * 5000, "-1", "1_0", "\u0662", "99999999999"])
 def test_an_invalid_content_length_is_refused(server: DaemonServer, length: str) -> None:
-    head = f"POST /v2/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    head = f"POST /v3/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
     response = send(server, head)
     assert response.startswith(b"HTTP/1.1 422 ")
     assert b"Content-Length: must be at most" in response
@@ -98,7 +98,7 @@ def test_an_invalid_content_length_is_refused(server: DaemonServer, length: str)
 )
 def test_a_request_whose_body_may_end_in_two_places_is_refused(server: DaemonServer, headers: str) -> None:
     smuggled = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
-    response = send(server, f"POST /v2/jobs HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + smuggled)
+    response = send(server, f"POST /v3/jobs HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + smuggled)
     assert response.startswith(b"HTTP/1.1 400 ")
     assert response.count(b"HTTP/1.1 ") == 1
 
@@ -120,7 +120,7 @@ def test_an_environment_with_which_no_process_can_start_is_refused(
 ) -> None:
     body = {"objects": [{}], "environments": [{"PATH": "/bin", **environment}]}
     with pytest.raises(InvalidSpec) as error:
-        request(Path(str(server.server_address)), "POST", "/v2/jobs", body)
+        request(Path(str(server.server_address)), "POST", "/v3/jobs", body)
     assert error.value.field == "environments[0]"
     assert problem in str(error.value)
 
@@ -128,8 +128,8 @@ def test_an_environment_with_which_no_process_can_start_is_refused(
 def test_an_environment_with_which_a_process_can_start_is_accepted(server: DaemonServer) -> None:
     environment = {"PATH": "/bin", "BYTES": "\udcff", "LONG": "b" * (MAX_ARGUMENT_BYTES - len("LONG="))}
     body: dict[str, object] = {"objects": [], "environments": []}
-    assert request(Path(str(server.server_address)), "POST", "/v2/jobs", body) == []
+    assert request(Path(str(server.server_address)), "POST", "/v3/jobs", body) == []
     body = {"objects": [{}], "environments": [environment]}
     with pytest.raises(InvalidSpec) as error:  # of the object, which is decoded after its environment
-        request(Path(str(server.server_address)), "POST", "/v2/jobs", body)
+        request(Path(str(server.server_address)), "POST", "/v3/jobs", body)
     assert not error.value.field.startswith("environments")

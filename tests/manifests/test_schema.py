@@ -156,7 +156,7 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
     assert main(tmp_path, ["--check"]) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
-        f"{name} is not what platform/muster/api/spec says; run: make manifests"
+        f"{name} is not what is generated from platform/muster; run: make manifests"
         for name in ("helm/crds.yaml", "docs/api.md")
     ]
     assert (tmp_path / "docs" / "api.md").read_text() == "old"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
-API_VERSION = 2
+API_VERSION = 3
 """Version of the API between client and daemon; raised by every change that the other side would decode wrongly."""
 
 

@@ -39,6 +39,9 @@ from muster.local.run_folder import (
     tail_offset,
 )
 from muster.text import did_you_mean
+from muster.visibility.reader import read_list
+from muster.visibility.rows import node_row, queue_row
+from muster.visibility.types import NodeSummaryList, QueueSummaryList
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject
@@ -176,7 +179,7 @@ class LocalClient:
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.tables`)."""
-        return list(self._daemon.request("GET", f"/v{API_VERSION}/queues"))
+        return [queue_row(queue) for queue in read_list(self._read, "queues", QueueSummaryList).items]
 
     def flavors(self) -> list[Flavor]:
         """All flavors."""
@@ -184,7 +187,11 @@ class LocalClient:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
-        return list(self._daemon.request("GET", f"/v{API_VERSION}/nodes"))
+        return [node_row(node) for node in read_list(self._read, "nodes", NodeSummaryList).items]
+
+    def _read(self, url: str) -> Any:
+        """The answer of the read API (`muster.visibility`)."""
+        return self._daemon.request("GET", url)
 
     def drain(self, node: str) -> list[TrainingJob]:
         """Raises `Refused`, since all nodes are this host; `NotFound` for an unknown node."""

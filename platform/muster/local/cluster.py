@@ -113,6 +113,21 @@ class LocalCluster:
 
     # ---- observation
 
+    def read_state(self) -> ObservedState:
+        """All objects now, for readers: with quarantined jobs, without heartbeats. Changes nothing of what `observe`
+        compares with."""
+        with self.lock:
+            jobs = tuple(self._store.jobs.values())
+            return ObservedState(
+                now=self._clock(),
+                nodes=self.nodes,
+                flavors=tuple(self._store.flavors.values()),
+                queues=tuple(self._store.queues.values()),
+                jobs=jobs,
+                pods=self._observe_pods(),
+                namespaces=self._namespace_labels(jobs),
+            )
+
     def observe(self) -> ObservedState:
         """The current state, without quarantined jobs; their pods count as unmanaged usage."""
         with self.lock:

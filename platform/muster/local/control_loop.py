@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.backoff import Backoff
-from muster.cluster import RecordEvent, Write
+from muster.cluster import RecordEvent, Write, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted
@@ -205,6 +205,7 @@ class ControlLoop:
             # Applying the writes also syncs the pods, which may find changes that the engine has not observed yet.
             changed = parts.supervisor.pop_changed() or bool(cycle.writes)
             self._log_events(cycle.writes)
+            self._observe_preemptions(cycle.writes)
             parts.notifier.publish(cycle.waits, cycle.snapshot)
             self._next_cycle_at = time.time() if changed else cycle.wake_at
         parts.notifier.notify()
@@ -218,6 +219,14 @@ class ControlLoop:
         except Exception as error:
             _LOG.warning("reports: %s: %s; retrying in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
             self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
+
+    def _observe_preemptions(self, writes: Sequence[Write]) -> None:
+        """Note which jobs were preempted, for readers: of the jobs just written, and in the first cycle of all."""
+        jobs, notifier = self._components.store.jobs, self._components.notifier
+        written = [write.job_uid for write in writes if isinstance(write, WriteStatus)]
+        for uid in list(jobs) if notifier.cycle is None else written:
+            if (job := jobs.get(uid)) is not None:
+                notifier.preemptions.observe(job)
 
     def _log_events(self, writes: Sequence[Write]) -> None:
         for write in writes:

@@ -150,6 +150,7 @@ class _Query:
     dry_run: bool = False
     after: str | None = None
     timeout_s: float = 0.0
+    target: str = ""  # path and query, for the read API, which checks its own parameters
 
 
 def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
@@ -160,6 +161,8 @@ def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
     except ValueError as error:
         raise InvalidSpec(f"the URL {target!r} is invalid: {error}", reason=_BAD_REQUEST) from error
     segments = [unquote(segment) for segment in url.path.split("/") if segment]
+    if segments[:1] == ["apis"]:
+        return segments, _Query(target=target)
     parameters = parse_qs(url.query, keep_blank_values=True)
     valid = _parameters(method, segments)
     for name, values in parameters.items():
@@ -204,6 +207,8 @@ def route(service: DaemonService, loop: ControlLoop, method: str, segments: list
         case ["POST", "stop"]:
             loop.request_stop(*_parse_stop_request(body))
             return {}
+        case ["GET", "apis", *_]:
+            return service.read(query.target)
         case [_, version, *_] if version != f"v{API_VERSION}":
             raise NotFound(f"the API version must be v{API_VERSION}; got {version}", reason="WrongVersion")
         case ["GET", _, "jobs"]:
@@ -229,12 +234,8 @@ def route(service: DaemonService, loop: ControlLoop, method: str, segments: list
             return service.delete(kind, namespace, name)
         case ["POST", _, "delete"]:
             return service.delete_all(_parse_delete_targets(body))
-        case ["GET", _, "queues"]:
-            return service.queues()
         case ["GET", _, "flavors"]:
             return service.flavors()
-        case ["GET", _, "nodes"]:
-            return service.nodes()
         case ["GET", _, "snapshot"]:
             return json.loads(service.snapshot())
     raise NotFound(f"there is no {method} /{'/'.join(segments)}", reason="UnknownEndpoint")

@@ -15,13 +15,17 @@ from muster.api import spec
 from muster.api.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import InvalidSpec, NotFound, Refused
-from muster.lifecycle import is_admitted, is_finished, transitions
+from muster.lifecycle import is_admitted, is_finished
 from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
-from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.visibility.lists import answer
+from muster.visibility.preemptions import PreemptionLog
+from muster.visibility.requests import parse_request
+from muster.visibility.state import CycleView, ReadState, with_live_wait
+from muster.visibility.types import Item, ItemList
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 
@@ -30,13 +34,15 @@ class ChangeNotifier:
     """Wakes watching requests after changes, and has the result of the last cycle."""
 
     def __init__(self) -> None:
-        self.waits: Mapping[str, model.Wait] = {}  # by job uid
-        self.snapshot: model.Snapshot | None = None
+        self.cycle: CycleView | None = None
+        self.preemptions = PreemptionLog()
+        self._cycles = 0
         self._condition = threading.Condition()
 
     def publish(self, waits: Mapping[str, model.Wait], snapshot: model.Snapshot) -> None:
         """Set the result of a cycle."""
-        self.waits, self.snapshot = waits, snapshot
+        self._cycles += 1
+        self.cycle = CycleView(str(self._cycles), waits, snapshot)
 
     def notify(self) -> None:
         """Wake all that wait."""
@@ -158,31 +164,30 @@ class DaemonService:
         with self._cluster.lock:
             return self._objects.delete_all(targets)
 
-    def queues(self) -> list[dict[str, Any]]:
-        """The queue tree as rows."""
-        with self._cluster.lock:
-            queues, jobs = list(self._store.queues.values()), list(self._store.jobs.values())
-        return queue_rows(queues, self._notifier.snapshot, waiting_by_queue(jobs))
+    def read(self, target: str) -> Item | ItemList:
+        """The answer of the read API (`muster.visibility`) to the path and query of a URL. The user of this host may
+        read everything."""
+        request = parse_request(target)
+        notifier = self._notifier
+        state = ReadState(
+            self._cluster.read_state(),
+            notifier.cycle,
+            "daemon",
+            leading=True,
+            preemptions=notifier.preemptions.newest_first(),
+        )
+        return answer(state, request, lambda namespace: True)
 
     def flavors(self) -> list[spec.Flavor]:
         """All flavors by name."""
         with self._cluster.lock:
             return sorted(self._store.flavors.values(), key=lambda flavor: flavor.metadata.name)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """The nodes as rows, with usage and pods."""
-        with self._cluster.lock:
-            unfinished = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.finished]
-        pods_by_node: dict[str, list[str]] = {}
-        for pod in unfinished:
-            pods_by_node.setdefault(pod.node, []).append(pod.name)
-        return node_rows(self._cluster.nodes, self._notifier.snapshot, pods_by_node)
-
     def snapshot(self) -> bytes:
         """The planner's input in the last cycle, for `muster replay`."""
-        if self._notifier.snapshot is None:
+        if self._notifier.cycle is None:
             raise NotFound("no scheduling cycle has run yet; try again in a moment")
-        return encode_snapshot(self._notifier.snapshot)
+        return encode_snapshot(self._notifier.cycle.snapshot)
 
     # ---- helpers
 
@@ -202,10 +207,8 @@ class DaemonService:
             return job
         if is_admitted(job.status):
             return self._with_log_fault(job)
-        wait = self._notifier.waits.get(job.metadata.uid)
-        if wait is None:
-            return job
-        return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, time.time())})
+        cycle = self._notifier.cycle
+        return job if cycle is None else with_live_wait(job, cycle.waits, time.time())
 
     def _prune_log_faults(self) -> None:
         """Remove those of jobs that have finished or were deleted. The caller holds the lock."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from muster.api.spec import TrainingJob
 from muster.lifecycle import has_terminated
-from muster.lifecycle.conditions import find_condition
 from muster.text import format_duration, sanitize
+from muster.visibility.items import explain_phase
 
 PHASE_STYLES = {
     "Pending": "yellow",
@@ -80,23 +80,8 @@ def is_over(job: TrainingJob) -> bool:
 def phase_reason(job: TrainingJob) -> tuple[str, str]:
     """(code, message) that explains the phase; empty if none does. A cancelled job whose processes have not ended is
     Stopping."""
-    if job.status.phase == "Terminating":
-        cancelled = find_condition(job.status, "Cancelled")
-        return "Stopping", sanitize(cancelled.message) if cancelled else ""
-    types = {
-        "Failed": ("Failed",),
-        "Cancelled": ("Cancelled",),
-        "Suspended": ("Suspended",),
-        "Succeeded": ("Complete",),
-        "Running": ("PodsReady",),
-    }.get(job.status.phase, ("Admitted", "Evicted"))
-    for kind in types:
-        found = find_condition(job.status, kind)
-        if found is not None and (found.message or found.reason):
-            return found.reason, sanitize(found.message)
-    if job.status.phase == "Pending" and job.status.submitted_at is None:
-        return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
-    return "", ""
+    reason, message = explain_phase(job.status)
+    return reason, sanitize(message)
 
 
 def no_output_reason(job: TrainingJob) -> str:

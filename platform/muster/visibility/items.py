@@ -1,0 +1,172 @@
+"""Builds the items of the read API from observed objects and the last scheduling cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from muster.api import spec
+from muster.lifecycle.conditions import EVICTED, PODS_READY, find_condition
+from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.visibility.state import ReadState, job_key
+from muster.visibility.types import (
+    ItemMeta,
+    JobSummary,
+    NodeSummary,
+    PendingJob,
+    PodReference,
+    Preemption,
+    QueueResources,
+    QueueSummary,
+)
+
+MayRead = Callable[[str], bool]
+"""Whether the client may read the jobs of a namespace."""
+_PREEMPTION_REASONS = ("Preempted", "Reclaimed")
+_CONDITIONS_OF_PHASE = {
+    "Failed": ("Failed",),
+    "Cancelled": ("Cancelled",),
+    "Suspended": ("Suspended",),
+    "Succeeded": ("Complete",),
+    "Running": ("PodsReady",),
+}
+
+
+def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
+    """All queues, each with the names of the queues from its root to itself, by which they are ordered."""
+    observed = state.observed
+    rows = queue_rows(observed.queues, state.snapshot, waiting_by_queue(state.jobs), observed.decode_errors.queues)
+    found: list[tuple[tuple[str, ...], QueueSummary]] = []
+    path: list[str] = []
+    for row in rows:
+        del path[row["depth"] :]
+        path.append(row["name"])
+        found.append((tuple(path), _queue_summary(row)))
+    return found
+
+
+def _queue_summary(row: dict[str, Any]) -> QueueSummary:
+    fields = {name: value for name, value in row.items() if name not in ("name", "waiting", "resources")}
+    resources = [QueueResources(**entry) for entry in row["resources"]]
+    return QueueSummary(metadata=ItemMeta(name=row["name"]), pending=row["waiting"], resources=resources, **fields)
+
+
+def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]:
+    """All nodes by name."""
+    namespaces = {job.metadata.uid: job_key(job)[0] for job in state.jobs}
+    pods: dict[str, list[PodReference]] = {}
+    counts: dict[str, int] = {}
+    for uid, views in state.observed.pods.items():
+        namespace = namespaces.get(uid)
+        for pod in views if namespace is not None else ():
+            if pod.phase not in ("Succeeded", "Failed"):
+                counts[pod.node] = counts.get(pod.node, 0) + 1
+                if namespace is not None and may_read(namespace):
+                    pods.setdefault(pod.node, []).append(PodReference(namespace=namespace, name=pod.name))
+    nodes = sorted(state.observed.nodes, key=lambda node: node.name)
+    for row in node_rows(nodes, state.snapshot, {}):
+        name = row["name"]
+        fields = {key: value for key, value in row.items() if key not in ("name", "pods")}
+        named = sorted(pods.get(name, ()), key=lambda pod: (pod.namespace, pod.name))
+        yield NodeSummary(metadata=ItemMeta(name=name), pod_count=counts.get(name, 0), pods=named, **fields)
+
+
+def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
+    """A job with its live status; `complete`: with conditions, placement and last failure."""
+    status = job.status
+    reason, message = explain_phase(status)
+    roles = job.spec.roles
+    details: dict[str, Any] = {}
+    if complete:
+        details = {
+            "conditions": status.conditions,
+            "placement": status.placement,
+            "last_failure": status.last_failure,
+        }
+    return JobSummary(
+        metadata=_job_meta(job),
+        queue=job.spec.queue,
+        priority=_effective_priority(job),
+        phase=status.phase,
+        reason=reason,
+        message=message,
+        position=status.queue_position,
+        estimated_start=status.estimated_start,
+        min_pods=sum(role.min_replicas or role.replicas for role in roles),
+        max_pods=sum(job.spec.max_replicas(role) for role in roles),
+        pods_wanted=status.pods_wanted,
+        pods_ready=status.pods_ready,
+        nodes=sorted({share.node for role in status.placement for share in role.nodes}),
+        submitted_at=status.submitted_at,
+        admitted_at=status.admitted_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        ran_seconds=status.ran_seconds,
+        attempt=status.attempt,
+        restarts=status.restarts,
+        progress=status.progress,
+        **details,
+    )
+
+
+def pending_job(job: spec.TrainingJob) -> PendingJob:
+    """Why a pending job waits. `job` has its live status."""
+    status = job.status
+    reason, message = explain_phase(status)
+    return PendingJob(
+        metadata=_job_meta(job),
+        queue=job.spec.queue,
+        priority=_effective_priority(job),
+        reason=reason,
+        message=message,
+        position=status.queue_position,
+        estimated_start=status.estimated_start,
+        submitted_at=status.submitted_at,
+        requeue_after=status.requeue_after,
+    )
+
+
+def preemption_of(job: spec.TrainingJob) -> Preemption | None:
+    """The preemption that a job's status tells of: its eviction for another job, or that it shrank for one. None if
+    there is none, and once the job has started again."""
+    status = job.status
+    evicted = find_condition(status, EVICTED)
+    if evicted is not None and evicted.status == "True":
+        if evicted.reason not in _PREEMPTION_REASONS:
+            return None
+        return _preemption(job, evicted.reason, evicted.message, evicted.last_transition_time)
+    if status.eviction is None or status.resized_at is None:
+        return None
+    ready = find_condition(status, PODS_READY)
+    message = "" if ready is None else ready.message
+    return _preemption(job, status.eviction.reason, message, status.resized_at, resized=True)
+
+
+def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, resized: bool = False) -> Preemption:
+    queue = job.spec.queue
+    return Preemption(metadata=_job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
+
+
+def explain_phase(status: spec.TrainingJobStatus) -> tuple[str, str]:
+    """(reason, message) that explain the phase; empty if none does. A cancelled job whose processes have not ended is
+    Stopping."""
+    if status.phase == "Terminating":
+        cancelled = find_condition(status, "Cancelled")
+        return "Stopping", cancelled.message if cancelled else ""
+    for kind in _CONDITIONS_OF_PHASE.get(status.phase, ("Admitted", "Evicted")):
+        found = find_condition(status, kind)
+        if found is not None and (found.message or found.reason):
+            return found.reason, found.message
+    if status.phase == "Pending" and status.submitted_at is None:
+        return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
+    return "", ""
+
+
+def _job_meta(job: spec.TrainingJob) -> ItemMeta:
+    namespace, name = job_key(job)
+    meta = job.metadata
+    return ItemMeta(name=name, namespace=namespace, uid=meta.uid, creation_timestamp=meta.creation_timestamp)
+
+
+def _effective_priority(job: spec.TrainingJob) -> int | None:
+    return job.spec.priority if job.spec.priority_class_name is None else job.status.priority

@@ -1,0 +1,41 @@
+"""Reads lists of the read API to their end, for clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList
+
+T = TypeVar("T", bound=Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T]):
+    """All items of a list, and where the last page came from."""
+
+    items: list[T]
+    source: DataSource
+
+
+def read_list(
+    get: Callable[[str], Any],
+    plural: str,
+    page: type[ItemList],
+    namespace: str | None = None,
+    selector: Mapping[str, str] | None = None,
+) -> Listing[Any]:
+    """All pages. `get` answers the path and query of a URL with decoded JSON, and raises as its caller expects."""
+    prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    items: list[Any] = []
+    query: dict[str, str] = {}
+    if selector:
+        query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
+    while True:
+        found = page.model_validate(get(f"{BASE_PATH}{prefix}/{plural}{'?' if query else ''}{urlencode(query)}"))
+        items += found.items
+        if not found.metadata.continue_token:
+            return Listing(items, found.source)
+        query["continue"] = found.metadata.continue_token

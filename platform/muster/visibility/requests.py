@@ -1,0 +1,156 @@
+"""Parses routes of the read API: BASE_PATH/[namespaces/NAMESPACE/]RESOURCE[/NAME], with Kubernetes' parameters."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from muster.errors import InvalidSpec, NotFound
+from muster.visibility.types import (
+    BASE_PATH,
+    Item,
+    ItemList,
+    JobSummary,
+    JobSummaryList,
+    NodeSummary,
+    NodeSummaryList,
+    PendingJob,
+    PendingJobList,
+    Preemption,
+    PreemptionList,
+    QueueSummary,
+    QueueSummaryList,
+)
+
+MAX_LIMIT = 500
+BAD_REQUEST = "BadRequest"
+UNKNOWN_ROUTE = "UnknownEndpoint"
+_IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "labelSelector", "watch")
+_MAX_QUERY = 4096  # characters
+
+PageKey: TypeAlias = tuple[str | float, ...]
+"""What lists are ordered by: unique, and never that of another object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableResource:
+    """A collection. `selectable`: fields that a fieldSelector may name."""
+
+    plural: str
+    item: type[Item]
+    page: type[ItemList]
+    namespaced: bool = True
+    selectable: tuple[str, ...] = ()
+
+
+RESOURCES = {
+    resource.plural: resource
+    for resource in (
+        ReadableResource("queues", QueueSummary, QueueSummaryList, namespaced=False),
+        ReadableResource("nodes", NodeSummary, NodeSummaryList, namespaced=False),
+        ReadableResource("jobs", JobSummary, JobSummaryList, selectable=("queue", "phase")),
+        ReadableResource("pendingjobs", PendingJob, PendingJobList, selectable=("queue",)),
+        ReadableResource("preemptions", Preemption, PreemptionList, selectable=("queue",)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """One call: a list, or with `name` one object. `namespace` None: all namespaces. `after`: the last key of the page
+    before. `selector`: values by field."""
+
+    resource: ReadableResource
+    namespace: str | None = None
+    name: str | None = None
+    limit: int = MAX_LIMIT
+    after: PageKey | None = None
+    selector: tuple[tuple[str, str], ...] = ()
+
+
+def parse_request(target: str) -> ReadRequest:
+    """The call of a URL's path and query. Raises `NotFound` for an unknown route, `InvalidSpec` BadRequest for an
+    invalid parameter."""
+    try:
+        url = urlsplit(target)
+    except ValueError as error:
+        raise InvalidSpec(f"the URL {target[:200]!r} is invalid: {error}", reason=BAD_REQUEST) from error
+    namespace: str | None = None
+    rest = [unquote(part) for part in url.path.removeprefix(BASE_PATH).split("/") if part]
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    resource = RESOURCES.get(rest[0]) if rest else None
+    name = rest[1] if len(rest) == 2 else None
+    invalid = not url.path.startswith(f"{BASE_PATH}/") or resource is None or len(rest) > 2
+    if invalid or resource is None or (namespace is not None and not resource.namespaced):
+        raise _no_route(url.path)
+    if name is not None and (resource.namespaced != (namespace is not None) or resource.plural == "preemptions"):
+        raise _no_route(url.path)
+    if len(url.query) > _MAX_QUERY:
+        raise _invalid("query", f"must be at most {_MAX_QUERY} characters; got {len(url.query)}")
+    given = parse_qs(url.query, keep_blank_values=True)
+    for parameter, values in given.items():
+        if parameter not in ("limit", "continue", "fieldSelector", *_IGNORED):
+            raise _invalid(parameter, "is no parameter; valid: limit, continue, fieldSelector")
+        if len(values) > 1:
+            raise _invalid(parameter, f"must be given once; got {', '.join(map(repr, values))}")
+    values_by_name = {parameter: values[0] for parameter, values in given.items()}
+    if values_by_name.get("labelSelector"):
+        raise _invalid("labelSelector", "must be empty: items have no labels; use fieldSelector")
+    if values_by_name.get("watch", "false") not in ("", "0", "false"):
+        raise _invalid("watch", "must be false: lists cannot be watched; get them again")
+    return ReadRequest(
+        resource,
+        namespace,
+        name,
+        _parse_limit(values_by_name.get("limit", "")),
+        decode_token(values_by_name["continue"]) if values_by_name.get("continue") else None,
+        tuple(_parse_selector(resource, values_by_name.get("fieldSelector", ""))),
+    )
+
+
+def encode_token(key: PageKey) -> str:
+    """The value of `continue` for the page after this key."""
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
+
+
+def decode_token(token: str) -> PageKey:
+    """The key in a value of `continue`. Raises `InvalidSpec` BadRequest."""
+    try:
+        key = json.loads(base64.urlsafe_b64decode(token.encode()))
+    except (ValueError, binascii.Error, RecursionError):
+        key = None
+    if not isinstance(key, list) or not all(isinstance(part, str | float) for part in key):
+        raise _invalid("continue", f"must be the value of an earlier page; got {token[:80]!r}")
+    return tuple(key)
+
+
+def _parse_limit(text: str) -> int:
+    """`limit`; without one, with 0 or with a larger one: MAX_LIMIT."""
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise _invalid("limit", f"must be an integer of at least 0; got {text[:80]!r}")
+    return min(int(text or "0") or MAX_LIMIT, MAX_LIMIT)
+
+
+def _parse_selector(resource: ReadableResource, text: str) -> list[tuple[str, str]]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    found: list[tuple[str, str]] = []
+    for part in parts:
+        field, equals, value = part.partition("=")
+        if not equals or field not in resource.selectable:
+            valid = ", ".join(f"{name}=VALUE" for name in resource.selectable) or "none"
+            raise _invalid("fieldSelector", f"must be one of these, with commas: {valid}; got {part[:80]!r}")
+        found.append((field, value.removeprefix("=")))
+    return found
+
+
+def _no_route(path: str) -> NotFound:
+    return NotFound(f"there is no {path[:200]}; resources: {', '.join(RESOURCES)}", reason=UNKNOWN_ROUTE)
+
+
+def _invalid(field: str, problem: str) -> InvalidSpec:
+    return InvalidSpec(f"{field}: {problem}", field=field, reason=BAD_REQUEST)

@@ -1,0 +1,84 @@
+"""What answers are made from: an observed state, the result of the last scheduling cycle, and who observed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from muster.api import spec
+from muster.cluster import ObservedState
+from muster.lifecycle import is_admitted, is_finished, transitions
+from muster.model import Snapshot, Wait
+from muster.state import snapshot_of
+from muster.visibility.types import DataSource, Preemption
+
+
+@dataclass(frozen=True, slots=True)
+class CycleView:
+    """The result of one scheduling cycle, on `snapshot`. `waits` is by job uid."""
+
+    id: str
+    waits: Mapping[str, Wait]
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class ReadState:
+    """Everything an answer depends on. `cycle` is None where this process has not made a decision: a standby, or before
+    the first cycle. Then usage is computed from the statuses of the jobs. `preemptions`: newest first."""
+
+    observed: ObservedState
+    cycle: CycleView | None
+    identity: str
+    leading: bool
+    preemptions: tuple[Preemption, ...] = ()
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """The planner's input in the last cycle, else one of the observed state alone."""
+        return snapshot_of(self.observed).snapshot if self.cycle is None else self.cycle.snapshot
+
+    @cached_property
+    def jobs(self) -> tuple[spec.TrainingJob, ...]:
+        """All jobs by namespace and name."""
+        return tuple(sorted(self.observed.jobs, key=job_key))
+
+    def live(self, job: spec.TrainingJob) -> spec.TrainingJob:
+        """The job with why it waits as of the last cycle."""
+        return job if self.cycle is None else with_live_wait(job, self.cycle.waits, self.observed.now)
+
+    @cached_property
+    def source(self) -> DataSource:
+        """What the answer says about its origin."""
+        return DataSource(
+            identity=self.identity,
+            leading=self.leading,
+            observed_at=self.observed.now,
+            cycle=_newest_written_cycle(self.observed.jobs) if self.cycle is None else self.cycle.id,
+            cycle_at=None if self.cycle is None else self.cycle.snapshot.now,
+        )
+
+
+def job_key(job: spec.TrainingJob) -> tuple[str, str]:
+    """(namespace, name)."""
+    return job.metadata.namespace or "default", job.metadata.name
+
+
+def with_live_wait(job: spec.TrainingJob, waits: Mapping[str, Wait], now: float) -> spec.TrainingJob:
+    """The job with why it waits as of the last cycle, which is written into its status less often."""
+    wait = waits.get(job.metadata.uid)
+    if wait is None or is_finished(job.status) or is_admitted(job.status):
+        return job
+    return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, now)})
+
+
+def _newest_written_cycle(jobs: tuple[spec.TrainingJob, ...]) -> str:
+    """The cycle in the status that was written last; empty if none has one."""
+    written = ((_version(job), job.status.last_cycle) for job in jobs if job.status.last_cycle)
+    return max(written, default=(0, ""))[1] or ""
+
+
+def _version(job: spec.TrainingJob) -> int:
+    version = job.metadata.resource_version
+    return int(version) if version.isdecimal() else 0

@@ -1,0 +1,44 @@
+"""Read states of small clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engine.objects import queue
+from tests.state.observed_states import observed_state
+
+from muster.api import spec
+from muster.cluster import ObservedState
+from muster.model import Wait
+from muster.state import snapshot_of
+from muster.visibility.items import MayRead
+from muster.visibility.lists import answer
+from muster.visibility.requests import parse_request
+from muster.visibility.state import CycleView, ReadState
+from muster.visibility.types import BASE_PATH
+
+
+def in_namespace(job: spec.TrainingJob, namespace: str) -> spec.TrainingJob:
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+
+
+def two_queues(*jobs: spec.TrainingJob) -> ObservedState:
+    """A root with 16 GPUs and its leaf `default`, which has all jobs."""
+    return observed_state(*jobs, queues=(queue("root"), queue(gpus=None, parent="root")))
+
+
+def leader(observed: ObservedState, waits: dict[str, Wait] | None = None, **fields: Any) -> ReadState:
+    """The state of a process that has decided on `observed`."""
+    cycle = CycleView("t-7", waits or {}, snapshot_of(observed).snapshot)
+    return ReadState(observed, cycle, "leader", leading=True, **fields)
+
+
+def read(state: ReadState, route: str, may_read: MayRead = lambda namespace: True) -> dict[str, Any]:
+    """The JSON of the answer to a route below the base path."""
+    return answer(state, parse_request(f"{BASE_PATH}/{route}"), may_read).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+
+
+def names(found: dict[str, Any]) -> list[str]:
+    return [item["metadata"]["name"] for item in found["items"]]

@@ -1,0 +1,132 @@
+"""Lists of the read API: pages, selectors, and namespaces that a client may not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.state.observed_states import admitted, named
+from tests.visibility.states import in_namespace, leader, names, read, two_queues
+
+from muster.errors import InvalidSpec, NotFound
+from muster.visibility import lists
+from muster.visibility.reader import read_list
+from muster.visibility.requests import decode_token, encode_token, parse_request
+from muster.visibility.types import BASE_PATH, JobSummaryList, QueueSummaryList
+
+
+@given(st.sets(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from("uvwxyz")), max_size=12), st.integers(1, 5))
+def test_the_pages_have_every_job_once_in_order(jobs: set[tuple[str, str]], limit: int) -> None:
+    state = leader(two_queues(*(in_namespace(named(name), space) for space, name in jobs)))
+    seen: list[tuple[str, str]] = []
+    query = f"limit={limit}"
+    while True:
+        page = read(state, f"jobs?{query}")
+        seen += [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in page["items"]]
+        assert len(page["items"]) <= limit
+        assert page["metadata"]["remainingItemCount"] == len(jobs) - len(seen)
+        if not page["metadata"]["continue"]:
+            break
+        query = f"limit={limit}&continue={page['metadata']['continue']}"
+    assert seen == sorted(jobs)
+
+
+def test_a_job_that_is_deleted_between_two_pages_hides_no_other() -> None:
+    before = leader(two_queues(*(named(name) for name in "abcd")))
+    after = leader(two_queues(*(named(name) for name in "acd")))
+    token = read(before, "jobs?limit=2")["metadata"]["continue"]
+    assert names(read(after, f"jobs?limit=2&continue={token}")) == ["c", "d"]
+
+
+def test_a_page_ends_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "MAX_PAGE_BYTES", 1)
+    page = read(leader(two_queues(*(named(name) for name in "abc"))), "jobs")
+    assert (names(page), page["metadata"]["remainingItemCount"]) == (["a"], 2)
+
+
+@pytest.mark.parametrize("plural", ["jobs", "pendingjobs"])
+def test_jobs_of_namespaces_that_the_client_may_not_read_are_left_out(plural: str) -> None:
+    state = leader(two_queues(in_namespace(named("a"), "mine"), in_namespace(named("b"), "theirs")))
+
+    def mine(namespace: str) -> bool:
+        return namespace == "mine"
+
+    assert names(read(state, plural, mine)) == ["a"]
+    assert names(read(state, f"namespaces/theirs/{plural}", mine)) == []
+    with pytest.raises(NotFound, match="does not exist"):
+        read(state, f"namespaces/theirs/{plural}/b", mine)
+    # Sums of queues contain them: they say how much is left for others.
+    assert read(state, "queues", mine)["items"][0]["pending"] == 2
+
+
+def test_selectors_select_by_queue_and_phase() -> None:
+    state = leader(two_queues(admitted("a"), named("b"), named("c", queue="other")))
+    assert names(read(state, "jobs?fieldSelector=queue%3Ddefault")) == ["a", "b"]
+    assert names(read(state, "jobs?fieldSelector=queue%3D%3Ddefault,phase%3DPending")) == ["b"]
+    assert names(read(state, "pendingjobs?fieldSelector=queue%3Dother")) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=-1", "limit"),
+        ("limit=x", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("continue=%%%", "continue"),
+        ("continue=e30=", "continue"),
+        ("fieldSelector=spec.queue%3Da", "fieldSelector"),
+        ("fieldSelector=queue!%3Da", "fieldSelector"),
+        ("labelSelector=a%3Db", "labelSelector"),
+        ("watch=true", "watch"),
+        ("name=a", "name"),
+        ("fieldSelector=" + "a" * 5000, "query"),
+    ],
+)
+def test_an_invalid_parameter_is_refused_by_name(query: str, field: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"^{field}: ") as refused:
+        parse_request(f"{BASE_PATH}/jobs?{query}")
+    assert (refused.value.field, refused.value.reason) == (field, "BadRequest")
+
+
+def test_a_token_of_another_list_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"^continue: "):
+        read(leader(two_queues(named("a"))), f"jobs?continue={encode_token((-1.5, 'uid'))}")
+
+
+@given(st.text(max_size=30))
+def test_any_text_as_a_token_is_a_key_or_is_refused(text: str) -> None:
+    try:
+        key = decode_token(text)
+    except InvalidSpec:
+        return
+    assert all(isinstance(part, str | float | int) for part in key)
+
+
+@pytest.mark.parametrize(
+    "route", ["", "pods", "jobs/a", "jobs/a/b/c", "namespaces/x/queues", "namespaces/x/jobs/a/log", "preemptions/a"]
+)
+def test_other_routes_do_not_exist(route: str) -> None:
+    with pytest.raises(NotFound, match="resources: queues, nodes, jobs, pendingjobs, preemptions"):
+        parse_request(f"{BASE_PATH}/{route}")
+
+
+def test_a_reader_gets_all_pages() -> None:
+    state = leader(two_queues(*(named(name) for name in "abcde")))
+    asked: list[str] = []
+
+    def get(url: str) -> Any:
+        asked.append(url)
+        joint = "&" if "?" in url else "?"
+        return read(state, f"{url.removeprefix(BASE_PATH + '/')}{joint}limit=2")
+
+    found = read_list(get, "jobs", JobSummaryList, selector={"phase": "Pending"})
+    assert [job.metadata.name for job in found.items] == list("abcde")
+    assert (len(asked), found.source.cycle) == (3, "t-7")
+    assert _names(get) == ["root", "default"]
+
+
+def _names(get: Callable[[str], Any]) -> list[str]:
+    return [queue.metadata.name for queue in read_list(get, "queues", QueueSummaryList).items]
