@@ -65,6 +65,8 @@ _EXEMPT_FROM = {
         "platform/muster/tracing/",
         "platform/muster/cli/",
         "tests/tracing/",
+        "tests/trainer/test_slow_loader.py",
+        "benchmarks/false_alarms.py",
         "tests/cli/",
         "docs/tracing.md",
         "docs/cli.md",

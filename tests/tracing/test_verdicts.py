@@ -102,6 +102,38 @@ def test_balanced_stages_that_wait_for_each_other_have_no_verdict(tmp_path: Path
     assert not any("waits least" in sentence for sentence in report.findings)
 
 
+@pytest.mark.parametrize("annotation", ["Forward 0", "PP:1F0", "train_step"])
+def test_on_the_cpu_a_stage_that_waits_for_a_slow_loader_of_another_is_not_blamed(
+    tmp_path: Path, annotation: str
+) -> None:
+    """gloo's receive begins within an operator and ends long after it, so the two do not nest."""
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at = number * 100_000.0
+            events.append(step(number, at, 90_000))
+            if rank == 0:
+                events += [
+                    Event("data", at, 50_000, "user_annotation"),
+                    Event(annotation, at + 50_000, 15_000, "user_annotation"),
+                    Event("aten::mm", at + 50_000, 15_000),
+                    Event("gloo:send", at + 65_000, 15_000, "user_annotation"),
+                ]
+            else:
+                events += [
+                    Event("data", at, 1_000, "user_annotation"),
+                    Event(annotation, at + 1_300, 68_800 + 15_000, "user_annotation"),
+                    Event("c10d::recv_", at + 1_400, 200),
+                    Event("gloo:recv", at + 1_500, 68_600, "user_annotation"),
+                    Event("aten::mm", at + 70_100, 15_000),
+                ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    report = build(tmp_path)
+    assert [(verdict.ranks, verdict.cause) for verdict in report.verdicts] == [((0,), Cause.DATA_LOADING)]
+    kinds = report.traces[1].trace.time_by_category_s
+    assert [kinds["compute"], kinds["communication"]] == pytest.approx([0.06, 4 * 0.0687])
+
+
 def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: Muster) -> None:
     folder = gpu_job(tmp_path, [CLEAN, GpuRank(extra=4)])
     found = json.loads(muster("trace", "analyze", str(folder), "--json").out)

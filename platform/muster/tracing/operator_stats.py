@@ -9,7 +9,7 @@ import numpy as np
 
 from muster.tracing.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.spans import Int64, groups
-from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME
+from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME, nested_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     Annotations and torch's operators around Python code are part of the call tree but not listed, except compiled
     graphs: their self time is Python.
     """
-    nested = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
+    nested = nested_events(trace)
     self_ns = np.zeros(len(nested), dtype=np.int64)
     for of_thread in groups(nested.thread):
         tree = build_call_tree(nested[of_thread])

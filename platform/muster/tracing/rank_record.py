@@ -14,7 +14,13 @@ from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operat
 from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
 from muster.tracing.steps import NO_STEP, StepTable
 from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
-from muster.tracing.work_kinds import COMMUNICATION_NAME, TimeCategory, device_work_types
+from muster.tracing.work_kinds import (
+    COMMUNICATION_NAME,
+    POINT_TO_POINT_NAME,
+    TimeCategory,
+    device_work_types,
+    matching_names,
+)
 
 MAX_COLLECTIVES = 20_000
 MAX_WORK_NAMES = 300
@@ -26,7 +32,8 @@ COMPILATION = re.compile(r".*\(dynamo_timed\)$")
 POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
 # Annotations around code that launches work: only time directly in them is blocked, not that of their operators.
 PHASE_NAME = re.compile(
-    r"forward|backward|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd|\[pl\]"
+    r"[Ff]orward|[Bb]ackward|PP:|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd"
+    r"|\[pl\]"
 )
 IGNORED_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|c10d):|record_param_comms|.*_data: ")
 STEP_ANNOTATION = re.compile(r"ProfilerStep\s*#")
@@ -97,7 +104,7 @@ def rank_record(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankRec
         idle_ms=(windows.end - windows.start - covered_within(busy, windows)) / 1e6,
         compile_ms=_named_ms(trace, trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION), COMPILATION, windows),
         allocation_ms=_named_ms(trace, runtime, ALLOCATION, windows),
-        blocked_ms=_blocked_ms(trace, lanes, busy if len(steps.work) else lanes[TimeCategory.COMMUNICATION], windows),
+        blocked_ms=_blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
         collectives=_collectives(trace, steps, lanes, communication),
         stage=_pipeline_stage(trace, communication),
@@ -119,11 +126,11 @@ def _compute_work(trace: Trace, steps: StepTable) -> tuple[OperatorStats, ...]:
     return kernels_by_time(trace, work[device_work_types(trace, work) == KernelType.COMPUTE])[:MAX_WORK_NAMES]
 
 
-def _blocked_ms(trace: Trace, lanes: CategorySpans, busy: Spans, windows: Spans) -> dict[str, NDArray[np.float64]]:
+def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[np.float64]]:
     """Per annotation and window the time in which the thread of the steps was blocked in it, outside of `busy`."""
-    sync = np.array([SYNCHRONISATION.match(name) is not None for name in trace.names], dtype=bool)
+    sync, sent = matching_names(trace, SYNCHRONISATION), matching_names(trace, POINT_TO_POINT_NAME)
     events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)
-    keep = (events.kind != EventKind.RUNTIME) | sync[events.name]
+    keep = np.where(events.kind == EventKind.RUNTIME, sync[events.name], ~sent[events.name])
     events = events[keep]
     spans: dict[str, list[Spans]] = {}
     for of_thread in groups(events.thread):

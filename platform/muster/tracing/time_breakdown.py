@@ -34,9 +34,11 @@ from muster.tracing.work_kinds import (
     DATA_NAME,
     FRAME_NAME,
     OPTIMIZER_NAME,
+    POINT_TO_POINT_NAME,
     TimeCategory,
     device_work_types,
     matching_names,
+    nested_events,
 )
 
 NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
@@ -174,14 +176,14 @@ def _device_category_spans(trace: Trace, work: Events) -> CategorySpans:
 
 
 def trim_closures(trace: Trace) -> Events:
-    """Operators and annotations; an optimizer's annotation starts where the closure that it called has ended.
+    """Nested operators and annotations; an optimizer's annotation starts where the closure that it called has ended.
 
     `optimizer.step(closure)` (used by Lightning, required by LBFGS) runs forward and backward inside the optimizer's
     annotation. Forward passes have no annotation, but autograd does: everything up to the end of the last autograd
     event, and of the call around it, is the closure. If a closure is called several times, the optimizer's work in
     between counts as closure.
     """
-    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
+    events = nested_events(trace)
     annotation = events.kind == EventKind.ANNOTATION
     optimizers = np.flatnonzero(annotation & matching_names(trace, OPTIMIZER_NAME)[events.name]) if len(events) else ()
     backward = events[matching_names(trace, AUTOGRAD_NAME)[events.name]] if len(events) else events
@@ -222,6 +224,7 @@ def _cpu_category_spans(trace: Trace) -> CategorySpans:
     own = _name_categories(trace)
     events = trim_closures(trace)
     parts: dict[TimeCategory, list[Spans]] = {kind: [] for kind in TimeCategory}
+    parts[TimeCategory.COMMUNICATION].append(_annotation_spans(trace, POINT_TO_POINT_NAME, trace.annotations))
     for of_thread in groups(events.thread):
         here = events[of_thread]
         tree = build_call_tree(here)

@@ -30,6 +30,8 @@ class TimeCategory(IntEnum):
 COMMUNICATION_NAME = re.compile(
     r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
 )
+# On the CPU these last from the call to the wait for its result: they overlap other events of their thread.
+POINT_TO_POINT_NAME = re.compile(r"(gloo|mpi|ucc):(send|recv)")
 # torch's own annotations, and names that training loops (also Muster's trainer) use with record_function.
 AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
@@ -70,6 +72,12 @@ def device_work_types(trace: Trace, work: Events) -> NDArray[np.int8]:
     by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
     types = np.where(work.collective >= 0, np.int8(KernelType.COMMUNICATION), by_name[work.name])
     return np.where(work.kind == EventKind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
+
+
+def nested_events(trace: Trace) -> Events:
+    """Operators and annotations of the CPU that nest within a thread: all but sends and receives."""
+    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
+    return events[~matching_names(trace, POINT_TO_POINT_NAME)[events.name]] if len(events) else events
 
 
 def matching_names(trace: Trace, pattern: re.Pattern[str]) -> Mask:
