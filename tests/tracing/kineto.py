@@ -102,10 +102,17 @@ class GpuRank:
     compile_ms: float = 0.0
 
 
-def gpu_job(folder: Path, ranks: Sequence[GpuRank], *, steps: int = 4, clock_us: Sequence[float] = ()) -> Path:
+def gpu_job(
+    folder: Path,
+    ranks: Sequence[GpuRank],
+    *,
+    steps: int = 4,
+    clock_us: Sequence[float] = (),
+    name: str = "rank{rank}.json",
+) -> Path:
     """Traces of a job in which each step ends with an all-reduce that begins when the last rank has come.
 
-    `clock_us` is how much each rank's clock is ahead.
+    `clock_us` is how much each rank's clock is ahead. The first step is step 10.
     """
     begin = 0.0
     events: list[list[Event]] = [[] for _ in ranks]
@@ -126,7 +133,7 @@ def gpu_job(folder: Path, ranks: Sequence[GpuRank], *, steps: int = 4, clock_us:
     for i, of_rank in enumerate(events):
         ahead = clock_us[i] if clock_us else 0.0
         shifted = [replace(event, start=1e6 + event.start + ahead) for event in of_rank]
-        write_trace(folder / f"rank{i}.json", shifted, rank=i, world_size=len(ranks))
+        write_trace(folder / name.format(rank=i), shifted, rank=i, world_size=len(ranks))
     return folder
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import random
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 from rich.console import Console
-from tests.tracing.kineto import training_steps, write_trace
+from tests.tracing.kineto import GpuRank, gpu_job, training_steps, write_trace
 
 from muster.tracing.report import Report, render_terminal
 
@@ -41,6 +43,32 @@ def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int 
         write_trace(
             folder / f"traces/spool/rank-{rank}.attempt-0.steps-20-23.json", events, rank=rank, world_size=ranks
         )
+    return folder
+
+
+def gpu_run_folder(
+    folder: Path, ranks: Sequence[GpuRank], *, steps: int = 200, traced: int = 5, loss: bool = True
+) -> Path:
+    """The run folder of a job on GPUs that traced `traced` steps from step 10 on; memory grows with the rank."""
+    for name in ("metrics", "heartbeats", "traces/spool"):
+        (folder / name).mkdir(parents=True)
+    traces = f"rank-{{rank}}.attempt-0.steps-10-{10 + traced}.json"
+    gpu_job(folder / "traces/spool", ranks, steps=traced, name=traces)
+    waits_for = max(rank.blocked[1] + (rank.layers + rank.extra) * rank.kernel_ms * rank.slowdown for rank in ranks)
+    for rank in range(len(ranks)):
+        noise = random.Random(rank)
+        lines = [
+            metrics_line(
+                number,
+                step_time_s=(waits_for + 1) / 1e3 * (noise.uniform(0.98, 1.02) if number else 20),
+                loss=4 + 6 / (1 + number / 10) + noise.uniform(-0.1, 0.1) if loss else None,
+                memory_bytes=2**30 * (20 + rank / 8 + (number >= steps // 2)),
+            )
+            for number in range(steps)
+        ]
+        (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
+        heartbeat = {"rank": rank, "world_size": len(ranks), "step": steps, "steps": steps, "peak_memory_bytes": 2**35}
+        (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(heartbeat))
     return folder
 
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
-from muster.tracing.formatting import format_percent, shorten_middle
+from muster.tracing.formatting import format_number, format_percent, shorten_middle
 
 _Scale = Callable[[float], float]
 GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
+MAX_HOVER_COLUMNS = 100
 AXIS_PADDING_PX = 6  # between the axis and the first point, so that points do not touch the labels
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSection:
+    """A section of a page with one chart (SVG); `legend` has the CSS class and the name of each colour."""
+
+    title: str
+    chart: str
+    legend: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,7 @@ class LinePlot:
     """Layout of a line chart: sizes in pixels; `shaded_range` is (x from, x to, label) of a shaded band.
 
     `y_limit` cuts the y axis at the next round number, `outliers` are points above it. `y_is_time`: y is in seconds and
-    labelled with time units.
+    labelled with time units; `y_suffix` follows the numbers of other axes. `show_value` formats y for tooltips.
     """
 
     title: str
@@ -49,6 +62,8 @@ class LinePlot:
     height: int = 240
     y_from_zero: bool = False
     y_is_time: bool = False
+    y_suffix: str = ""
+    show_value: Callable[[float], str] = format_number
     y_limit: float | None = None
     outliers: tuple[Outlier, ...] = ()
     shaded_range: tuple[float, float, str] | None = None
@@ -100,7 +115,7 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
     y_lo, y_hi = (0.0 if plot.y_from_zero else min(shown)), max(shown)
     y_ticks = tick_values(y_lo, y_hi if y_hi > y_lo else y_lo + 1, 5)
     y_lo, y_hi = min(y_lo, y_ticks[0]), max(y_hi, y_ticks[-1])
-    names = tick_labels(y_ticks, as_time=plot.y_is_time)
+    names = [f"{name}{plot.y_suffix}" for name in tick_labels(y_ticks, as_time=plot.y_is_time)]
     left, right, top, bottom = 12 + GLYPH_PX * max(map(len, names)), 16, 12, 34
     wide, high = plot.width - left - right, plot.height - top - bottom
 
@@ -137,8 +152,9 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
     out.append(f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">step</text>')
     for curve in curves:
         out.append(_series_path(curve, x, y))
+    out += _hover_columns(curves, plot, x, top, high)
     out += _outlier_marks(plot.outliers, y_hi, x, y, left + wide)
-    return _svg(plot.width, plot.height, plot.title, out)
+    return svg_element(plot.width, plot.height, plot.title, out)
 
 
 def _series_path(curve: LineSeries, x: _Scale, y: _Scale) -> str:
@@ -148,6 +164,28 @@ def _series_path(curve: LineSeries, x: _Scale, y: _Scale) -> str:
         return f'<circle class="dot {curve.style}" cx="{x(px):.1f}" cy="{y(py):.1f}" r="3">{title}</circle>'
     path = "M" + "L".join(f"{x(px):.1f} {y(py):.1f}" for px, py in curve.points)
     return f'<path class="curve {curve.style}" d="{path}">{title}</path>'
+
+
+def _hover_columns(curves: Sequence[LineSeries], plot: LinePlot, x: _Scale, top: float, high: float) -> list[str]:
+    """Invisible columns over the chart, whose tooltips have the values of all curves at the step in their middle."""
+    steps = sorted({p[0] for curve in curves for p in curve.points})
+    shown = [steps[i * len(steps) // MAX_HOVER_COLUMNS] for i in range(MAX_HOVER_COLUMNS)]
+    shown = steps if len(steps) <= MAX_HOVER_COLUMNS else shown
+    edges = [(x(a) + x(b)) / 2 for a, b in pairwise(shown)]
+    edges = [x(shown[0]) - AXIS_PADDING_PX, *edges, x(shown[-1]) + AXIS_PADDING_PX]
+    out = []
+    for step, (lo, hi) in zip(shown, pairwise(edges), strict=True):
+        values = []
+        for curve in curves:
+            at = bisect_left(curve.points, step, key=lambda point: point[0])
+            near = curve.points[max(at - 1, 0) : at + 1]
+            if near:
+                value = min(near, key=lambda point: abs(point[0] - step))[1]
+                values.append(f"{curve.label}: {plot.show_value(value)}")
+        text = escape("\n".join([f"step {step:,.0f}", *values]))
+        place = f'x="{lo:.1f}" y="{top}" width="{hi - lo:.1f}" height="{high}"'
+        out.append(f'<rect class="hover" {place}><title>{text}</title></rect>')
+    return out
 
 
 def _outlier_marks(points: Sequence[Outlier], y_hi: float, x: _Scale, y: _Scale, edge: float) -> list[str]:
@@ -182,7 +220,7 @@ def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 10
     out = []
     for row, bar in enumerate(bars):
         top = row * (high + gap)
-        out.append(_truncated_label(bar.label, left - 10, top + high / 2 + 4, left - 12))
+        out.append(row_label(bar.label, left - 10, top + high / 2 + 4, left - 12))
         at = left
         for segment in bar.segments:
             part = wide * segment.fraction
@@ -202,7 +240,7 @@ def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 10
     for part_of in (0.0, 0.25, 0.5, 0.75, 1.0):
         at = left + wide * part_of
         out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 12}" text-anchor="middle">{part_of:.0%}</text>')
-    return _svg(width, bottom + 18, title, out)
+    return svg_element(width, bottom + 18, title, out)
 
 
 def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 1040) -> str:
@@ -235,7 +273,7 @@ def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 
         at = left + wide * tick / longest
         out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
         out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{name}</text>')
-    return _svg(width, bottom + 22, title, out)
+    return svg_element(width, bottom + 22, title, out)
 
 
 def _level_paths(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
@@ -255,16 +293,16 @@ def _level_paths(style: str, levels: str, left: float, top: float, wide: float, 
     return "".join(f'<path class="{style} l{level}" d="{"".join(parts)}"/>' for level, parts in sorted(paths.items()))
 
 
-def _truncated_label(text: str, x: float, y: float, max_width: float) -> str:
+def row_label(text: str, x: float, y: float, max_width: float) -> str:
     """A right-aligned label at x, at most `max_width` pixels wide, with the full text as its tooltip."""
     shown = shorten_middle(text, max(4, int(max_width / GLYPH_PX)))
     title = f"<title>{escape(text)}</title>"
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(shown)}{title}</text>'
 
 
-def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """The SVG element. On narrow screens, wide charts (class `wide`) scroll instead of shrinking."""
-    kind = "wide" if width > 600 else "small"
+def svg_element(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """The SVG element. On narrow screens it scrolls below a minimum width (classes `wide` and `medium`)."""
+    kind = "wide" if width > 600 else "medium" if width > 440 else "small"
     return (
         f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
         f'aria-label="{escape(title)}">{"".join(parts)}</svg>'

@@ -51,10 +51,16 @@ def format_count(value: float) -> str:
 
 def format_bytes(value: float) -> str:
     """Bytes in powers of 1024: 1.50 GiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+    unit, name = binary_unit(value)
+    return f"{format_number(value / unit)} {name}" if unit > 1 else f"{value:.0f} bytes"
+
+
+def binary_unit(value: float) -> tuple[int, str]:
+    """The bytes and the name of the largest binary unit not above `value`: 1024, "KiB"."""
+    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(value) >= 1024**power:
-            return f"{format_number(value / 1024**power)} {unit}"
-    return f"{value:.0f} bytes"
+            return 1024**power, name
+    return 1, "bytes"
 
 
 def format_list(items: list[str], max_items: int = 6) -> str:

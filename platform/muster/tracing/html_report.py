@@ -7,35 +7,34 @@ page or are slow to import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from muster.tracing.charts import (
     BarSegment,
-    LinePlot,
-    LineSeries,
-    Outlier,
+    ChartSection,
     StackedBar,
     TimelineLane,
     TimelineTrack,
-    line_chart,
     stacked_bar_chart,
     timeline_chart,
 )
 from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.hta_breakdown import KernelType
+from muster.tracing.metric_sections import metric_sections
 from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
-from muster.tracing.summary import LabelledTrace, ProfilerOverhead, slow_step_cause
+from muster.tracing.rank_sections import rank_sections
+from muster.tracing.run_analysis import Report
+from muster.tracing.summary import LabelledTrace
 from muster.tracing.timelines import StepTimeline
 from muster.tracing.work_kinds import COMMUNICATION_NAME, FRAME_NAME, TimeCategory, kernel_type
 
-MAX_CURVES = 4
 MAX_ROWS = 64
+MAX_TIMELINES = 16  # each has three lanes
 MAX_TABLE_ROWS = 15
 MIN_VISIBLE_SHARE = 0.002  # smaller parts of a bar have less than two pixels
 CATEGORY_NAMES = {
@@ -46,16 +45,6 @@ CATEGORY_NAMES = {
     TimeCategory.DATA: "waiting for data",
     TimeCategory.OTHER: "no operator (Python, waiting)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ChartSection:
-    """A section of the page with one chart (SVG); `legend` has the CSS class and the name of each colour."""
-
-    title: str
-    chart: str
-    legend: tuple[tuple[str, str], ...] = ()
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,8 @@ def render_page(report: Report) -> str:
     return environment.get_template("report.html").render(
         report=report,
         facts=_facts(report),
-        metrics=_metric_sections(report),
+        metrics=metric_sections(report),
+        ranks=rank_sections(report),
         breakdown=_breakdown_section(report),
         breakdown_table=_breakdown_table(report),
         timeline=_timeline_section(report),
@@ -135,71 +125,6 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     if summary.attempts > 1:
         facts.append(("attempts", str(summary.attempts), ""))
     return facts
-
-
-def _metric_sections(report: Report) -> list[ChartSection]:
-    """Loss and step time; empty without metrics."""
-    sections = []
-    if report.loss is not None:
-        loss = line_chart([_line_series(report.loss, "loss", 0)], LinePlot(title="Loss over steps"))
-        sections.append(ChartSection("Loss", loss))
-    if report.step_times:
-        sections.append(_step_times(report))
-    return sections
-
-
-def _step_times(report: Report) -> ChartSection:
-    shown = _select_series(report.step_times)
-    curves = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
-    values = np.concatenate([np.array(series.values) for series, _ in shown])
-    median = float(np.median(values))
-    slow = [s for s in report.slow_steps if s.rank in {series.rank for series, _ in shown}]
-    cut = any(s.seconds > 4 * median for s in slow) or float(values.max()) > 4 * median
-    top = 2.5 * max(float(np.quantile(values, 0.9)), median) if cut else max(float(values.max()) * 1.2, 1.6 * median)
-    styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves, strict=True)}
-    plot = LinePlot(
-        title="Step time over steps, per rank",
-        y_from_zero=True,
-        y_is_time=True,
-        y_limit=top,
-        outliers=tuple(
-            Outlier(s.step, s.seconds, styles[s.rank], _slow_step_label(s, report.profiler_overheads))
-            for s in slow
-            if s.seconds > top
-        ),
-        shaded_range=None
-        if report.traced_steps is None
-        else _traced_range(report.traced_steps, report.profiler_overheads),
-    )
-    return ChartSection(
-        title="Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}",
-        chart=line_chart(curves, plot),
-        legend=tuple((curve.style, curve.label) for curve in curves) if len(curves) > 1 else (),
-    )
-
-
-def _slow_step_label(step: SlowStep, overheads: Sequence[ProfilerOverhead]) -> str:
-    cause = slow_step_cause(step.step, overheads)
-    return f"step {step.step}: {format_seconds(step.seconds)}{f', {cause}' if cause else ''}"
-
-
-def _traced_range(steps: tuple[int, int], overheads: Sequence[ProfilerOverhead]) -> tuple[float, float, str]:
-    written = next((overhead for overhead in overheads if overhead.step == steps[1] and overhead.write_s), None)
-    after = "" if written is None else f"; written before step {written.step} in {format_seconds(written.write_s)}"
-    return steps[0] - 0.5, steps[1] - 0.5, f"traced{after}"
-
-
-def _select_series(series: Sequence[MetricSeries]) -> list[tuple[MetricSeries, str]]:
-    """All ranks, or above `MAX_CURVES` the fastest, the median and the slowest rank, with labels."""
-    if len(series) <= MAX_CURVES:
-        return [(s, f"rank {s.rank}") for s in series]
-    by_median = sorted(series, key=lambda s: (float(np.median(s.values)), s.rank))
-    chosen = [("fastest", by_median[0]), ("median", by_median[len(by_median) // 2]), ("slowest", by_median[-1])]
-    return [(s, f"{position}: rank {s.rank}") for position, s in chosen]
-
-
-def _line_series(series: MetricSeries, label: str, index: int) -> LineSeries:
-    return LineSeries(label, f"c{index}", tuple(zip(series.steps, series.values, strict=True)))
 
 
 def _category_names(*, device: bool) -> Mapping[TimeCategory, str]:
@@ -284,7 +209,9 @@ def _timeline_section(report: Report) -> ChartSection | None:
         different_steps = len({t.step for _, t in timelines}) > 1
     if not timelines:
         return None
-    timelines = timelines[:MAX_ROWS]
+    shown = _select_timelines(timelines, {rank for verdict in report.verdicts for rank in verdict.ranks})
+    more = f" {len(shown)} of {len(timelines)} traces are shown." if len(shown) < len(timelines) else ""
+    timelines = shown
     tracks = [_timeline_track(row, t, different_steps) for row, t in timelines]
     kinds = [kind for kind in TimeCategory if any(kind.name.lower() in t.busy_levels for _, t in timelines)]
     names = {**_category_names(device=True), TimeCategory.DATA: "loading data"}
@@ -294,8 +221,18 @@ def _timeline_section(report: Report) -> ChartSection | None:
         chart=timeline_chart(tracks, title),
         legend=tuple((kind.name.lower(), names[kind].split(",")[0]) for kind in kinds),
         hint="One step of each rank, aligned at its start; clocks of different hosts are not compared. "
-        "Paler colours mean lower utilisation.",
+        f"Paler colours mean lower utilisation.{more}",
     )
+
+
+def _select_timelines(
+    timelines: list[tuple[LabelledTrace, StepTimeline]], named: AbstractSet[int | None]
+) -> list[tuple[LabelledTrace, StepTimeline]]:
+    """At most `MAX_TIMELINES`, in their order: those of the ranks named in verdicts first, then spread evenly."""
+    count = len(timelines)
+    spread = [i * count // MAX_TIMELINES for i in range(MAX_TIMELINES)] if count > MAX_TIMELINES else range(count)
+    wanted = [i for i, (row, _) in enumerate(timelines) if row.trace.rank in named] + list(spread)
+    return [timelines[i] for i in sorted(list(dict.fromkeys(wanted))[:MAX_TIMELINES])]
 
 
 def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:

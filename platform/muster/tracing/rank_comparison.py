@@ -74,6 +74,15 @@ class RankComparison:
         """A rank's values of the common steps."""
         return values[np.isin(record.steps, self.steps)]
 
+    def waited_ms(self) -> dict[int, Matrix]:
+        """Per rank and step the exposed time that it waits for later ranks, in milliseconds."""
+        at = {step: i for i, step in enumerate(self.steps)}
+        waited = {record.rank: np.zeros(len(self.steps)) for record in self.records}
+        for collective in self.collectives:
+            for rank, wait in zip(collective.ranks, collective.exposed_wait_ns, strict=True):
+                waited[rank][at[collective.step]] += wait / 1e6
+        return waited
+
     def caused_wait_ms(self) -> dict[int, Matrix]:
         """Per rank and step the exposed time that the median other rank waits for it, in milliseconds."""
         at = {step: i for i, step in enumerate(self.steps)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,12 +12,14 @@ from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
 from muster.tracing.analysis import AnalysedTrace, UnreadableTrace, summarise_trace_files
+from muster.tracing.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
 from muster.tracing.compilation import Compilation, summarise_compilation
 from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, merge_operators
 from muster.tracing.rank_comparison import ClockOffset, compare_ranks
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
+from muster.tracing.step_grid import StepGrid, grid_without_waiting, step_grid
 from muster.tracing.summary import (
     LabelledTrace,
     ProfilerOverhead,
@@ -34,7 +36,7 @@ from muster.tracing.summary import (
 from muster.tracing.verdicts import Verdict, derive_verdicts, describe
 
 MAX_LOSS_POINTS = 1200
-MAX_STEP_TIME_POINTS = 300
+MAX_CURVE_POINTS = 300
 MAX_SLOW_STEPS = 60
 
 
@@ -64,7 +66,9 @@ class Report:
     the slowest steps (at most 60, by time). `traced_steps` are half-open bounds; `traces` has one entry per trace of
     the newest window; `timeline_step` is the step of the timeline, None without one; `skews` are per traced step;
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
-    first; `clocks` are the differences of the ranks' clocks. `page` is the path of the HTML file.
+    first; `clocks` are the differences of the ranks' clocks. `memory` is each rank's memory in use, in bytes:
+    maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
+    can be compared), as are `waits` and `collectives`. `page` is the path of the HTML file.
     """
 
     summary: RunSummary
@@ -83,6 +87,11 @@ class Report:
     verdicts: tuple[Verdict, ...] = ()
     clocks: tuple[ClockOffset, ...] = ()
     compilation: Compilation | None = None
+    memory: tuple[MetricSeries, ...] = ()
+    step_time_grid: StepGrid | None = None
+    without_waiting: StepGrid | None = None
+    waits: tuple[RankWait, ...] = ()
+    collectives: tuple[CollectiveStats, ...] = ()
     page: str | None = None
 
 
@@ -111,7 +120,7 @@ def analyse_run(
         findings=(),
         loss=_loss_series(folder.metrics),
         step_times=tuple(
-            _downsample_medians(m, m.step_time_s) for m in folder.metrics if np.isfinite(m.step_time_s).any()
+            _downsample(m, m.step_time_s, np.median) for m in folder.metrics if np.isfinite(m.step_time_s).any()
         ),
         slow_steps=_slow_steps(folder.metrics, overheads),
         traced_steps=window.steps if window is not None else None,
@@ -125,6 +134,13 @@ def analyse_run(
         verdicts=verdicts,
         clocks=comparison.clocks if comparison is not None else (),
         compilation=summarise_compilation(folder.compilation),
+        memory=tuple(
+            _downsample(m, m.memory_bytes, np.max) for m in folder.metrics if np.isfinite(m.memory_bytes).any()
+        ),
+        step_time_grid=step_grid([(m.rank, m.step, m.step_time_s) for m in folder.metrics]),
+        without_waiting=grid_without_waiting(comparison) if comparison is not None else None,
+        waits=rank_waits(comparison) if comparison is not None else (),
+        collectives=collective_stats(comparison) if comparison is not None else (),
     )
     sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
     others = _other_windows(folder, window)
@@ -191,14 +207,14 @@ def _downsample_extremes(metrics: RankMetrics, values: Float64) -> MetricSeries:
     return MetricSeries(metrics.rank, tuple(metrics.step[keep].tolist()), tuple(values[keep].tolist()))
 
 
-def _downsample_medians(metrics: RankMetrics, values: Float64) -> MetricSeries:
-    """At most 300 points: the median of each range of steps, so that curves of many ranks remain readable."""
+def _downsample(metrics: RankMetrics, values: Float64, reduce: Callable[[Float64], float]) -> MetricSeries:
+    """At most 300 points, each of a range of steps, so that curves of many ranks remain readable."""
     keep = np.flatnonzero(np.isfinite(values))
-    ranges = np.array_split(keep, min(len(keep), MAX_STEP_TIME_POINTS))
+    ranges = np.array_split(keep, min(len(keep), MAX_CURVE_POINTS))
     return MetricSeries(
         rank=metrics.rank,
         steps=tuple(int(metrics.step[part[len(part) // 2]]) for part in ranges),
-        values=tuple(float(np.median(values[part])) for part in ranges),
+        values=tuple(float(reduce(values[part])) for part in ranges),
     )
 
 

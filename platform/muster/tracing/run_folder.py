@@ -43,6 +43,7 @@ class MetricsRecord(msgspec.Struct):
     loss: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
+    memory_bytes: float | None = None
     trace_start_s: float | None = None
     trace_write_s: float | None = None
 
@@ -80,6 +81,7 @@ class RankMetrics:
     loss: Float64
     tokens_per_s: Float64
     mfu: Float64
+    memory_bytes: Float64
     trace_start_s: Float64
     trace_write_s: Float64
 
@@ -235,6 +237,7 @@ def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
         loss=column("loss"),
         tokens_per_s=column("tokens_per_s"),
         mfu=column("mfu"),
+        memory_bytes=column("memory_bytes"),
         trace_start_s=column("trace_start_s"),
         trace_write_s=column("trace_write_s"),
     )

@@ -1,0 +1,77 @@
+"""How long ranks wait for each other in collectives, and how fast the collectives transfer their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.tracing.rank_comparison import MatchedCollective, RankComparison
+
+MAX_KINDS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class RankWait:
+    """Milliseconds per step, averaged over the steps: how long a rank waits for later ranks in collectives while it
+    computes nothing, and how long the median other rank waits for this one."""
+
+    rank: int
+    waits_ms: float
+    awaited_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStats:
+    """The collectives of one name, message size and number of ranks.
+
+    `calls` is per step and process group, averaged; `transfer_ms` is the median time from the last entry to the end;
+    `bus_gb_s` the median bus bandwidth in GB/s, `low_gb_s` and `high_gb_s` its 10th and 90th percentile.
+    """
+
+    name: str
+    ranks: int
+    message_bytes: int
+    calls: float
+    transfer_ms: float
+    bus_gb_s: float
+    low_gb_s: float
+    high_gb_s: float
+
+
+def rank_waits(comparison: RankComparison) -> tuple[RankWait, ...]:
+    """One per rank, in order; empty without collectives that several ranks share."""
+    if not comparison.collectives:
+        return ()
+    waited, caused = comparison.waited_ms(), comparison.caused_wait_ms()
+    return tuple(
+        RankWait(record.rank, float(waited[record.rank].mean()), float(caused[record.rank].mean()))
+        for record in comparison.records
+    )
+
+
+def collective_stats(comparison: RankComparison) -> tuple[CollectiveStats, ...]:
+    """Those with a known bandwidth; the 24 kinds that take the longest, in that order."""
+    kinds: dict[tuple[str, int, int], list[MatchedCollective]] = {}
+    for collective in comparison.collectives:
+        if collective.bus_gb_s is not None:
+            kinds.setdefault((collective.name, collective.message_bytes, len(collective.ranks)), []).append(collective)
+    longest = sorted(kinds.items(), key=lambda kind: (-sum(c.transfer_ns for c in kind[1]), kind[0]))[:MAX_KINDS]
+    return tuple(_stats(of_kind, len(comparison.steps)) for _, of_kind in longest)
+
+
+def _stats(of_kind: Sequence[MatchedCollective], steps: int) -> CollectiveStats:
+    low, middle, high = np.quantile([c.bus_gb_s for c in of_kind if c.bus_gb_s is not None], (0.1, 0.5, 0.9)).tolist()
+    first = of_kind[0]
+    groups = len({c.ranks for c in of_kind})
+    return CollectiveStats(
+        name=first.name,
+        ranks=len(first.ranks),
+        message_bytes=first.message_bytes,
+        calls=len(of_kind) / steps / groups,
+        transfer_ms=float(np.median([c.transfer_ns for c in of_kind])) / 1e6,
+        bus_gb_s=middle,
+        low_gb_s=low,
+        high_gb_s=high,
+    )
