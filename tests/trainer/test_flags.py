@@ -44,6 +44,33 @@ def test_a_backend_other_than_inductor_needs_no_compiler() -> None:
     assert plan().compile_backend == "inductor"
 
 
+GPU = HostCapabilities(device="cuda", world_size=1, has_compiler=True, has_bf16=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters", "graphed"),
+    [
+        (("--model", "gpt:1m"), 1_000_000, True),
+        (("--model", "gpt:1m", "--no_cuda_graph"), 1_000_000, False),
+        (("--model", "gpt:1m", "--no_compile"), 1_000_000, False),
+        (("--model", "gpt:1b"), 1_000_000_000, False),
+        (("--model", "gpt:1b", "--cuda_graph"), 1_000_000_000, True),
+        (("--model", "my.module:factory", "--compile"), 1_000_000, False),
+        (("--model", "my.module:factory", "--cuda_graph"), 1_000_000, True),
+        (("--model", "gpt:1m", "--backend", "cudagraphs"), 1_000_000, False),
+    ],
+)
+def test_steps_are_cuda_graphs_on_one_gpu_if_requested_or_if_a_compiled_recipe_is_small(
+    flags: tuple[str, ...], parameters: int, graphed: bool
+) -> None:
+    assert plan(*flags, machine=GPU).graphs_steps(parameters) is graphed
+
+
+def test_a_cuda_graph_of_the_step_is_refused_with_a_backend_that_records_its_own() -> None:
+    with pytest.raises(InputError, match=r"requires --no_compile or --backend inductor, aot_eager, eager; got cudagr"):
+        plan("--cuda_graph", "--backend", "cudagraphs", machine=GPU)
+
+
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
     for world_size in (1, 2, 3, 5, 16):
         machine = HostCapabilities(device="cpu", world_size=world_size, has_compiler=True, has_bf16=True)

@@ -62,3 +62,14 @@ def test_an_update_too_small_for_bf16_is_kept_in_the_master() -> None:
         masters.publish()
     assert master.item() == 1 + 2**-7
     assert module.weight.item() == 1 + 2**-7
+
+
+def test_batch_normalization_of_a_bf16_model_keeps_float32_weights_beside_its_float32_statistics() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    masters = MasterWeights(module)
+    output = module(torch.randn(4, 1, 2, 2, dtype=torch.bfloat16))
+    output.square().sum().backward()
+    masters.collect_gradients()
+    assert output.dtype == torch.bfloat16
+    assert module[1].weight.dtype == module[1].running_mean.dtype == torch.float32
+    assert all(master.grad is not None for master in masters.masters.parameters())

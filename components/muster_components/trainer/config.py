@@ -90,7 +90,7 @@ class CompileConfig:
     """torch.compile and CUDA graphs.
 
     `enabled` None: if `backend` was chosen or there is a C++ compiler. `backend` None: inductor. `autograd`: compiled
-    autograd. `cuda_graph`: of whole steps (None: where that helps).
+    autograd. `cuda_graph`: of whole steps (None: of small recipes).
     """
 
     enabled: bool | None = None
@@ -195,8 +195,6 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
     if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
         raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
-    if config.compile.cuda_graph and not isinstance(config.model, ModelConfig):
-        raise InputError(f"--cuda_graph is for recipes; got --model {config.model.name}")
     if config.compile.backend is not None and config.compile.enabled is False:
         raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
     if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):

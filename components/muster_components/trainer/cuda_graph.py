@@ -15,11 +15,6 @@ from torch import Tensor
 from muster_components.trainer.models.interface import Batch
 
 EAGER_STEPS: Final = 3
-MAX_PARAMETERS: Final = 500_000_000
-"""Larger models are not bound by launches, and the graph's memory pool would take too much beside the allocator's."""
-
-CAPTURED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
-"""Of torch.compile: those that neither record CUDA graphs of their own nor wait for the GPU."""
 
 
 class GraphedStep:

@@ -50,17 +50,20 @@ def host_capabilities(device: torch.device, context: RunContext, environ: Mappin
 
 @contextlib.contextmanager
 def select_kernels(device: torch.device, precision: str, *, deterministic: bool) -> Iterator[None]:
-    """Choose kernels in this context: on Hopper and newer cuDNN's attention, which is 20% faster than flash attention.
+    """Choose kernels in this context: on Hopper and newer cuDNN's attention, which is 20% faster than flash attention,
+    and the convolutions that are fastest by measurement.
 
     With bf16, the remaining float32 matrix products use TF32; with `--precision fp32` they stay float32. With
-    `deterministic`, an operator without a deterministic kernel raises RuntimeError, and the backward passes of cuDNN's
-    and of memory-efficient attention are not used, because they add up in varying order.
+    `deterministic`, an operator without a deterministic kernel raises RuntimeError, convolutions are not chosen by
+    measurement, and the backward passes of cuDNN's and of memory-efficient attention are not used, because they add up
+    in varying order.
     """
     if deterministic:
         torch.use_deterministic_algorithms(True)
     if device.type != "cuda":
         yield
         return
+    torch.backends.cudnn.benchmark = not deterministic  # shapes are the same in all steps
     torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if deterministic:

@@ -248,7 +248,7 @@ def _flag_parser() -> FlagParser:
         group,
         "cuda_graph",
         default=None,
-        help_text="recipes on one GPU, below 500M parameters: a CUDA graph of each step",
+        help_text="one GPU: a CUDA graph of each step (default: recipes below 500M parameters)",
     )
     _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: also capture the backward pass")
     _add_switch(group, "async_tp", default=False, help_text="with tp on GPUs: overlap its communication and matmuls")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from muster_components.trainer.config import DEFAULT_BACKEND, CompileConfig, Device, Precision, TrainConfig
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, refusal
 from muster_components.trainer.parallel.spec import MeshShape
+
+MAX_GRAPHED_PARAMETERS: Final = 500_000_000
+"""Larger models are not bound by launches, and a graph's memory pool would take too much beside the allocator's."""
+
+CAPTURED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
+"""Of torch.compile: those that neither record CUDA graphs of their own nor wait for the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,15 @@ class TrainPlan:
     def compile(self) -> bool:
         """Whether torch.compile is used."""
         return self.compile_backend is not None
+
+    def graphs_steps(self, parameter_count: int) -> bool:
+        """Whether a step of a model with so many parameters is one CUDA graph on a GPU: if requested, or if it is a
+        compiled recipe small enough to be bound by launches. Other models may wait for the GPU in a step, which a
+        capture does not allow."""
+        if self.mesh.world_size > 1 or not self.cuda_graph:
+            return False
+        small_recipe = isinstance(self.config.model, ModelConfig) and parameter_count <= MAX_GRAPHED_PARAMETERS
+        return self.config.compile.cuda_graph is True or (small_recipe and self.compile_backend in CAPTURED_BACKENDS)
 
     @property
     def padding(self) -> int:
@@ -91,6 +107,10 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError(f"--async_tp requires --backend {DEFAULT_BACKEND}; got {backend}")
     if config.compile.cuda_graph and not (on_gpu and mesh.world_size == 1):
         raise InputError("--cuda_graph requires one rank on a GPU; it is used there by default for small recipes")
+    if config.compile.cuda_graph and backend not in (None, *CAPTURED_BACKENDS):
+        raise InputError(
+            f"--cuda_graph requires --no_compile or --backend {', '.join(CAPTURED_BACKENDS)}; got {backend}"
+        )
     if config.parallel.symmetric_memory and not on_gpu:
         raise InputError("--symmetric_memory requires GPUs")
     if config.parallel.async_tp and not (on_gpu and host.has_compiler):

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from muster_components.trainer.cuda_graph import CAPTURED_BACKENDS, MAX_PARAMETERS, GraphedStep
+from muster_components.trainer.cuda_graph import GraphedStep
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
 from muster_components.trainer.models.interface import Batch
-from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.gradients import clip_gradients
 from muster_components.trainer.parallel.sharding import ParallelModel
 from muster_components.trainer.plan import TrainPlan
@@ -87,7 +86,8 @@ class TrainStep:
         self._weight_per_step = weight_per_step
         self._stop = torch.zeros((), device=parallel.device)
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
-        self._run = GraphedStep(self._compute) if uses_cuda_graph(plan, parallel) else self._compute
+        graphed = parallel.device.type == "cuda" and plan.graphs_steps(parallel.parameter_count)
+        self._run = GraphedStep(self._compute) if graphed else self._compute
 
     @property
     def stage(self) -> int | None:
@@ -147,15 +147,6 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def uses_cuda_graph(plan: TrainPlan, parallel: ParallelModel) -> bool:
-    """Whether whole steps are CUDA graphs: on one GPU, compiled, and small enough to be bound by launches."""
-    one_gpu = parallel.device.type == "cuda" and plan.mesh.world_size == 1
-    # Other models may wait for the GPU in a step, which a capture does not allow.
-    is_recipe = isinstance(plan.config.model, ModelConfig)
-    captured = plan.compile_backend in CAPTURED_BACKENDS
-    return one_gpu and is_recipe and captured and plan.cuda_graph and parallel.parameter_count <= MAX_PARAMETERS
 
 
 def seed_generators(seed: int, step: int, data_rank: int) -> None:

@@ -65,9 +65,9 @@ class FactoryModel:
         return repeated_blocks(module) if self._compile_blocks else ()
 
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
-        """Each block, if compilation was requested."""
-        for block in self.compiled_modules(module):
-            block.compile(fullgraph=True, dynamic=False, backend=backend)
+        """The module, if compilation was requested; graph breaks are allowed outside of blocks too."""
+        if self._compile_blocks:
+            module.compile(dynamic=False, backend=backend)
 
     @torch.no_grad()
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:

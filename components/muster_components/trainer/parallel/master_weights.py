@@ -9,6 +9,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from muster_components.trainer.parallel.gradients import local, redistributed
 
@@ -16,7 +17,8 @@ from muster_components.trainer.parallel.gradients import local, redistributed
 class MasterWeights:
     """Moves the float32 parameters of `module` to `masters` and gives it bf16 ones instead.
 
-    `masters` has the structure, names, ties and buffers of `module`, and is never called.
+    `masters` has the structure, names, ties and buffers of `module`, and is never called. The weights of batch
+    normalization remain float32 in both: its kernels take them in the type of the running mean and variance.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -24,6 +26,8 @@ class MasterWeights:
         self.masters = _copy_structure(module, {})
         weights: dict[nn.Parameter, nn.Parameter] = {}
         for owner in module.modules():
+            if isinstance(owner, _BatchNorm):
+                continue
             for name, master in owner._parameters.items():
                 if master is None or not master.is_floating_point():
                     continue

@@ -11,10 +11,8 @@ from typing import Final
 import torch
 
 from muster_components.trainer.config import DEFAULT_BACKEND, TrainConfig
-from muster_components.trainer.cuda_graph import CAPTURED_BACKENDS, MAX_PARAMETERS
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch, TrainModel
-from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.balance import partition
 from muster_components.trainer.parallel.sharding import MAX_FUSED_BLOCKS
 from muster_components.trainer.parallel.spec import ParallelSpec
@@ -131,7 +129,7 @@ class Planner:
             stages,
             self.device,
             self._gpus_per_host,
-            cuda_graph=self._uses_cuda_graph(plan, profile),
+            cuda_graph=plan.graphs_steps(profile.parameter_count),
         )
         reserved = CONTEXT_BYTES + (NCCL_BYTES if plan.mesh.world_size > 1 else 0) + FRAGMENTATION * memory.total
         return Prediction(
@@ -246,12 +244,6 @@ class Planner:
                 profile = profile_model(self._model, self._batch, dataclasses.replace(options, fused=False))
             self._profiles[options] = profile
         return self._profiles[options]
-
-    def _uses_cuda_graph(self, plan: TrainPlan, profile: ModelProfile) -> bool:
-        is_recipe = isinstance(plan.config.model, ModelConfig)
-        small = profile.parameter_count <= MAX_PARAMETERS
-        captured = plan.compile_backend in CAPTURED_BACKENDS
-        return plan.mesh.world_size == 1 and is_recipe and captured and plan.cuda_graph and small
 
 
 def split_stages(profile: ModelProfile, stages: int) -> Sequence[Sequence[Part]] | None:

@@ -1,0 +1,1 @@
+"""Rows and cells of the table that `backends.py` prints."""
