@@ -79,8 +79,8 @@ def report(
     """
     from muster.tracing.json_stream import TraceLimits
 
-    limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
-    max_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
+    limits = TraceLimits(parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
+    max_bytes = parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
         run_dir, job = resolve_run(runs[0], namespace, max_bytes)
         sources = [run_dir]
@@ -120,7 +120,8 @@ def _is_without_traces(page: Path, name: str, namespace: str) -> bool:
     return not load(page).traces and connect().job(name, namespace).spec.trace is None
 
 
-def _parse_bytes(text: str, option: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
+    """A number of bytes, such as 16Gi. Raises InvalidSpec that names `option`."""
     try:
         size = parse_quantity(text, "memory")
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, cluster, jobs, logs, objects, trace, watch
+from muster.cli import analysis, cluster, jobs, logs, memory, objects, trace, watch
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -69,7 +69,7 @@ cli.add_section(
 cli.add_section(
     "Queues and nodes", objects.apply, objects.delete, cluster.queues, cluster.nodes, cluster.drain, cluster.undrain
 )
-cli.add_section("Analysis", trace.trace, analysis.report)
+cli.add_section("Analysis", trace.trace, analysis.report, memory.memory)
 cli.add_section("Simulation", analysis.simulate, analysis.replay)
 cli.add_section("This host", cluster.local)
 

@@ -228,7 +228,7 @@ def summarise_trace_files(
         return tuple(summarise_trace_file(path, limits) for path in paths)
     # Not "fork": the caller may have threads.
     with ProcessPoolExecutor(
-        min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_exit_with_parent
+        min(workers, len(paths)), mp_context=get_context("spawn"), initializer=exit_with_parent
     ) as pool:
         try:
             return tuple(pool.map(summarise_trace_file, paths, repeat(limits)))
@@ -238,7 +238,7 @@ def summarise_trace_files(
             ) from error
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this worker when its parent is killed; else it would wait for work forever."""
     parent = parent_process()
 

@@ -1,0 +1,116 @@
+"""The command memory: who holds the memory of the GPUs, from snapshots of torch's allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from muster.cli.analysis import parse_bytes
+from muster.cli.options import FILE, PATH, PlainOption, connect, json_option, namespace_option, split_job_name
+from muster.cli.output import print_renderable
+from muster.errors import NotFound, Refused
+
+
+@click.command()
+@click.argument(
+    "runs",
+    type=FILE,
+    nargs=-1,
+    required=True,
+    metavar="RUN|JOB|FILE...",
+    help="A job, a run folder, any folder of snapshots, or some snapshots.",
+)
+@click.option(
+    "--compare",
+    "before",
+    type=FILE,
+    multiple=True,
+    metavar="BEFORE",
+    help="Show what grew since an earlier run or snapshot; may be repeated for the snapshots of several ranks.",
+)
+@click.option("--html", type=PATH, metavar="FILE", help="Write a page with the memory over time.")
+@click.option(
+    "--max-snapshot-bytes", default="4Gi", metavar="SIZE", help="Skip larger snapshots, unpacked; default 4Gi."
+)
+@click.option(
+    "--max-memory", default="24Gi", metavar="SIZE", help="Most memory that reading one snapshot may take; default 24Gi."
+)
+@click.option(
+    "--max-events",
+    cls=PlainOption,
+    type=click.IntRange(min=1),
+    default=4_000_000,
+    metavar="N",
+    help="Skip snapshots with more events; default 4000000.",
+)
+@namespace_option
+@json_option
+def memory(
+    runs: tuple[str, ...],
+    before: tuple[str, ...],
+    html: Path | None,
+    max_snapshot_bytes: str,
+    max_memory: str,
+    max_events: int,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Show who holds the memory of the GPUs at its peak, what the allocator wastes, and what would help.
+
+    Reads snapshots of `muster trace JOB --memory` and of torch.cuda.memory._dump_snapshot, without running anything
+    that they contain. Exit code 2: there is no readable snapshot.
+    """
+    import msgspec
+
+    from muster.cli.views.memory import memory_tables
+    from muster.tracing.memory import MemoryLimits, analyse_memory
+
+    limits = MemoryLimits(
+        parse_bytes(max_snapshot_bytes, "--max-snapshot-bytes"), parse_bytes(max_memory, "--max-memory"), max_events
+    )
+    sources, job = _resolve(runs, namespace)
+    report = analyse_memory(
+        sources,
+        before=_resolve(before, namespace)[0] if before else None,
+        name=job,
+        workers=len(os.sched_getaffinity(0)),
+        limits=limits,
+    )
+    if html is not None:
+        from muster.tracing.memory.page import write_page
+
+        write_page(report, html)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+        return
+    print_renderable(memory_tables(report))
+    if html is not None:
+        print(html)
+
+
+def _resolve(runs: tuple[str, ...], namespace: str | None) -> tuple[Path | list[Path], str | None]:
+    """A folder or the snapshots, and the job's name if one was named."""
+    if len(runs) > 1:
+        return [Path(run) for run in runs], None
+    run = runs[0]
+    path = Path(run)
+    if path.exists():
+        return path, None
+    if run.count("/") > 1 or run.startswith((".", "~", "/")):
+        raise NotFound(f"file or folder {run} does not exist")
+    name, space = split_job_name(run, namespace)
+    try:
+        found = connect().run_dir(name, space)
+    except NotFound as error:
+        raise NotFound(f"{run!r} is neither a file, a folder nor a job: {error}") from error
+    if found is None:
+        message = (
+            f"the memory snapshots of job {name} are in its run folder in the cluster, and are not uploaded to a store"
+        )
+        raise Refused(f"{message}; copy its folder memory to this host: muster memory DIR", reason="RunNotAccessible")
+    if not found.is_dir():
+        raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
+    return found, name
