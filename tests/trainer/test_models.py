@@ -191,17 +191,34 @@ def test_the_head_and_the_embedding_stay_tied_on_a_device_and_share_their_gradie
     assert model.embed.weight.grad is model.head.out.weight.grad is not None
 
 
-def test_gelu_equals_pytorchs_tanh_approximation() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gelu_equals_pytorchs_tanh_approximation(compiled: bool) -> None:
     import torch
 
     from muster_components.trainer.models.transformer import gelu
 
     x = torch.linspace(-12, 12, 4001, requires_grad=True)
-    y = gelu(x)
+    y = torch.compile(gelu, backend="aot_eager")(x) if compiled else gelu(x)
     torch.testing.assert_close(y, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-6, rtol=1e-5)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     (reference,) = torch.autograd.grad(torch.nn.functional.gelu(x, approximate="tanh").sum(), x)
     torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4)
+
+
+def test_gelu_without_compilation_saves_its_input_alone_for_the_backward_pass() -> None:
+    import torch
+
+    from muster_components.trainer.models.transformer import gelu
+
+    saved = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        gelu(torch.ones(8, requires_grad=True))
+    assert len(saved) == 1
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

@@ -177,7 +177,10 @@ def gelu(x: Tensor) -> Tensor:
 
     Written with a sigmoid, since (1 + tanh(z)) / 2 = sigmoid(2z): Inductor's sigmoid takes few instructions, its tanh
     so many that the kernel is bound by them and not by memory (0.34 instead of 0.20 ms for 65,536 x 3,072 on an H200).
+    Without compilation each operation would be a kernel of its own, so then it is PyTorch's.
     """
+    if not torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
     wide = x.float()
     return (wide * torch.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))).type_as(x)
 
