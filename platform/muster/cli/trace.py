@@ -130,9 +130,15 @@ def capture(
     metavar="hta",
     help="Compute the temporal table by HolisticTraceAnalysis's rules, without the last step.",
 )
+@click.option(
+    "--critical-path",
+    "with_critical_path",
+    is_flag=True,
+    help="Also show the chain of work and waits across ranks that determined the time of a step.",
+)
 @namespace_option
 @json_option
-def analyze(run: str, compat: str | None, namespace: str | None, as_json: bool) -> None:
+def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: str | None, as_json: bool) -> None:
     """Compare the traces of all ranks: what costs time, on which rank, and why.
 
     Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
@@ -144,7 +150,7 @@ def analyze(run: str, compat: str | None, namespace: str | None, as_json: bool) 
 
     path, _ = resolve_run(run, namespace)
     found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
-    report = analyse_run(found, workers=len(os.sched_getaffinity(0)))
+    report = analyse_run(found, workers=len(os.sched_getaffinity(0)), with_critical_path=with_critical_path)
     if as_json:
         print(json.dumps(analysis_rows(report, hta=compat == "hta"), indent=2))
     else:

@@ -144,8 +144,8 @@ def summarise_trace(trace: Trace) -> TraceSummary:
     return analyse_trace(trace).summary
 
 
-def analyse_trace(trace: Trace) -> AnalysedTrace:
-    """Analyse one trace over all profiled steps, including the last one."""
+def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace:
+    """Analyse one trace over all profiled steps, including the last one; `critical_path`: also prepare that."""
     steps = step_table(trace)
     work = steps.work
     lanes = category_spans(trace, steps)
@@ -176,7 +176,7 @@ def analyse_trace(trace: Trace) -> AnalysedTrace:
         hta=hta_metrics(trace) if len(work) else None,
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
     )
-    return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes))
+    return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes, critical_path=critical_path))
 
 
 def _windows(trace: Trace, steps: StepTable) -> tuple[Int64, Spans]:
@@ -210,10 +210,12 @@ def hta_stream_idle(trace: Trace) -> tuple[StreamIdle, ...]:
     return idle_by_stream(rounded, select_device_work(rounded, include_last_step=False), negative_gaps=True)
 
 
-def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> AnalysedTrace | UnreadableTrace:
+def summarise_trace_file(
+    path: Path, limits: TraceLimits = DEFAULT_LIMITS, critical_path: bool = False
+) -> AnalysedTrace | UnreadableTrace:
     """Read and analyse one file. Returns an UnreadableTrace instead of raising, so that other traces are analysed."""
     try:
-        return analyse_trace(read_trace(path, limits))
+        return analyse_trace(read_trace(path, limits), critical_path=critical_path)
     except InvalidTrace as error:
         return UnreadableTrace(str(path), str(error).removeprefix(f"{path}: "), is_trace=error.reason != "NotATrace")
     except OSError as error:
@@ -221,17 +223,17 @@ def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> An
 
 
 def summarise_trace_files(
-    paths: Sequence[Path], *, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
+    paths: Sequence[Path], *, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS, critical_path: bool = False
 ) -> tuple[AnalysedTrace | UnreadableTrace, ...]:
     """Read and analyse files, in their order, with `workers` processes. Raises InvalidTrace if a process is killed."""
     if workers <= 1 or len(paths) <= 1:
-        return tuple(summarise_trace_file(path, limits) for path in paths)
+        return tuple(summarise_trace_file(path, limits, critical_path) for path in paths)
     # Not "fork": the caller may have threads.
     with ProcessPoolExecutor(
         min(workers, len(paths)), mp_context=get_context("spawn"), initializer=exit_with_parent
     ) as pool:
         try:
-            return tuple(pool.map(summarise_trace_file, paths, repeat(limits)))
+            return tuple(pool.map(summarise_trace_file, paths, repeat(limits), repeat(critical_path)))
         except BrokenProcessPool as error:
             raise InvalidTrace(
                 f"{paths[0].parent}: a process that read traces was killed, possibly out of memory; give fewer traces"

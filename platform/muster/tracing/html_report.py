@@ -23,6 +23,7 @@ from muster.tracing.charts import (
     timeline_chart,
 )
 from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
+from muster.tracing.critical_path import path_lines
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.hta_breakdown import KernelType
 from muster.tracing.metric_sections import metric_sections
@@ -93,6 +94,7 @@ def render_page(report: Report) -> str:
         timeline=_timeline_section(report),
         operator_tables=_operator_tables(report),
         hta_table=_hta_table(report),
+        critical_path=() if report.critical_path is None else path_lines(report.critical_path),
         compilation_table=_compilation_table(report),
         compilation_causes=() if report.compilation is None else cause_lines(report.compilation),
     )

@@ -107,13 +107,13 @@ def compare_ranks(records: Sequence[RankRecord]) -> RankComparison | None:
         return None
     steps = tuple(sorted(common))
     longest = np.max([record.step_ms[np.isin(record.steps, steps)] for record in ordered], axis=0)
-    rows = _matched_rows(ordered, common)
+    rows = match_collectives(ordered, common)
     clocks = _clock_offsets(ordered, rows)
     matched = tuple(_measure(ordered, members, clocks) for members in rows)
     return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks)
 
 
-def _matched_rows(records: Sequence[RankRecord], steps: set[int]) -> list[dict[int, int]]:
+def match_collectives(records: Sequence[RankRecord], steps: set[int]) -> list[dict[int, int]]:
     """For each collective that several ranks have: the position of the record to the row in its table.
 
     A group whose ranks disagree about the number of its collectives in a step is left out in that step.
@@ -154,6 +154,12 @@ def _clock_offsets(records: Sequence[RankRecord], rows: Sequence[dict[int, int]]
     return tuple(ClockOffset(record.rank, *offsets.get(i, (0.0, None))) for i, record in enumerate(records))
 
 
+def clock_shifts(records: Sequence[RankRecord], clocks: Sequence[ClockOffset]) -> Matrix:
+    """What to add to the times of each record for nanoseconds on a common clock, from the first one's origin."""
+    base = records[0].origin_us
+    return np.array([(r.origin_us - base) * 1000 - c.offset_ns for r, c in zip(records, clocks, strict=True)])
+
+
 def _absolute(record: RankRecord, ns: int) -> float:
     return record.origin_us * 1000 + ns
 
@@ -163,8 +169,7 @@ def _measure(
 ) -> MatchedCollective:
     order = sorted(members)
     tables = [(records[i].collectives, members[i]) for i in order]
-    base = records[order[0]].origin_us * 1000
-    shift = np.array([records[i].origin_us * 1000 - base - clocks[i].offset_ns for i in order])
+    shift = clock_shifts([records[i] for i in order], [clocks[i] for i in order])
     entry = np.array([table.start[row] for table, row in tables]) + shift
     end = np.array([table.end[row] for table, row in tables]) + shift
     last = float(entry.max())

@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 from muster.tracing.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.hta_breakdown import KernelType, launch_times
+from muster.tracing.local_path import LocalPaths, local_paths
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
 from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
 from muster.tracing.steps import NO_STEP, StepTable
 from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
 from muster.tracing.work_kinds import (
     COMMUNICATION_NAME,
+    IGNORED_ANNOTATION,
+    NO_ANNOTATION,
     POINT_TO_POINT_NAME,
+    STEP_ANNOTATION,
+    SYNCHRONISATION,
     TimeCategory,
     device_work_types,
     matching_names,
@@ -25,8 +30,6 @@ from muster.tracing.work_kinds import (
 MAX_COLLECTIVES = 20_000
 MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
-NO_ANNOTATION = ""
-SYNCHRONISATION = re.compile(r"(cuda|hip)\w*Synchronize|(cuda|hip)Memcpy$")
 ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free)$")
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
 POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
@@ -35,8 +38,6 @@ PHASE_NAME = re.compile(
     r"[Ff]orward|[Bb]ackward|PP:|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd"
     r"|\[pl\]"
 )
-IGNORED_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|c10d):|record_param_comms|.*_data: ")
-STEP_ANNOTATION = re.compile(r"ProfilerStep\s*#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ class CollectiveTable:
     def __len__(self) -> int:
         return len(self.start)
 
+    def rows(self) -> dict[tuple[int, int], int]:
+        """The row of the collective with each start and end."""
+        return {times: row for row, times in enumerate(zip(self.start.tolist(), self.end.tolist(), strict=True))}
+
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
@@ -67,7 +72,8 @@ class RankRecord:
 
     `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms` maps an annotation to the time
     in which the host was in it, neither synchronising nor launching work, while the device was idle; `NO_ANNOTATION`
-    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline.
+    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline. `windows` are
+    the steps, in nanoseconds since the origin.
     """
 
     rank: int
@@ -83,10 +89,14 @@ class RankRecord:
     work: tuple[OperatorStats, ...]
     collectives: CollectiveTable
     stage: int | None
+    windows: Spans
+    paths: LocalPaths | None = None
 
 
-def rank_record(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankRecord | None:
-    """The record of a trace; None without a rank or without steps."""
+def rank_record(
+    trace: Trace, steps: StepTable, lanes: CategorySpans, *, critical_path: bool = False
+) -> RankRecord | None:
+    """The record of a trace, with `paths` for a critical path; None without a rank or without steps."""
     if trace.rank is None or not len(steps):
         return None
     windows = steps.windows
@@ -94,6 +104,7 @@ def rank_record(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankRec
     busy = union(concatenate([lanes[kind] for kind in kinds]))
     communication = communication_events(trace, steps.work)
     runtime = trace.of_kind(EventKind.RUNTIME)
+    collectives = _collectives(trace, steps, lanes, communication)
     return RankRecord(
         rank=trace.rank,
         on_device=len(steps.work) > 0,
@@ -106,8 +117,10 @@ def rank_record(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankRec
         allocation_ms=_named_ms(trace, runtime, ALLOCATION, windows),
         blocked_ms=_blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
-        collectives=_collectives(trace, steps, lanes, communication),
+        collectives=collectives,
         stage=_pipeline_stage(trace, communication),
+        windows=windows,
+        paths=local_paths(trace, steps, lanes, collectives.rows()) if critical_path else None,
     )
 
 

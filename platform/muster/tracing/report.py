@@ -26,6 +26,7 @@ from rich.text import Text
 from muster.errors import InvalidTrace
 from muster.text_layout import wrap_parts
 from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
+from muster.tracing.critical_path import path_lines
 from muster.tracing.formatting import (
     format_bytes,
     format_count,
@@ -66,13 +67,15 @@ def build(
     name: str | None = None,
     workers: int = 1,
     limits: TraceLimits = DEFAULT_LIMITS,
+    with_critical_path: bool = False,
 ) -> Report:
     """Analyse a run folder, any folder of traces, or a list of traces, and write an HTML page and a JSON file.
 
     The files of a folder are report.html and report.json; those of traces have other names. `out` is the folder for
     both (default: `report` in the folder, or next to the first trace); `name` is the job's name, for a folder that does
     not contain it; `workers` is the number of processes that read traces: with more than one, the calling script needs
-    the `__main__` guard of multiprocessing. Traces that exceed `limits` are listed in `skipped`.
+    the `__main__` guard of multiprocessing; `with_critical_path` adds the critical path. Traces that exceed `limits`
+    are listed in `skipped`.
     Raises InvalidTrace if there is nothing to report, OSError if the report cannot be written.
     """
     paths = [Path(run)] if isinstance(run, str | os.PathLike) else [Path(path) for path in run]
@@ -80,7 +83,9 @@ def build(
         raise InvalidTrace("must name a folder or at least one trace")
     first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
     run_folder = read_selected_traces(paths) if of_traces else read_run_folder(first)
-    report = _utf8_safe(analyse_run(run_folder, name=name, workers=workers, limits=limits))
+    report = _utf8_safe(
+        analyse_run(run_folder, name=name, workers=workers, limits=limits, with_critical_path=with_critical_path)
+    )
     target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{_page_name(paths) if of_traces else 'report'}.html"
@@ -145,6 +150,7 @@ def render_terminal(report: Report, console: Console) -> None:
         console.print(_findings(report.findings))
     parts: list[Text | Table] = [*_metric_lines(report, width - 24), *_time_breakdown(report, width)]
     parts += _operators("Top kernels", report.kernels, width) or _operators("Top operators", report.operators, width)
+    parts += critical_path_lines(report)
     parts += _compilation(report)
     parts += _skipped(report)
     console.print(Group(*parts))
@@ -270,6 +276,14 @@ def _operators(title: str, operators: Sequence[OperatorStats], width: int) -> li
             format_seconds(op.mean_ns / 1e9),
         )
     return [Text(f"\n{title}", style="bold"), table]
+
+
+def critical_path_lines(report: Report) -> list[Text | Table]:
+    """The critical path as a list; empty without one."""
+    if report.critical_path is None:
+        return []
+    title = f"\nCritical path: {format_seconds(report.critical_path.step_ms / 1e3)} a step"
+    return [Text(title, style="bold"), *(Text(f"  {line}") for line in path_lines(report.critical_path))]
 
 
 def _compilation(report: Report) -> list[Text]:

@@ -14,6 +14,7 @@ from muster.tracing import HOW_TO_TRACE
 from muster.tracing.analysis import AnalysedTrace, UnreadableTrace, summarise_trace_files
 from muster.tracing.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
 from muster.tracing.compilation import Compilation, summarise_compilation
+from muster.tracing.critical_path import CriticalPath, critical_path
 from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, merge_operators
@@ -68,7 +69,8 @@ class Report:
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
     first; `clocks` are the differences of the ranks' clocks. `memory` is each rank's memory in use, in bytes:
     maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
-    can be compared), as are `waits` and `collectives`. `page` is the path of the HTML file.
+    can be compared), as are `waits` and `collectives`. `critical_path` is None unless it was wanted. `page` is the path
+    of the HTML file.
     """
 
     summary: RunSummary
@@ -92,14 +94,23 @@ class Report:
     without_waiting: StepGrid | None = None
     waits: tuple[RankWait, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
+    critical_path: CriticalPath | None = None
     page: str | None = None
 
 
 def analyse_run(
-    folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
+    folder: RunFolder,
+    *,
+    name: str | None = None,
+    workers: int = 1,
+    limits: TraceLimits = DEFAULT_LIMITS,
+    with_critical_path: bool = False,
 ) -> Report:
-    """Analyse a run folder. Raises InvalidTrace if it has neither metrics nor a readable trace."""
-    window, analysed, unreadable = _newest_readable(folder, workers, limits)
+    """Analyse a run folder, with the critical path if wanted.
+
+    Raises InvalidTrace if it has neither metrics nor a readable trace.
+    """
+    window, analysed, unreadable = _newest_readable(folder, workers, limits, with_critical_path)
     summaries = [trace.summary for trace in analysed]
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
@@ -141,6 +152,7 @@ def analyse_run(
         without_waiting=grid_without_waiting(comparison) if comparison is not None else None,
         waits=rank_waits(comparison) if comparison is not None else (),
         collectives=collective_stats(comparison) if comparison is not None else (),
+        critical_path=critical_path(comparison) if comparison is not None else None,
     )
     sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
     others = _other_windows(folder, window)
@@ -157,12 +169,12 @@ def _other_windows(folder: RunFolder, window: StepWindow | None) -> list[str]:
 
 
 def _newest_readable(
-    folder: RunFolder, workers: int, limits: TraceLimits
+    folder: RunFolder, workers: int, limits: TraceLimits, with_critical_path: bool
 ) -> tuple[StepWindow | None, list[AnalysedTrace], list[UnreadableTrace]]:
     """The newest window with at least one readable trace, its traces, and the traces that cannot be read."""
     unreadable: list[UnreadableTrace] = []
     for window in folder.windows:
-        found = summarise_trace_files(window.files, workers=workers, limits=limits)
+        found = summarise_trace_files(window.files, workers=workers, limits=limits, critical_path=with_critical_path)
         # A plain folder may contain other JSON files, which are not reported.
         unreadable += [f for f in found if isinstance(f, UnreadableTrace) and (f.is_trace or folder.is_muster_run)]
         analysed = [f for f in found if isinstance(f, AnalysedTrace)]

@@ -36,6 +36,11 @@ POINT_TO_POINT_NAME = re.compile(r"(gloo|mpi|ucc):(send|recv)")
 AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
 DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
+NO_ANNOTATION = ""
+STEP_ANNOTATION = re.compile(r"ProfilerStep\s*#")
+IGNORED_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|c10d):|record_param_comms|.*_data: ")
+# Calls in which the host waits for the device.
+SYNCHRONISATION = re.compile(r"(cuda|hip)\w*Synchronize|(cuda|hip)Memcpy$")
 # Operators that, like annotations, only enclose others: time directly in them is Python.
 FRAME_NAME = re.compile(
     r"PythonSubclass$|autograd::engine::evaluate_function|.*BackwardFunctionBackward$|Torch-Compiled Region"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.text import pluralize
+from muster.tracing.report import critical_path_lines
 from muster.tracing.run_analysis import Report
 from muster.tracing.summary import LabelledTrace
 from muster.tracing.work_kinds import TimeCategory
@@ -17,7 +18,10 @@ _COLUMNS = ("rank", "idle_us", "compute_us", "non_compute_us", "kernel_us", "ove
 
 
 def analysis_rows(report: Report, *, hta: bool) -> dict[str, Any]:
-    """The analysis as JSON: `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank; sentences."""
+    """The analysis as JSON: `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank; sentences.
+
+    `critical_path` is null unless it was wanted.
+    """
     return {
         "verdicts": [
             {
@@ -47,6 +51,7 @@ def analysis_rows(report: Report, *, hta: bool) -> dict[str, Any]:
             {"rank": clock.rank, "offset_us": clock.offset_ns / 1e3, "error_us": _us(clock.error_ns)}
             for clock in report.clocks
         ],
+        "critical_path": _critical_path(report),
         "findings": list(report.findings),
         "skipped": [{"file": skipped.file, "reason": skipped.reason} for skipped in report.skipped],
     }
@@ -65,7 +70,16 @@ def analysis_tables(report: Report, *, hta: bool) -> RenderableType:
     if not report.verdicts:
         head.append("no verdict: nothing exceeds the thresholds (docs/tracing.md)")
     skipped = [Text(f"skipped: {one.file}: {one.reason}") for one in report.skipped]
-    return Group(*(Text(sentence) for sentence in (*head, *report.findings)), Text(), table, *skipped)
+    sentences = (Text(sentence) for sentence in (*head, *report.findings))
+    return Group(*sentences, Text(), table, *critical_path_lines(report), *skipped)
+
+
+def _critical_path(report: Report) -> dict[str, Any] | None:
+    path = report.critical_path
+    if path is None:
+        return None
+    parts = [{"kind": p.kind, "name": p.name, "rank": p.rank, "ms": round(p.ms, 6)} for p in path.parts]
+    return {"steps": path.steps, "step_ms": round(path.step_ms, 6), "parts": parts}
 
 
 def _temporal(report: Report, *, hta: bool) -> list[dict[str, Any]]:

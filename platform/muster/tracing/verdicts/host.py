@@ -9,9 +9,9 @@ import numpy as np
 
 from muster.tracing.formatting import format_seconds
 from muster.tracing.rank_comparison import RankComparison
-from muster.tracing.rank_record import NO_ANNOTATION, PHASE_NAME, RankRecord
+from muster.tracing.rank_record import PHASE_NAME, RankRecord
 from muster.tracing.verdicts.types import Cause, Verdict
-from muster.tracing.work_kinds import DATA_NAME
+from muster.tracing.work_kinds import DATA_NAME, NO_ANNOTATION
 
 CHECKPOINT_NAME = re.compile(r"check_?point|ckpt|\bsave|state_dict|async_save", re.IGNORECASE)
 MIN_SHARE = 0.05  # of a step, on a device
