@@ -50,6 +50,7 @@ class TrainerArgs:
     global_batch: int | None
     lr: float | None
     precision: str
+    float8: str
     compile: bool
     checkpoint_every: int | None
     extra_args: Sequence[str]
@@ -217,6 +218,7 @@ def _trainer_command(trainer: TrainerArgs, pods: PodArgs) -> list[str]:
         "global_batch": trainer.global_batch,
         "lr": trainer.lr,
         "precision": None if trainer.precision == "auto" else trainer.precision,
+        "float8": None if trainer.float8 == "none" else trainer.float8,
         "checkpoint_every": trainer.checkpoint_every,
     }
     flags = [
@@ -240,17 +242,22 @@ def _trainer_command(trainer: TrainerArgs, pods: PodArgs) -> list[str]:
 def _check_memory(config: TrainConfig, layout: NodeLayout) -> None:
     """Raises InputError if no GPU of the kind that `--device` names can hold the plan, on the fewest nodes.
 
-    Only for recipes and where torch is installed: other models may exist on the nodes alone. The trainer checks again.
+    Only for recipes and where torch is installed (and torchao for --float8): other models may exist on the nodes
+    alone. The trainer checks again.
     """
     device = config.planning.device
     checks = config.planning.check or config.parallel.auto
     if device is None or not checks or not isinstance(config.model, ModelConfig) or find_spec("torch") is None:
         return
+    if config.float8.recipe is not None and find_spec("torchao") is None:
+        return
     # Imported here: torch takes seconds to import.
     from muster_components.trainer.planning.command import planner_for
 
     world_size = layout.min_nodes * layout.nproc
-    host = HostCapabilities(device="cuda", world_size=world_size, has_compiler=True, has_bf16=True)
+    host = HostCapabilities(
+        device="cuda", world_size=world_size, has_compiler=True, has_bf16=True, has_float8=device.float8
+    )
     planner, _, plan = planner_for(config, host, device, layout.nproc)
     if config.parallel.auto:
         planner.choose(config)

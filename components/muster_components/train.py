@@ -27,6 +27,7 @@ def fsdp(
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
     precision: str = "auto",
+    float8: str = "none",
     compile: str = "True",
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
@@ -57,6 +58,7 @@ def fsdp(
         global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
         lr: peak learning rate (default: the recipe's)
         precision: auto, bf16 or fp32; auto is bf16 if the GPU supports it
+        float8: none, tensorwise or rowwise; linear layers of the blocks in float8, on GPUs that have it
         compile: True, or False for eager
         checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
@@ -83,6 +85,7 @@ def fsdp(
             global_batch=global_batch,
             lr=lr,
             precision=precision,
+            float8=float8,
             compile=app_builder.parse_switch("compile", compile),
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
@@ -110,6 +113,7 @@ def ddp(
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
     precision: str = "auto",
+    float8: str = "none",
     compile: str = "True",
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
@@ -140,6 +144,7 @@ def ddp(
             global_batch=global_batch,
             lr=lr,
             precision=precision,
+            float8=float8,
             compile=app_builder.parse_switch("compile", compile),
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
@@ -169,6 +174,7 @@ def pipeline(
     global_batch: Optional[int] = None,
     lr: Optional[float] = None,
     precision: str = "auto",
+    float8: str = "none",
     compile: str = "True",
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
@@ -203,6 +209,7 @@ def pipeline(
             global_batch=global_batch,
             lr=lr,
             precision=precision,
+            float8=float8,
             compile=app_builder.parse_switch("compile", compile),
             checkpoint_every=checkpoint_every,
             extra_args=(*pipeline_args, *trainer_args),

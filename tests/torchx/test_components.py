@@ -65,7 +65,7 @@ def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() ->
 
 OTHERWISE: dict[str, Any] = {
     "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "parallel": "hsdp=1x1",
-    "seq_len": 64, "global_batch": 8, "lr": 0.5,
+    "seq_len": 64, "global_batch": 8, "lr": 0.5, "float8": "tensorwise",
     "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
     "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
     "memMB": 99, "env": {"A": "1"}, "image": "other", "script": "other.py", "m": "other",
@@ -199,6 +199,8 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
         ({"max_restarts": -1}, "--max_restarts must be at least 0; got -1"),
         ({"seq_len": "x"}, "--seq_len: must be an integer; got 'x'"),
         ({"precision": "fp64"}, "'fp64'"),
+        ({"float8": "fp8"}, "--float8: invalid choice: 'fp8'"),
+        ({"float8": "rowwise", "gpu": 0}, "--float8 rowwise requires GPUs of compute capability 8.9 or higher"),
         ({"lr": float("nan")}, "--lr must be finite and above 0; got nan"),
     ],
 )

@@ -103,6 +103,38 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     assert not parse_train_config(NEEDED, {}).trace.covers(0)
 
 
+FLOAT8 = ("--float8", "tensorwise")
+HOPPER = HostCapabilities(device="cuda", world_size=2, has_compiler=True, has_bf16=True, has_float8=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--float8", "fp8"), "--float8: invalid choice: 'fp8' (choose from"),
+        (("--float8_emulate",), "--float8_emulate requires --float8 tensorwise or rowwise; got --float8 none"),
+        ((*FLOAT8, "--precision", "fp32"), "--float8 tensorwise requires --precision bf16 or auto; got fp32"),
+        ((*FLOAT8, "--symmetric_memory"), "use --float8 rowwise, or remove it; got tensorwise"),
+        ((*FLOAT8, "--async_tp", "--parallel", "tp=2"), "--async_tp is for matrix products in bf16"),
+        ((*FLOAT8, "--compiled_autograd", "--parallel", "ddp"), "--compiled_autograd is for layers in bf16"),
+        (
+            (*FLOAT8, "--seq_len", "100", "--micro_batch", "3"),
+            "requires a multiple of 16 tokens in a micro-batch; got 300; use another --micro_batch or --seq_len",
+        ),
+    ],
+)
+def test_what_float8_cannot_do_is_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        plan(*flags, machine=HOPPER)
+
+
+def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
+    assert plan(*FLOAT8, machine=HOPPER).config.float8.recipe == "tensorwise"
+    for machine, where in ((LAPTOP, "on CPUs"), (GPUS, "on this GPU")):
+        with pytest.raises(InputError, match=f"requires GPUs of compute capability 8.9 .* use --float8 none {where}"):
+            plan(*FLOAT8, machine=machine)
+        assert plan(*FLOAT8, "--float8_emulate", machine=machine).config.float8.emulate
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -43,6 +43,7 @@ from muster_components.trainer.checkpoint_store import (
     read_description,
 )
 from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.parallel.float8 import without_float8
 from muster_components.trainer.reporter import Reporter
 
 # torch combines the errors of several ranks into an exception that is not a subclass of Exception.
@@ -267,7 +268,9 @@ class Checkpointer:
         model: dict[str, Any] = {}
         optimizer_state: dict[str, Any] = {}
         for module, optimizer in self._parts:
-            model.update({self._saved(name): value for name, value in get_model_state_dict(module).items()})
+            model.update(
+                {self._saved(name): without_float8(value) for name, value in get_model_state_dict(module).items()}
+            )
             flat = get_optimizer_state_dict(module, optimizer, options=_FLAT)
             optimizer_state.update(
                 {self._saved(name): value for name, value in flat.items() if name.startswith(_STATE)}

@@ -19,6 +19,7 @@ from muster_components.trainer.planning.devices import GpuKind
 
 Precision = Literal["bf16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
+Float8Recipe = Literal["tensorwise", "rowwise"]
 Device = Literal["cpu", "cuda"]
 Choice = Literal["parallel", "micro_batch", "recompute"]
 """What the planner can choose."""
@@ -69,6 +70,14 @@ class ParallelConfig:
     reshard: bool | None = None
     async_tp: bool = False
     auto: frozenset[Choice] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Config:
+    """Linear layers in float8 (None: none). `emulate`: with float32 matrix products, on any device."""
+
+    recipe: Float8Recipe | None = None
+    emulate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +158,7 @@ class TrainConfig:
     deterministic: bool = False
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
+    float8: Float8Config = Float8Config()
     compile: CompileConfig = CompileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trace: TraceConfig = TraceConfig()
@@ -195,6 +205,7 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
     if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
         raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
+    _validate_float8(config)
     if config.compile.backend is not None and config.compile.enabled is False:
         raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
     if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
@@ -202,6 +213,22 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     if config.compile.autograd and config.compile.enabled is False:
         raise InputError("--compiled_autograd requires compilation; remove --no_compile")
     return config
+
+
+def _validate_float8(config: TrainConfig) -> None:
+    float8, parallel = config.float8, config.parallel
+    if float8.recipe is None:
+        if float8.emulate:
+            raise InputError("--float8_emulate requires --float8 tensorwise or rowwise; got --float8 none")
+        return
+    if parallel.precision == "fp32" and not float8.emulate:
+        raise InputError(f"--float8 {float8.recipe} requires --precision bf16 or auto; got fp32")
+    if parallel.symmetric_memory and float8.recipe == "tensorwise":
+        raise InputError("--symmetric_memory copies bf16 weights; use --float8 rowwise, or remove it; got tensorwise")
+    if parallel.async_tp:
+        raise InputError(f"--async_tp is for matrix products in bf16; remove it; got --float8 {float8.recipe}")
+    if config.compile.autograd:
+        raise InputError(f"--compiled_autograd is for layers in bf16; remove it; got --float8 {float8.recipe}")
 
 
 def parse_trace_config(

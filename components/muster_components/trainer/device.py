@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from muster_components.launch.rank_layout import usable_cores
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.plan import HostCapabilities
+
+FLOAT8_CAPABILITY: Final = (8, 9)
+"""The first compute capability with float8 tensor cores."""
 
 
 def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:
@@ -45,6 +49,7 @@ def host_capabilities(device: torch.device, context: RunContext, environ: Mappin
         world_size=context.world_size,
         has_compiler=any(shutil.which(compiler) for compiler in compilers),
         has_bf16=device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False),
+        has_float8=device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY,
     )
 
 

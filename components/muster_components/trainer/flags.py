@@ -17,6 +17,7 @@ from muster_components.trainer.config import (
     Choice,
     CompileConfig,
     DataConfig,
+    Float8Config,
     OptimConfig,
     ParallelConfig,
     PlanningConfig,
@@ -98,6 +99,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 async_tp=flags.async_tp,
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
             ),
+            float8=Float8Config(recipe=None if flags.float8 == "none" else flags.float8, emulate=flags.float8_emulate),
             compile=CompileConfig(
                 enabled=flags.compile,
                 backend=flags.backend,
@@ -258,6 +260,13 @@ def _flag_parser() -> FlagParser:
         default="auto",
         help="auto (the default): bf16 on GPUs, else fp32",
     )
+    group.add_argument(
+        "--float8",
+        choices=("none", "tensorwise", "rowwise"),
+        default="none",
+        help="linear layers of blocks in float8, one scale per tensor or per row (needs torchao; default: none)",
+    )
+    _add_switch(group, "float8_emulate", default=False, help_text="float8 without such a GPU, for tests (slow)")
     group.add_argument(
         "--activation_checkpointing",
         choices=("none", "selective", "full", _AUTO),

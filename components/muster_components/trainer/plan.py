@@ -19,6 +19,9 @@ MAX_GRAPHED_PARAMETERS: Final = 500_000_000
 CAPTURED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
 """Of torch.compile: those that neither record CUDA graphs of their own nor wait for the GPU."""
 
+FLOAT8_MULTIPLE: Final = 16
+"""Of all dimensions of a matrix product in float8."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPlan:
@@ -78,6 +81,7 @@ class HostCapabilities:
     world_size: int
     has_compiler: bool
     has_bf16: bool
+    has_float8: bool = False
 
 
 def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
@@ -118,6 +122,8 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     precision = config.parallel.precision
     if precision == "bf16" and not host.has_bf16:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
+    if config.float8.recipe is not None:
+        _require_float8(config, host, rows=micro_batch * seq_len)
     schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
     stages = mesh.pp * schedule.stages_per_rank
     if mesh.pp > 1 and isinstance(config.model, ModelConfig) and stages > config.model.layers:
@@ -157,6 +163,21 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     )
 
 
+def _require_float8(config: TrainConfig, host: HostCapabilities, *, rows: int) -> None:
+    """`rows`: tokens of a micro-batch, which gradients of weights are summed over."""
+    flag = f"--float8 {config.float8.recipe}"
+    if not (host.has_float8 or config.float8.emulate):
+        raise InputError(
+            f"{flag} requires GPUs of compute capability 8.9 or higher (Ada, Hopper, Blackwell); "
+            f"use --float8 none{' on this GPU' if host.device == 'cuda' else ' on CPUs'}"
+        )
+    if rows % FLOAT8_MULTIPLE:
+        raise InputError(
+            f"{flag} requires a multiple of {FLOAT8_MULTIPLE} tokens in a micro-batch; got {rows}; "
+            "use another --micro_batch or --seq_len"
+        )
+
+
 def require_plan(config: TrainConfig, world_size: int, devices: Sequence[Device]) -> None:
     """Before a job is submitted: raises InputError if `world_size` ranks can run `config` on none of `devices`, with
     the reason for the last one. The pods are taken to have a C++ compiler."""
@@ -164,7 +185,14 @@ def require_plan(config: TrainConfig, world_size: int, devices: Sequence[Device]
     for device in devices:
         try:
             resolve_plan(
-                config, HostCapabilities(device=device, world_size=world_size, has_compiler=True, has_bf16=True)
+                config,
+                HostCapabilities(
+                    device=device,
+                    world_size=world_size,
+                    has_compiler=True,
+                    has_bf16=True,
+                    has_float8=device == "cuda",
+                ),
             )
         except InputError as error:
             refused = error

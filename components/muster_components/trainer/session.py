@@ -39,6 +39,7 @@ from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import FactorySource
 from muster_components.trainer.models.transformer import RecipeModel
+from muster_components.trainer.parallel.float8 import require_torchao
 from muster_components.trainer.parallel.mesh import build_mesh
 from muster_components.trainer.parallel.pipeline import PipelinedForwardBackward, parallelize_stages
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
@@ -59,6 +60,7 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     plan = resolve_plan(config, host)
     if plan.compile_backend is not None:
         find_backend(plan.compile_backend)  # an unknown one is refused before the data is read
+    require_torchao(config.float8)
     reporter = Reporter(context)
     reporter.write_heartbeat(_setup_heartbeat(context, plan))
     init_distributed(device, context.world_size, launched="RANK" in environ)
@@ -237,6 +239,9 @@ def _print_header(
     modes = [kind] if context.world_size > 1 else []
     compiled = "compiled" if plan.compile_backend == DEFAULT_BACKEND else f"compiled by {plan.compile_backend}"
     modes += [compiled if plan.compile else "not compiled", plan.precision]
+    if config.float8.recipe is not None:
+        layers = sum(part.float8_layers for part in parallel.parts)
+        modes.append(f"float8 {config.float8.recipe} in {layers} linear layers")
     if config.parallel.recompute != "none":
         modes.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"

@@ -142,6 +142,8 @@ def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) ->
             "micro_batch": plan.micro_batch,
             "schedule": plan.schedule.name,
             "precision": plan.precision,
+            "float8": plan.config.float8.recipe,
+            "float8_emulate": plan.config.float8.emulate,
             "deterministic": plan.config.deterministic,
             "recompute": plan.config.parallel.recompute,
             "async_tp": plan.config.parallel.async_tp,

@@ -2,13 +2,14 @@
 
 The order matters, and is that of torchtitan:
 
-1. tensor parallelism, which replaces parameters;
-2. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
-3. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
+1. float8, which replaces linear layers;
+2. tensor parallelism, which replaces parameters;
+3. activation checkpointing inside the blocks, so that the compiler partitions forward and backward by it;
+4. compilation of each block by itself: all blocks share one graph, so compile time does not grow with depth, and the
    graph contains no collective of FSDP2, which would break it (a small model on one GPU is compiled as a whole);
-4. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
+5. FSDP2 around the compiled blocks, whose hooks gather and free the weights outside the graph; DDP around the whole
    model, since it needs all parameters at once;
-5. initial weights last, on each rank only its shard.
+6. initial weights last, on each rank only its shard.
 
 Where all data is on one rank, there is nothing to shard or to reduce: the module remains as it is, with `MasterWeights`
 for bf16.
@@ -33,6 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from muster_components.trainer.compilation.backends import find_backend
 from muster_components.trainer.config import Recompute
 from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.parallel.float8 import convert_to_float8, update_scales
 from muster_components.trainer.parallel.gradients import redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
 from muster_components.trainer.parallel.mesh import RankMesh
@@ -58,6 +60,10 @@ class ModelPart:
     module: nn.Module
     model: nn.Module
     masters: MasterWeights | None = None
+    float8_layers: int = 0
+    """Linear layers that compute in float8."""
+    gathers_float8: bool = False
+    """Whether FSDP2 gathers the weights of these layers in float8."""
 
     def collect_gradients(self) -> None:
         """Give each parameter of `model` the gradient of what it is in `module`: call after each backward pass."""
@@ -72,6 +78,8 @@ class ModelPart:
         """Use changed parameters of `model` in `module`: call after an update and after loading."""
         if self.masters is not None:
             self.masters.publish()
+        if self.gathers_float8:
+            update_scales(self.module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,12 @@ def parallelize_part(
     model: TrainModel, module: nn.Module, plan: TrainPlan, device: torch.device, mesh: RankMesh
 ) -> ModelPart:
     """One part of the model, on the meta device: the whole module or a pipeline stage."""
-    parallel = plan.config.parallel
+    parallel, float8 = plan.config.parallel, plan.config.float8
+    wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or plan.config.compile.autograd)
+    uses_fsdp = mesh.shape.data_ranks > 1 and not wraps_with_ddp
+    layers, gathers_float8 = 0, uses_fsdp and float8.recipe == "tensorwise"
+    if float8.recipe is not None:
+        layers = convert_to_float8(module, model.blocks(module), float8, gathers=gathers_float8, tp=mesh.shape.tp)
     if mesh.shape.tp > 1:
         apply_tensor_parallelism(module, mesh.dimension("tp"), overlap=parallel.async_tp)
     blocks = model.blocks(module)
@@ -143,16 +156,15 @@ def parallelize_part(
         for compiled in model.compiled_modules(module):
             # In place: keeps the names of parameters.
             compiled.compile(fullgraph=True, dynamic=False, backend=backend)
-    wraps_with_ddp = mesh.mesh is None and (mesh.shape.data_ranks > 1 or compiled_autograd)
-    if mesh.shape.data_ranks > 1 and not wraps_with_ddp:
+    if uses_fsdp:
         apply_fsdp(model, module, plan, device, mesh)
     model.initialize(module, device, plan.config.seed)
     if wraps_with_ddp:
-        return ModelPart(apply_ddp(module, plan, device), module)
+        return ModelPart(apply_ddp(module, plan, device), module, None, layers)
     if mesh.shape.data_ranks == 1 and plan.precision == "bf16":
         masters = MasterWeights(module)
-        return ModelPart(module, masters.masters, masters)
-    return ModelPart(module, module)
+        return ModelPart(module, masters.masters, masters, layers)
+    return ModelPart(module, module, None, layers, gathers_float8)
 
 
 def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recompute) -> None:
@@ -250,6 +262,8 @@ _SAVED_OPERATORS = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
         "mm",
+        "_scaled_mm",
+        "max",  # the scale of a tensor in float8
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",

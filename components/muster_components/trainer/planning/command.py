@@ -12,6 +12,7 @@ from muster_components.trainer.data.samples import Samples
 from muster_components.trainer.data.training_data import open_data
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.parallel.float8 import require_torchao
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.planning.devices import GIB, GpuKind, gpu_kind
 from muster_components.trainer.planning.examples import example_batches
@@ -27,7 +28,9 @@ def print_plan(config: TrainConfig) -> None:
     assert config.planning.layout is not None
     nodes, gpus = config.planning.layout
     device = config.planning.device or _own_device()
-    host = HostCapabilities(device="cuda", world_size=nodes * gpus, has_compiler=True, has_bf16=True)
+    host = HostCapabilities(
+        device="cuda", world_size=nodes * gpus, has_compiler=True, has_bf16=True, has_float8=device.float8
+    )
     planner, model, plan = planner_for(config, host, device, gpus)
     if config.parallel.auto:
         predictions = planner.predictions(config)
@@ -62,6 +65,7 @@ def planner_for(
     from muster_components.trainer.session import train_model
 
     plan = resolve_plan(config, host)
+    require_torchao(config.float8)
     model = train_model(plan)
     samples: Samples | None = None
     if config.data.path and model.sample_spec.kind == "fields":

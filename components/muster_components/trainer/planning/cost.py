@@ -19,8 +19,11 @@ _HEAD_WIDTH: Final = 440.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a GPU. FLOPs of matrix products count more where their shapes are small; those of causal attention count
-    without the masked half. `traffic`: bytes read and written by all other kernels."""
+    """Work of a GPU. `traffic`: bytes read and written by all kernels but matrix products and attention.
+
+    FLOPs of matrix products count more where their shapes are small, and half in float8, whose peak is twice that of
+    bf16; those of causal attention count without the masked half.
+    """
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
@@ -88,7 +91,10 @@ def kernel_work(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], outp
     if count is None:
         return None
     flops = float(count(*args, **kwargs, out_val=output))
-    sizes = [tuple(t.shape) for t in args if isinstance(t, Tensor) and t.dim() >= 2]
+    operands = args
+    if "_scaled_mm" in str(operator):  # float8: the other arguments are scales
+        flops, operands = flops / 2, args[:2]
+    sizes = [tuple(t.shape) for t in operands if isinstance(t, Tensor) and t.dim() >= 2]
     smallest = min((size for shape in sizes for size in shape[-2:]), default=1)
     return Work(matmul_flops=flops * (1 + _SATURATING_DIMENSION / max(1, smallest)), kernels=1)
 

@@ -26,6 +26,8 @@ class GpuKind:
     hbm: float
     link: float
     network: float = 50e9
+    float8: bool = True
+    """Whether matrix products can be computed in float8."""
 
     @property
     def flag(self) -> str:
@@ -40,9 +42,16 @@ class GpuKind:
         return peak
 
 
-def _kind(name: str, gib: float, hbm_tb: float, link_gb: float, network_gb: float = 50) -> GpuKind:
+def _kind(
+    name: str, gib: float, hbm_tb: float, link_gb: float, network_gb: float = 50, *, float8: bool = True
+) -> GpuKind:
     return GpuKind(
-        name=name, memory_bytes=int(gib * GIB), hbm=hbm_tb * 1e12, link=link_gb * 1e9, network=network_gb * 1e9
+        name=name,
+        memory_bytes=int(gib * GIB),
+        hbm=hbm_tb * 1e12,
+        link=link_gb * 1e9,
+        network=network_gb * 1e9,
+        float8=float8,
     )
 
 
@@ -54,7 +63,7 @@ GPU_KINDS: Final = (
     _kind("H100 PCIe", 79, 2.0, 64),
     _kind("H100 NVL", 93, 3.9, 300),
     _kind("H100", 79, 3.35, 450),
-    _kind("A100", 79, 2.04, 300, 25),
+    _kind("A100", 79, 2.04, 300, 25, float8=False),
     _kind("L40S", 44.4, 0.864, 32, 25),
     _kind("L4", 22, 0.3, 32, 12.5),
 )

@@ -37,11 +37,17 @@ class Candidate:
     schedule: Schedule
     bf16: bool
     reshard: bool | None = None
+    gathers_float8: bool = False
+    """Whether FSDP2 gathers the weights of blocks in float8."""
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight in forward and backward."""
         return 2 if self.bf16 else _FLOAT32
+
+    def gathered_bytes(self, *, is_block: bool) -> int:
+        """Bytes of a weight that FSDP2 gathers. Those in a block that stay bf16 (norms) are few."""
+        return 1 if self.gathers_float8 and is_block and self.uses_fsdp else self.weight_bytes
 
     @property
     def uses_ddp(self) -> bool:
@@ -91,6 +97,17 @@ def is_resharded(parameters: Sequence[Parameter], candidate: Candidate) -> bool:
         return candidate.reshard
     gathered = sum(parameter.numel for parameter in parameters) / candidate.mesh.tp * candidate.weight_bytes
     return gathered > MAX_UNSHARDED_BYTES
+
+
+def gathered_bytes(parts: Sequence[Part], candidate: Candidate, *, times_in_blocks: int = 1) -> float:
+    """The weights of all parts as FSDP2 gathers them, those of blocks `times_in_blocks` times."""
+    numel, in_blocks = (
+        sum(parameter.numel for parameter in unique(some)) / candidate.mesh.tp
+        for some in (parts, [part for part in parts if part.is_block])
+    )
+    return (numel - in_blocks) * candidate.weight_bytes + times_in_blocks * in_blocks * candidate.gathered_bytes(
+        is_block=True
+    )
 
 
 def unique(parts: Sequence[Part]) -> list[Parameter]:
@@ -172,6 +189,10 @@ class _RankState:
         self._candidate = candidate
         self._numel = [sum(p.numel for p in part.parameters) / mesh.tp for part in parts]
         self._own = [sum(p.shard(mesh.shard) for p in part.parameters) / mesh.tp for part in parts]
+        self._gathered = [
+            numel * candidate.gathered_bytes(is_block=part.is_block)
+            for numel, part in zip(self._numel, parts, strict=True)
+        ]
         self._alone = [part.sharded_alone for part in parts]
         self._blocks = [part.is_block for part in parts]
         parameters = unique(parts)
@@ -179,6 +200,7 @@ class _RankState:
         self.own = sum(p.shard(mesh.shard) for p in parameters) / mesh.tp
         root = unique([part for part in parts if not part.sharded_alone])
         self._root = sum(p.numel for p in root) / mesh.tp
+        self._all_gathered = gathered_bytes(parts, candidate)
         self._reshard = is_resharded(parameters, candidate)
         # Pipelines reduce gradients after the last micro-batch, and gather weights once.
         self._whole = candidate.uses_fsdp and mesh.pp > 1
@@ -209,17 +231,16 @@ class _RankState:
 
     def gathered(self, number: int, *, forward: bool) -> float:
         """While a part runs."""
-        size = self._candidate.weight_bytes
         if self._candidate.uses_ddp or not (self._candidate.uses_fsdp or self._candidate.bf16):
             return 0.0
         if not self._candidate.uses_fsdp or self._whole:
-            return size * self.total
+            return self._all_gathered
         neighbour = number + 1 if forward else number - 1
         held = {number, neighbour} if self._reshard else set(range(max(number, neighbour) + 1))
         # Only blocks are freed after forward.
         kept = {index for index, is_block in enumerate(self._blocks) if not is_block and index <= number}
-        alone = [self._numel[index] for index in held | kept if 0 <= index < len(self._alone) and self._alone[index]]
-        return size * (self._root + sum(alone))
+        alone = [self._gathered[index] for index in held | kept if 0 <= index < len(self._alone) and self._alone[index]]
+        return self._candidate.weight_bytes * self._root + sum(alone)
 
     def gathered_at_end(self) -> float:
         """When the optimizer runs: bf16 weights beside their float32 masters; FSDP2 has freed what it gathered."""
@@ -230,7 +251,7 @@ class _RankState:
         """What an all-gather writes to, before it is copied to the weights."""
         if not self._candidate.uses_fsdp or self._whole:
             return 0.0
-        return self._candidate.weight_bytes * self._numel[number] if self._alone[number] else 0.0
+        return self._gathered[number] if self._alone[number] else 0.0
 
     def unreduced(self, number: int) -> float:
         """The gradients of a part before FSDP2 has reduced them."""

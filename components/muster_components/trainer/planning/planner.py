@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from muster_components.trainer.config import DEFAULT_BACKEND, TrainConfig
+from muster_components.trainer.config import DEFAULT_BACKEND, Float8Config, TrainConfig
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch, TrainModel
 from muster_components.trainer.parallel.balance import partition
@@ -114,6 +114,7 @@ class Planner:
             schedule=plan.schedule,
             bf16=plan.precision == "bf16",
             reshard=plan.config.parallel.reshard,
+            gathers_float8=plan.config.float8.recipe == "tensorwise",
         )
         profile = self._profile(plan, candidate)
         count = plan.mesh.pp * plan.schedule.stages_per_rank if plan.mesh.pp > 1 else 1
@@ -236,6 +237,7 @@ class Planner:
             autocast=candidate.bf16 and candidate.uses_ddp,
             # The kernel of the loss needs Triton also to be run without values; a laptop may have none.
             fused=compiled and one_gpu and find_spec("triton") is not None,
+            float8=plan.config.float8 if compiled else Float8Config(),
         )
         if options not in self._profiles:
             profile = profile_model(self._model, self._batch, options)

@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from muster_components.trainer.config import Recompute
+from muster_components.trainer.config import Float8Config, Recompute
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
+from muster_components.trainer.parallel.float8 import convert_to_float8
 from muster_components.trainer.parallel.sharding import apply_activation_checkpointing, selective_policy
 from muster_components.trainer.planning.compiled_cost import Policies, compiled_costs
 from muster_components.trainer.planning.cost import Cost, between, tensor_bytes
@@ -102,13 +103,15 @@ class ModelProfile:
 class ProfileOptions:
     """How the model is run. `dtype`: of weights in forward; `autocast`: they stay float32, and bf16 copies are used.
 
-    `compiled`: the model's `compiled_modules` are. `fused`: a small model on one GPU, see `compile_whole`.
+    `compiled`: the model's `compiled_modules` are. `fused`: a small model on one GPU, see `compile_whole`. `float8`: of
+    layers that are compiled; others cost what they do in bf16.
     """
 
     compiled: bool
     dtype: torch.dtype = torch.bfloat16
     autocast: bool = False
     fused: bool = False
+    float8: Float8Config = Float8Config()
 
 
 def profile_model(model: TrainModel, batch: Callable[[int], Batch], options: ProfileOptions) -> ModelProfile:
@@ -150,6 +153,8 @@ class _Run:
             with torch.device("meta"):
                 module = model.build()
             _replace_tensors(module, None if options.autocast else options.dtype)
+            if options.compiled and options.float8.recipe is not None:
+                convert_to_float8(module, model.blocks(module), options.float8, gathers=False)
             if options.fused and hasattr(module, "fused_loss"):
                 module.fused_loss = True  # type: ignore[assignment]
             self._names = {id(child): name for name, child in module.named_modules()}

@@ -12,7 +12,7 @@ from typing import Final
 
 from muster_components.trainer.planning.cost import Work
 from muster_components.trainer.planning.devices import GpuKind
-from muster_components.trainer.planning.memory import Candidate, is_resharded, tensor_parallel, unique
+from muster_components.trainer.planning.memory import Candidate, gathered_bytes, is_resharded, tensor_parallel, unique
 from muster_components.trainer.planning.profile_model import ModelProfile, Part
 
 MATMUL_SHARE: Final = 0.70
@@ -137,8 +137,6 @@ def _communication(
     parameters = unique(parts)
     numel = sum(parameter.numel for parameter in parameters) / mesh.tp
     blocks = [part for part in parts if part.is_block]
-    in_blocks = sum(parameter.numel for parameter in unique(blocks)) / mesh.tp
-    weight = candidate.weight_bytes
     sent: list[tuple[float, int]] = []  # bytes that each rank sends, and the ranks that the group reaches over
 
     # Neighbouring ranks differ in tp, then in shard, replicate and pp.
@@ -150,9 +148,10 @@ def _communication(
     elif candidate.uses_fsdp:
         reach = mesh.tp * mesh.shard
         if mesh.pp > 1:  # weights are gathered once, gradients reduced once
-            sent.append((_ring(mesh.shard) * numel * (weight + 4), reach))
+            sent.append((_ring(mesh.shard) * (gathered_bytes(parts, candidate) + 4 * numel), reach))
         else:
-            gathers = numel * weight + (in_blocks * weight if is_resharded(parameters, candidate) else 0.0)
+            times = 2 if is_resharded(parameters, candidate) else 1
+            gathers = gathered_bytes(parts, candidate, times_in_blocks=times)
             sent.append((_ring(mesh.shard) * steps * (gathers + 4 * numel), reach))
         if mesh.replicate > 1:
             sent.append((2 * _ring(mesh.replicate) * 4 * numel / mesh.shard, reach * mesh.replicate))
