@@ -10,7 +10,7 @@ import pytest
 
 from muster.api.spec import TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.torchx.status import FollowedPod, StatusReporter, follow
+from muster.follow import FollowedPod, StatusReporter, follow
 
 POD = FollowedPod("llama", "team", "trainer", 0, is_primary=True)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.job_names import to_kubernetes_name, with_suffix
 from muster.api.spec import MAX_JOB_NAME
 from muster.torchx import settings
-from muster.torchx.appdef import to_kubernetes_name, with_suffix
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
+from muster.api.job_names import to_kubernetes_name
 from muster.api.quantity import whole_cores
-from muster.api.spec import API_VERSION, MAX_JOB_NAME, TrainingJob
+from muster.api.spec import API_VERSION, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error
 from muster.api.yaml_input.source_map import SourceMap
 from muster.torchx.errors import SubmissionRefused, with_options
@@ -188,17 +189,6 @@ def validate_job(document: dict[str, Any]) -> TrainingJob:
     except ValidationError as error:
         errors = [to_field_error(detail, SourceMap(document, {})) for detail in error.errors()]
         raise SubmissionRefused("; ".join(with_options(f"{item.field}: {item.message}") for item in errors)) from error
-
-
-def to_kubernetes_name(text: str, max_length: int = MAX_JOB_NAME) -> str:
-    """The text as a Kubernetes name: lower-case letters, digits and single dashes; `job` when nothing is left."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
-    return name or "job"[:max_length]
-
-
-def with_suffix(text: str, suffix: str, max_length: int = MAX_JOB_NAME) -> str:
-    """A Kubernetes name that ends with `-suffix`, of at most `max_length` characters if suffix and a letter fit."""
-    return f"{to_kubernetes_name(text, max(1, max_length - len(suffix) - 1))}-{suffix}"
 
 
 @dataclass(frozen=True, slots=True)

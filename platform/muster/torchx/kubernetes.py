@@ -17,6 +17,7 @@ from typing import Any
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
 
+from muster.api.pod_volumes import add_run_volume, add_shared_memory
 from muster.api.spec import TrainingJob
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import ClusterError, NotFound, Refused
@@ -38,9 +39,6 @@ CONTEXT_ENV = "MUSTER_CONTEXT"
 logger = logging.getLogger(__name__)
 _RESERVED_SHARE = 10
 """One core in this number is left to DaemonSets and collectors, which users may not be allowed to list."""
-RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
-"""The operator's names (docs/operator.md): a volume of this name replaces its emptyDir."""
-_SHM_DIR = "/dev/shm"
 _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 
@@ -179,20 +177,8 @@ def _complete_pod(pod: dict[str, Any], role: Role, settings: Mapping[str, Any]) 
         pod["serviceAccountName"] = settings[".service_account"]
     if settings.get(".image_pull_secrets"):
         pod["imagePullSecrets"] = [{"name": name} for name in settings[".image_pull_secrets"]]
-    container = pod["containers"][0]
-    mounted = {mount["mountPath"].rstrip("/") for mount in container.get("volumeMounts", ())}
-    if _SHM_DIR not in mounted:  # 64 MB otherwise
-        _add_volume(pod, {"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"mountPath": _SHM_DIR})
-    claim = settings.get(".run_volume")
-    if claim:
-        volume = {"name": RUN_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
-        _add_volume(
-            pod, volume, {"mountPath": RUN_DIR, "subPathExpr": "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"}
-        )
+    add_shared_memory(pod)
+    if settings.get(".run_volume"):
+        add_run_volume(pod, settings[".run_volume"])
     if any(isinstance(mount, DeviceMount) for mount in role.mounts):
-        container["securityContext"] = {"privileged": True}
-
-
-def _add_volume(pod: dict[str, Any], volume: dict[str, Any], mount: dict[str, Any]) -> None:
-    pod.setdefault("volumes", []).append(volume)
-    pod["containers"][0].setdefault("volumeMounts", []).append({"name": volume["name"], **mount})
+        pod["containers"][0]["securityContext"] = {"privileged": True}

@@ -16,39 +16,26 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.api.env_vars import redact, redact_secrets
+from muster.api.job_names import to_kubernetes_name, with_suffix
 from muster.api.spec import TrainingJob, max_job_name_length
-from muster.client import DEFAULT_LOG_OPTIONS, LogOptions, check_replica
+from muster.client import LogOptions, check_replica
 from muster.errors import ClusterError, DaemonError, NotFound
+from muster.follow import FollowedPod, JobClient, StatusReporter, follow
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.text import sanitize_keep_colors
-from muster.torchx.appdef import app_id, split_app_id, to_kubernetes_name, with_suffix
+from muster.torchx.appdef import app_id, split_app_id
 from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback
-from muster.torchx.status import FollowedPod, ProgressReporter, StatusReporter, app_state, describe_response, follow
+from muster.torchx.status import ProgressReporter, app_state, describe_response
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
-
-
-class JobClient(Protocol):
-    """The client calls that the scheduler makes."""
-
-    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
-    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
-    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
-    def heartbeats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
-    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
-    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
-    def log_lines(
-        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
-    ) -> Iterator[str]: ...
 
 
 class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed

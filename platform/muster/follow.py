@@ -1,0 +1,176 @@
+"""Follows a job from the queue to its end: a sentence for each state, the log of a pod, the location of its report.
+
+For clients that print to a log: TorchX and Kubeflow Pipelines.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from muster.api.spec import TERMINAL_PHASES, TrainingJob
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.cluster_client.jobs import report_command
+from muster.errors import ClusterError, NotFound
+from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
+from muster.text import sanitize
+
+REPORT_TIMEOUT_S = 900.0
+"""The time that the daemon allows for building a report."""
+_POLL_S = 0.3
+_PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
+
+
+class JobClient(Protocol):
+    """The calls of `muster.client.ClusterClient` for one job."""
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]: ...
+
+
+def status_message(job: TrainingJob) -> str:
+    """One sentence: queue position and reason while it waits, nodes while it runs, result at the end."""
+    status = job.status
+    if status.phase == "Pending":
+        return f"waits in queue {job.spec.queue}{_queue_position(job)}{_admission_message(job)}{_estimated_start(job)}"
+    if status.phase == "Suspended":
+        return f"suspended; to resume it: muster resume {job.metadata.name}"
+    if status.phase == "Admitted":
+        return _condition_message(job, PODS_READY) or f"admitted to {_node_names(job)}; its pods are starting"
+    if status.phase == "Running":
+        again = f", attempt {status.attempt}" if status.attempt else ""
+        return f"runs on {_node_names(job)}{again}"
+    if status.phase == "Succeeded":
+        return _condition_message(job, COMPLETE) or "succeeded"
+    if status.phase == "Terminating":
+        return f"stopping: {_condition_message(job, CANCELLED) or 'cancelled'}"
+    if status.phase == "Cancelled":
+        return _condition_message(job, CANCELLED) or "cancelled"
+    return _condition_message(job, FAILED) or "failed"
+
+
+def change_key(job: TrainingJob) -> tuple[object, ...] | None:
+    """A message is reported once per value of this key: queue position, reason, start and restart, without the
+    estimate, which changes with every cycle. None: nothing to report, as the job has no reason yet or is running."""
+    status = job.status
+    if status.phase in ("Pending", "Suspended") and (reason := _admission_message(job)):
+        return (status.phase, status.attempt, status.queue_position, reason)
+    if status.phase == "Admitted":
+        return (status.phase, status.attempt, status_message(job))
+    return None
+
+
+def _queue_position(job: TrainingJob) -> str:
+    position = job.status.queue_position
+    if position is None:
+        return ""
+    return f", position {position}"
+
+
+def _admission_message(job: TrainingJob) -> str:
+    message = _condition_message(job, ADMITTED)
+    return f": {message}" if message else ""
+
+
+def _estimated_start(job: TrainingJob) -> str:
+    start = job.status.estimated_start
+    if start is None:
+        return ""
+    return f"; expected to start at {datetime.fromtimestamp(start):%H:%M:%S}"  # noqa: DTZ006  (the reader's own clock)
+
+
+def _node_names(job: TrainingJob) -> str:
+    names = sorted({share.node for part in job.status.placement for share in part.nodes})
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more nodes" if len(names) > 4 else "")
+
+
+def _condition_message(job: TrainingJob, kind: str) -> str:
+    condition = find_condition(job.status, kind)
+    return sanitize(condition.message) if condition is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPod:
+    """A pod whose log is followed. `is_primary`: pod 0 of the first role, after whose log the job's end is printed."""
+
+    name: str
+    namespace: str
+    role: str
+    index: int
+    is_primary: bool
+
+
+@dataclass(slots=True)
+class StatusReporter:
+    """Reports each status of a job once, although `torchx run --log` follows it in several threads."""
+
+    _last_reported: dict[str, object] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_message(self, app: str, job: TrainingJob) -> str | None:
+        """The status message if it was not reported yet, else None."""
+        key = change_key(job)
+        with self._lock:
+            if key is None or self._last_reported.get(app) == key:
+                return None
+            self._last_reported[app] = key
+        return status_message(job)
+
+
+def follow(
+    client: JobClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
+) -> Iterator[str]:
+    """Log lines of every attempt from `first_attempt` (None: the current one) to the job's end, and status messages."""
+    attempt = first_attempt
+    job: TrainingJob | None = None
+    try:
+        for job in client.watch(pod.name, pod.namespace):
+            sentence = reporter.next_message(app_id, job)
+            if sentence is not None:
+                yield f"muster: {sentence}"
+            current = job.status.attempt
+            attempt = current if attempt is None else attempt
+            while attempt < current or (attempt == current and job.status.phase in _PHASES_WITH_LOG):
+                options = LogOptions(attempt=attempt, follow=attempt == current)
+                yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, options)
+                attempt += 1
+        if job is not None and pod.is_primary:
+            yield from _end_lines(client, pod, job)
+    except NotFound:
+        yield "muster: the job was deleted"
+    except ClusterError as error:
+        yield f"muster: the log cannot be followed any more: {error}"
+
+
+def _end_lines(client: JobClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
+    """The job's result, and the location of its report or run folder."""
+    yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
+    run_dir = client.run_dir(pod.name, pod.namespace)
+    if run_dir is None:  # inside a cluster
+        command = report_command(job, getattr(client, "context_name", ""))
+        if command is not None:
+            yield f"muster: to build the report: {command}"
+        return
+    if job.spec.trace is None or job.status.started_at is None:
+        yield f"muster: run folder {run_dir}"
+        return
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while job.status.traces is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        job = client.job(pod.name, pod.namespace)
+    if job.status.traces is not None and job.status.traces.report:
+        yield f"muster: report {job.status.traces.report}"
+    else:
+        yield f"muster: the report could not be built; see {run_dir / 'report' / 'build.log'}"
