@@ -1,7 +1,7 @@
 # Every target first creates the environment that it needs, once.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
-#   make test     all tests: unit, TorchX's nightly release, integration (slow, cluster and kubelets, each a target too)
+#   make test     all tests: unit, TorchX's nightly release, Kubeflow's kfp, integration (slow, cluster and kubelets, each a target too)
 #   make check    format, lint, types, import rules, generated files, committed content, retired terms
 #   make fix      apply automatic fixes
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/api/spec
@@ -14,6 +14,7 @@
 #   make chaos    1,000 jobs on a real control plane with faults of every component; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks of docs/performance.md
 #   make frameworks   unmodified scripts of Lightning, Accelerate, Transformers and DeepSpeed, preempted and resumed
+#   make kfp      pipelines of Kubeflow: local runs, the released component, a run on a real control plane
 #   make matrix   the marked tests with every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
 
@@ -50,7 +51,7 @@ RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) --failed-first $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow integration cluster kubelets frameworks cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow integration cluster kubelets frameworks kfp cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,7 +63,7 @@ demo: setup
 	@bash examples/01-first-job/run.sh
 
 # Quick tests first; within each target, those that failed in the last run.
-test: unit matrix-torchx-nightly integration
+test: unit matrix-torchx-nightly kfp integration
 
 unit: setup
 	$(call section,unit tests)
@@ -98,6 +99,13 @@ frameworks:
 	$(call section,scripts of training frameworks)
 	@tools/environment.sh .cache/frameworks base torchx-$(TORCHX) torch-$(TORCH) frameworks
 	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples
+
+# An environment of its own, with kfp and without TorchX and torch; jobs of the example train with the Python of .venv.
+kfp: setup
+	$(call section,pipelines of Kubeflow)
+	@tools/environment.sh .cache/kfp kfp
+	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
+	@$(call pytest,.cache/kfp) -m kfp tests/kfp tests/cluster/users/test_kfp.py
 
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)

@@ -6,6 +6,9 @@ goes with any TorchX. frameworks.txt holds training frameworks whose unmodified 
 torch below it. Pins are universal: one file serves Linux and macOS from Python 3.11 on. The files name no registry, so
 that an install uses the one its user has configured.
 
+kfp.txt is an environment of its own, since kfp and the other layers exclude each other: kfp, the operator for tests on
+a control plane, and pytest.
+
 The container images have lists of their own below images/, resolved without TorchX, which holds urllib3 at 1.26: all of
 the operator; the trainer without torch; for each torch, what comes on top of that; and what builds our wheel. They take
 the versions of the layers above, which are those that the tests use, wherever these are not held back.
@@ -32,6 +35,8 @@ HELD_BACK_BY_TORCHX = ("urllib3",)
 # Whose scripts run unmodified (docs/frameworks.md), with this torch.
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
 FRAMEWORKS_TORCH = "2.13"
+# What `make kfp` runs tests with; the extra `test` has far more.
+KFP_TESTS = ("editables", "filelock", "hatchling", "hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist")
 
 # The pins of one file: each package's requirement lines, hashes included, by name.
 # A package has several blocks where its version differs by Python or platform.
@@ -58,6 +63,9 @@ def main(uv: str, *upgrade: str) -> None:
     known = below | read("frameworks.txt")
     resolved = compiler.resolve((*PROJECT, "torchx", "train"), below=below, stdin="\n".join(FRAMEWORKS), known=known)
     write("frameworks.txt", subtract(resolved, below))
+    # kfp pins what others need newer: kubernetes, urllib3.
+    known = read("kfp.txt") or {name: pins for name, pins in base.items() if name not in ("kubernetes", "urllib3")}
+    write("kfp.txt", compiler.resolve(("operator", "kfp"), stdin="\n".join(KFP_TESTS), known=known))
     tested = {name: blocks for name, blocks in base.items() if name not in HELD_BACK_BY_TORCHX}
     operator = compiler.compile("-", stdin=requirements(OPERATOR), known=tested)
     write("images/operator.txt", operator)

@@ -1,5 +1,5 @@
-"""Writes what is generated from types: from `muster.api.spec` the CRDs, in the chart and plain, and the API reference,
-from `muster.visibility.types` the OpenAPI document of the read API.
+"""Writes what is generated: from `muster.api.spec` the CRDs, in the chart and plain, and the API reference, from
+`muster.visibility.types` the OpenAPI document of the read API, from `muster.kfp` the component of Kubeflow Pipelines.
 
 With --check it writes nothing, and exits with 1 when a file is not what it would write. Run by `make manifests` and
 `make check`.
@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from muster.api import crdgen
+from muster.kfp import component
 from muster.visibility import openapi
 
 
 def files() -> dict[str, str]:
     """Text of every generated file by path."""
-    return {**crdgen.files(), **openapi.files()}
+    return {**crdgen.files(), **openapi.files(), "platform/muster/kfp/train.yaml": component.component_yaml()}
 
 
 def stale_files(root: Path) -> list[str]:

@@ -19,6 +19,7 @@ PLACES = {
     "helm/muster/Chart.yaml": rf"^(?:version|appVersion): {_VERSION}$",
     "operators/Containerfile": rf"^ARG VERSION={_VERSION}$",
     "components/Containerfile": rf"^ARG VERSION={_VERSION}$",
+    "platform/muster/kfp/component.py": rf"muster-trainer:{_VERSION}",
     "docs/install.md": rf"(?:muster-(?:operator|trainer):|VERSION=|image\.tag=|\| `VERSION` \| `){_VERSION}",
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
@@ -26,15 +26,12 @@ _POLL_S = 0.3
 _PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
 
 
-class JobClient(Protocol):
-    """The calls of `muster.client.ClusterClient` for one job."""
+class FollowClient(Protocol):
+    """The calls of `muster.client.ClusterClient` that read one job."""
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
     def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
-    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
-    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
-    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
     def log_lines(
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]: ...
@@ -130,7 +127,7 @@ class StatusReporter:
 
 
 def follow(
-    client: JobClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
+    client: FollowClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
 ) -> Iterator[str]:
     """Log lines of every attempt from `first_attempt` (None: the current one) to the job's end, and status messages."""
     attempt = first_attempt
@@ -154,7 +151,7 @@ def follow(
         yield f"muster: the log cannot be followed any more: {error}"
 
 
-def _end_lines(client: JobClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
+def _end_lines(client: FollowClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
     """The job's result, and the location of its report or run folder."""
     yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)

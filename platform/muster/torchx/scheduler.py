@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
@@ -27,7 +27,7 @@ from muster.api.job_names import to_kubernetes_name, with_suffix
 from muster.api.spec import TrainingJob, max_job_name_length
 from muster.client import LogOptions, check_replica
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.follow import FollowedPod, JobClient, StatusReporter, follow
+from muster.follow import FollowClient, FollowedPod, StatusReporter, follow
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.text import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id
@@ -36,6 +36,14 @@ from muster.torchx.status import ProgressReporter, app_state, describe_response
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
+
+
+class JobClient(FollowClient, Protocol):
+    """The client calls that the scheduler makes."""
+
+    def heartbeats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
 
 
 class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
@@ -14,12 +15,15 @@ from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStat
 from muster.api.env_vars import redact
 from muster.api.quantity import parse_quantity
 from muster.api.spec import LastFailure, RoleSpec, TrainingJob
-from muster.follow import JobClient, status_message
+from muster.follow import status_message
 from muster.heartbeats.progress import ProgressLines, current_heartbeat
 from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.placement import index_range
 from muster.text import sanitize
 from muster.torchx.appdef import REPLICA, app_id
+
+if TYPE_CHECKING:
+    from muster.torchx.scheduler import JobClient
 
 PROGRESS_INTERVAL_S = 10.0
 _STATES = {

@@ -1,0 +1,23 @@
+"""Training as a step of Kubeflow Pipelines; user documentation: docs/kubeflow.md.
+
+    from muster.kfp import component_yaml, train
+
+`component_yaml(image)` is the released component, a container of Muster's image. `train` is the same step as a
+lightweight component, for local runs; it needs kfp (`pip install 'muster[kfp]'`), nothing else here does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.kfp.component import component_yaml
+
+__all__ = ["component_yaml", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train":
+        from muster.kfp.lightweight import train_component
+
+        return train_component
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,171 @@
+"""One step of a pipeline: submits a TrainingJob, or adopts the one of an earlier try, and follows it to its end.
+
+Both forms of the component call `run_step`. SIGTERM and SIGINT cancel the job, or leave it running (`on_terminate`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from muster.api.spec import TrainingJob
+from muster.errors import Conflict, MusterError, NotFound, Refused
+from muster.follow import FollowedPod, StatusReporter, follow, status_message
+from muster.kfp.cluster import StepCluster, connect
+from muster.kfp.job import SPEC_HASH, Target, build_job, parse_parameters
+from muster.kfp.parameters import TrainParameters
+from muster.kfp.results import collect_metrics, run_location, write_report
+from muster.lifecycle import has_terminated, is_finished
+
+EXIT_TERMINATED = 143
+"""128 + SIGTERM."""
+
+
+class JobNotSucceeded(MusterError):
+    """The job failed or was cancelled."""
+
+    reason = "JobNotSucceeded"
+
+
+class StepTerminated(BaseException):
+    """Raised by the signal handler; not an Exception, so that nothing on the way handles it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStepResult:
+    """`job_name` is NAMESPACE/NAME; `run_folder` a path or URL, empty if the run was deleted with the pods."""
+
+    job_name: str
+    run_folder: str
+    metrics: Mapping[str, float]
+
+
+def run_step(values: Mapping[str, Any], *, task: str, report_path: str) -> PipelineStepResult:
+    """Run one step with these parameters; writes the report as an HTML page.
+
+    `task` is the URI of one of the task's outputs, which is the same in every retry. Raises `InvalidSpec`, `Refused` if
+    the job could never start or its name belongs to another job, `ClusterError`, and `JobNotSucceeded`. A signal ends
+    the process with 143.
+    """
+    parameters = parse_parameters(values)
+    cluster = connect()
+    target = Target(task, parameters.namespace or cluster.namespace, cluster.in_cluster, cluster.step_resources())
+    step = _Step(parameters, target, cluster)
+    _raise_on_signals()
+    try:
+        job = step.follow(step.submit_or_adopt())
+    except StepTerminated:
+        _ignore_signals()
+        step.terminate()
+        sys.exit(EXIT_TERMINATED)
+    metrics = collect_metrics(cluster.client, job)
+    write_report(cluster.client, job, Path(report_path))
+    if job.status.phase != "Succeeded":
+        raise JobNotSucceeded(f"job {_label(job)} {job.status.phase.lower()}: {status_message(job)}")
+    return PipelineStepResult(_label(job), run_location(cluster.client, job), metrics)
+
+
+@dataclass(slots=True)
+class _Step:
+    parameters: TrainParameters
+    target: Target
+    cluster: StepCluster
+    job: TrainingJob | None = None  # what a signal cancels; set before it is submitted, since an answer can be lost
+
+    def submit_or_adopt(self) -> TrainingJob:
+        """The job of an earlier try that runs or has succeeded, else a new one: a failed or cancelled job stays, and
+        the next gets a number."""
+        number = 1
+        while True:
+            wanted = build_job(self.parameters, self.target, number)
+            found = self._find(wanted)
+            if found is None:
+                self.job = wanted
+                try:
+                    submitted = self.cluster.client.submit_all([wanted])[0]
+                    _print(f"submitted {_label(submitted)} to queue {submitted.spec.queue}")
+                    return submitted
+                except Conflict as error:
+                    if error.reason != "AlreadyExists":
+                        raise
+                    continue
+            _check_same_spec(found, wanted)
+            if not _is_lost(found):
+                self.job = found
+                _print(f"adopted {_label(found)}, which an earlier try of this step submitted")
+                return found
+            _print(f"{_label(found)} {found.status.phase.lower()}; submitting it again")
+            number += 1
+
+    def _find(self, wanted: TrainingJob) -> TrainingJob | None:
+        try:
+            return self.cluster.client.job(wanted.metadata.name, wanted.metadata.namespace or "default")
+        except NotFound:
+            return None
+
+    def follow(self, job: TrainingJob) -> TrainingJob:
+        """Print the log of the first pod and the job's states; the job after its end."""
+        name, namespace, client = job.metadata.name, job.metadata.namespace or "default", self.cluster.client
+        pod = FollowedPod(name, namespace, job.spec.roles[0].name, 0, is_primary=True)
+        for line in follow(client, pod, None, _label(job), StatusReporter()):
+            print(line, flush=True)
+        for job in client.watch(name, namespace):
+            if has_terminated(job.status):
+                break
+        return client.job(name, namespace)
+
+    def terminate(self) -> None:
+        """Cancel the job or leave it, by a connection of its own: the signal may have interrupted an answer."""
+        if self.job is None:
+            return
+        if self.parameters.on_terminate == "leave":
+            _print(f"terminated; {_label(self.job)} continues (on_terminate=leave)")
+            return
+        try:
+            connect().client.cancel(self.job.metadata.name, self.job.metadata.namespace or "default")
+            _print(f"terminated; {_label(self.job)} is being cancelled")
+        except MusterError as error:
+            _print(f"terminated; {_label(self.job)} was not cancelled: {error}")
+
+
+def _check_same_spec(found: TrainingJob, wanted: TrainingJob) -> None:
+    """Raises `Refused` if another step or a user has submitted a job of this name."""
+    ours, theirs = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
+    if ours != theirs:
+        raise Refused(
+            f"job {_label(found)} exists with another spec, so this step does not adopt it; delete it, or set `name`:"
+            f" muster delete job {_label(found)}",
+            field="name",
+            reason="AlreadyExists",
+        )
+
+
+def _is_lost(job: TrainingJob) -> bool:
+    """Whether the job ends or has ended without success."""
+    return job.spec.cancel or (is_finished(job.status) and job.status.phase != "Succeeded")
+
+
+def _raise_on_signals() -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise StepTerminated(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _label(job: TrainingJob) -> str:
+    return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+
+
+def _print(message: str) -> None:
+    print(f"muster: {message}", flush=True)
