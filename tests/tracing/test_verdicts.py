@@ -134,6 +134,33 @@ def test_on_the_cpu_a_stage_that_waits_for_a_slow_loader_of_another_is_not_blame
     assert [kinds["compute"], kinds["communication"]] == pytest.approx([0.06, 4 * 0.0687])
 
 
+def test_exposed_all_gathers_name_the_blocks_of_fsdp(tmp_path: Path) -> None:
+    """layers.0 is gathered for 30 ms before anything computes, layers.1 for 10 ms, the root while it computes."""
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, calls = number * 100_000.0, 10 * number
+            events.append(step(number, at, 90_000))
+            gathers = (("", 0, 1_000), (" (layers.0)", 1_000, 30_000), (" (layers.1)", 31_000, 10_000))
+            for i, (block, begin, us) in enumerate(gathers):
+                of = (("Collective name", "_allgather_base"), ("Process Group Name", "0"))
+                events += [
+                    Event(f"FSDP::all_gather{block}", at + 10 * i, 8, "user_annotation"),
+                    launch(calls + i, at + 10 * i + 2),
+                    Event("ncclDevKernel_AllGather", at + begin, us, "kernel", 1, 20, calls + i, of),
+                ]
+            events += [
+                *(launch(calls + 5, at + 50), launch(calls + 6, at + 51)),
+                kernel("embedding", at, 1_000, launch=calls + 5),
+                kernel("gemm", at + 41_000, 40_000, launch=calls + 6),
+            ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    (verdict,) = build(tmp_path).verdicts
+    assert (verdict.cause, verdict.ranks) == (Cause.EXPOSED_ALL_GATHER, ())
+    assert verdict.cost_ms == pytest.approx(40)
+    assert verdict.evidence.endswith("most in layers.0 (30.0 ms) and layers.1 (10.0 ms)")
+
+
 def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: Muster) -> None:
     folder = gpu_job(tmp_path, [CLEAN, GpuRank(extra=4)])
     found = json.loads(muster("trace", "analyze", str(folder), "--json").out)

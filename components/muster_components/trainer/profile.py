@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,16 +58,22 @@ class ProfileWindow:
 class StepTracer:
     """Before each step (from 1) call `next_transition(step)`, then `begin_step(step)`; call `close(last)` at the end.
 
-    Without an `inbox`, no traces can be requested while the job runs.
+    Without an `inbox`, no traces can be requested while the job runs. `pipeline` is the schedule that traces name.
     """
 
     def __init__(
-        self, config: TraceConfig, context: RunContext, reporter: Reporter, inbox: CaptureInbox | None = None
+        self,
+        config: TraceConfig,
+        context: RunContext,
+        reporter: Reporter,
+        inbox: CaptureInbox | None = None,
+        pipeline: Mapping[str, object] | None = None,
     ) -> None:
         self._config = config
         self._context = context
         self._reporter = reporter
         self._inbox = inbox
+        self._pipeline = pipeline
         self._configured = frozenset(
             name for name, chosen in (("shapes", config.shapes), ("stacks", config.stack)) if chosen
         )
@@ -246,6 +253,7 @@ class StepTracer:
             "start_step": start,
             "end_step": end,
             "host": socket.gethostname(),
+            "pipeline": self._pipeline,
         }
         profiler.add_metadata_json("muster", json.dumps(owner))
 

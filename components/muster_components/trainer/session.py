@@ -133,6 +133,7 @@ def _train(
             context,
             reporter,
             CaptureInbox(context, reporter) if context.accepts_captures else None,
+            plan.schedule.record(plan.mesh.pp, plan.gradient_accumulation_steps) if plan.mesh.pp > 1 else None,
         ),
         stop,
         monitor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import msgspec
 from muster.tracing.formatting import format_seconds
 
 MAX_CAUSES = 20
+MAX_CAUSE_CHARACTERS = 300  # in a sentence
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -19,6 +21,7 @@ class CompilationRecord(msgspec.Struct):
 
     kind: Literal["graph", "backward", "graph_break"]
     attempt: Count = 0
+    step: Count | None = None
     function: str | None = None
     file: str | None = None
     line: int | None = None
@@ -80,6 +83,62 @@ def summarise_compilation(records: Mapping[int, Sequence[CompilationRecord]]) ->
         tuple(_of_rank(rank, found) for rank, found in newest.items() if found),
         tuple(CompilationCause(*cause, count) for cause, count in ordered[:MAX_CAUSES]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyCompilation:
+    """What torch.compile did on a rank in the newest attempt after its first step, in which it is expected.
+
+    `ms_per_step` is the time of compilation over all `steps` after the first one. `recompilations` are those steps'
+    graphs. `graph_breaks` are those of the whole attempt. The causes are the most frequent ones, empty if unknown.
+    """
+
+    rank: int
+    steps: int
+    ms_per_step: float
+    recompilations: int
+    graph_breaks: int
+    cause: str
+    break_cause: str
+
+
+def steady_compilations(
+    records: Mapping[int, Sequence[CompilationRecord]], last_step: Mapping[int, int]
+) -> tuple[SteadyCompilation, ...]:
+    """One for each rank with records in the newest attempt; `last_step` of the ranks, by their metrics."""
+    attempt = max((record.attempt for found in records.values() for record in found), default=0)
+    steady = []
+    for rank, found in sorted(records.items()):
+        newest = [record for record in found if record.attempt == attempt]
+        known = [record.step for record in newest if record.step is not None]
+        if not known:
+            continue
+        first = min(known)
+        later = [record for record in newest if record.step is not None and record.step > first]
+        steps = max(last_step.get(rank, 0), *known) - first
+        graphs = [record for record in later if record.kind == "graph"]
+        breaks = [record for record in newest if record.kind == "graph_break"]
+        steady.append(
+            SteadyCompilation(
+                rank=rank,
+                steps=steps,
+                ms_per_step=1e3 * sum(record.seconds for record in later) / steps if steps > 0 else 0.0,
+                recompilations=len(graphs),
+                graph_breaks=len(breaks),
+                cause=_most_frequent(graphs),
+                break_cause=_most_frequent(breaks),
+            )
+        )
+    return tuple(steady)
+
+
+def _most_frequent(records: Sequence[CompilationRecord]) -> str:
+    causes = Counter(
+        f"{record.function} ({record.file}:{record.line}): {_first_line(record.reason)}"
+        for record in records
+        if record.reason is not None
+    )
+    return max(causes, key=lambda cause: (causes[cause], cause))[:MAX_CAUSE_CHARACTERS] if causes else ""
 
 
 def _of_rank(rank: int, records: Sequence[CompilationRecord]) -> RankCompilation:

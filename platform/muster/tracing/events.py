@@ -89,12 +89,23 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """The pipeline schedule of a run: pipeline ranks, micro-batches per step, and the share of a step in which each
+    rank waits if all stages take the same time (0 to 1)."""
+
+    schedule: str
+    ranks: int
+    micro_batches: int
+    ideal_bubble: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One trace file.
 
-    `rank`, `world_size` and `backend` come from distributedInfo, `job` from Muster's entry; None if missing.
-    `origin_us` is the file's time of nanosecond 0. `decoded_events` counts all events of the file, including those
-    not kept; `invalid_events` those without a valid time.
+    `rank`, `world_size` and `backend` come from distributedInfo, `job` and `pipeline` from Muster's entry; None if
+    missing. `origin_us` is the file's time of nanosecond 0. `decoded_events` counts all events of the file,
+    including those not kept; `invalid_events` those without a valid time.
     """
 
     source: str
@@ -110,6 +121,7 @@ class Trace:
     names: tuple[str, ...]
     threads: tuple[TraceThread, ...]
     events: Events
+    pipeline: PipelineSchedule | None = None
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

@@ -7,11 +7,13 @@ time, which gives the difference of their clocks; the last rank to enter is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.compilation import SteadyCompilation
+from muster.tracing.pipeline_bubble import PipelineBubble, pipeline_bubble
 from muster.tracing.rank_record import RankRecord
 
 Matrix = NDArray[np.float64]
@@ -37,6 +39,7 @@ class MatchedCollective:
     `skew_ns` is the time from the first entry to the last, which is that of `awaited_rank`; `wait_ns` is per rank, and
     `exposed_wait_ns` the part of it in which the rank computed nothing. `transfer_ns` is from the last entry to the
     end, `exposed_ns` the mean over ranks of the exposed time without waiting. `bus_gb_s` is NCCL's bus bandwidth.
+    `block` is the module that FSDP gathers or reduces, empty for other collectives.
     """
 
     name: str
@@ -50,6 +53,7 @@ class MatchedCollective:
     exposed_ns: float
     message_bytes: int
     bus_gb_s: float | None
+    block: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class RankComparison:
     step_ms: float  # median over steps of the slowest rank
     collectives: tuple[MatchedCollective, ...]
     clocks: tuple[ClockOffset, ...]
+    compiled: tuple[SteadyCompilation, ...] = ()
+    """What torch.compile did on the ranks after the first step, by the trainer's records."""
 
     @property
     def on_device(self) -> bool:
@@ -83,6 +89,19 @@ class RankComparison:
                 waited[rank][at[collective.step]] += wait / 1e6
         return waited
 
+    def pipeline_bubble(self) -> PipelineBubble | None:
+        """The bubble in the steps that all ranks have; None unless all ranks are in a pipeline of one schedule."""
+        found = [record.pipeline for record in self.records if record.pipeline is not None]
+        if len(found) < len(self.records) or len({phase.schedule for phase in found}) != 1:
+            return None
+        common = [np.isin(record.steps, self.steps) for record in self.records]
+        return pipeline_bubble(
+            [
+                replace(phase, phase_ms=phase.phase_ms[which], compute_ms=phase.compute_ms[which])
+                for phase, which in zip(found, common, strict=True)
+            ]
+        )
+
     def caused_wait_ms(self) -> dict[int, Matrix]:
         """Per rank and step the exposed time that the median other rank waits for it, in milliseconds."""
         at = {step: i for i, step in enumerate(self.steps)}
@@ -97,7 +116,7 @@ class RankComparison:
         return caused
 
 
-def compare_ranks(records: Sequence[RankRecord]) -> RankComparison | None:
+def compare_ranks(records: Sequence[RankRecord], compiled: Sequence[SteadyCompilation] = ()) -> RankComparison | None:
     """Compare the ranks; None without a step that all have."""
     ordered = sorted(records, key=lambda record: record.rank)
     if not ordered:
@@ -110,7 +129,7 @@ def compare_ranks(records: Sequence[RankRecord]) -> RankComparison | None:
     rows = match_collectives(ordered, common)
     clocks = _clock_offsets(ordered, rows)
     matched = tuple(_measure(ordered, members, clocks) for members in rows)
-    return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks)
+    return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks, tuple(compiled))
 
 
 def match_collectives(records: Sequence[RankRecord], steps: set[int]) -> list[dict[int, int]]:
@@ -191,6 +210,7 @@ def _measure(
         exposed_ns=float(np.maximum(exposed - wait, 0).mean()),
         message_bytes=message,
         bus_gb_s=_bus_bandwidth(name, message, len(order), transfer),
+        block=table.labels[table.block[row]] if table.block[row] >= 0 else "",
     )
 
 

@@ -12,11 +12,14 @@ from muster.tracing.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.hta_breakdown import KernelType, launch_times
 from muster.tracing.local_path import LocalPaths, local_paths
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.pipeline_bubble import PipelinePhase, pipeline_phase
 from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
 from muster.tracing.steps import NO_STEP, StepTable
 from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
 from muster.tracing.work_kinds import (
     COMMUNICATION_NAME,
+    FSDP_COLLECTIVE,
+    FSDP_ROOT,
     IGNORED_ANNOTATION,
     NO_ANNOTATION,
     POINT_TO_POINT_NAME,
@@ -44,8 +47,9 @@ PHASE_NAME = re.compile(
 class CollectiveTable:
     """Collectives of one rank in its steps, in order: parallel columns, times in nanoseconds since the origin.
 
-    `group` and `name` index `labels`; `ordinal` counts those of a group within a step. `exposed_ns` is the time in
-    which nothing computed. `message_bytes` is -1 if unknown.
+    `group`, `name` and `block` index `labels`; `ordinal` counts those of a group within a step. `exposed_ns` is the
+    time in which nothing computed. `message_bytes` is -1 if unknown. `block` is the module whose parameters FSDP
+    gathers or whose gradients it reduces (-1: another collective).
     """
 
     labels: tuple[str, ...]
@@ -57,6 +61,7 @@ class CollectiveTable:
     end: Int64
     exposed_ns: Int64
     message_bytes: Int64
+    block: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -91,6 +96,7 @@ class RankRecord:
     stage: int | None
     windows: Spans
     paths: LocalPaths | None = None
+    pipeline: PipelinePhase | None = None
 
 
 def rank_record(
@@ -121,6 +127,7 @@ def rank_record(
         stage=_pipeline_stage(trace, communication),
         windows=windows,
         paths=local_paths(trace, steps, lanes, collectives.rows()) if critical_path else None,
+        pipeline=pipeline_phase(trace, steps, lanes),
     )
 
 
@@ -195,7 +202,8 @@ def _collectives(trace: Trace, steps: StepTable, lanes: CategorySpans, events: E
         label_of[same] = -1 if POINT_TO_POINT.match(name) else labels.setdefault(name, len(labels))
     keep = np.flatnonzero((step >= 0) & (label_of >= 0)) if len(events) else np.empty(0, dtype=np.int64)
     keep = keep[np.argsort(launched[keep], kind="stable")][:MAX_COLLECTIVES]
-    events, step, label_of = events[keep], step[keep], label_of[keep]
+    events, step, label_of, launched = events[keep], step[keep], label_of[keep], launched[keep]
+    block = _fsdp_blocks(trace, launched, labels)
     for code in np.unique(events.group[events.group >= 0]).tolist():
         names[code] = labels.setdefault(f"group {trace.names[code]}", len(labels))
     # Without a recorded group, collectives of one name belong together.
@@ -214,7 +222,28 @@ def _collectives(trace: Trace, steps: StepTable, lanes: CategorySpans, events: E
         end=events.end,
         exposed_ns=covered_within(exposed, events.spans),
         message_bytes=events.message_bytes,
+        block=block,
     )
+
+
+def _fsdp_blocks(trace: Trace, launched: Int64, labels: dict[str, int]) -> Int64:
+    """The block in whose annotation each collective was launched, as a position in `labels`; -1: in none."""
+    annotations = trace.annotations
+    blocks = {
+        code: found["block"] or FSDP_ROOT
+        for code, name in enumerate(trace.names)
+        if (found := FSDP_COLLECTIVE.match(name))
+    }
+    annotations = annotations[np.isin(annotations.name, list(blocks))]
+    if not len(annotations) or not len(launched):
+        return np.full(len(launched), -1, dtype=np.int64)
+    annotations = annotations[np.argsort(annotations.start, kind="stable")]
+    at = np.maximum(np.searchsorted(annotations.start, launched, side="right") - 1, 0)
+    inside = (annotations.start[at] <= launched) & (launched <= annotations.end[at])
+    codes = np.array(
+        [labels.setdefault(blocks[code], len(labels)) for code in annotations.name.tolist()], dtype=np.int64
+    )
+    return np.where(inside, codes[at], -1)
 
 
 def _pipeline_stage(trace: Trace, communication: Events) -> int | None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import numpy as np
 
 from muster.errors import InvalidTrace
-from muster.tracing.events import EventKind, Events, Int32, ProcessGroup, Trace, TraceThread
+from muster.tracing.events import EventKind, Events, Int32, PipelineSchedule, ProcessGroup, Trace, TraceThread
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
     MAX_TEXT_BYTES,
@@ -92,6 +93,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
             for pid, tid in columns.threads
         ),
         events=events,
+        pipeline=_pipeline(header),
     )
 
 
@@ -246,6 +248,14 @@ def _process_groups(header: TraceHeader) -> tuple[ProcessGroup, ...]:
 def _job(header: TraceHeader) -> str | None:
     job = header.muster.get("job") if isinstance(header.muster, dict) else None
     return job if isinstance(job, str) and job else None
+
+
+def _pipeline(header: TraceHeader) -> PipelineSchedule | None:
+    found = header.muster.get("pipeline") if isinstance(header.muster, dict) else None
+    try:
+        return None if found is None else msgspec.convert(found, PipelineSchedule)
+    except msgspec.ValidationError:
+        return None
 
 
 def _device(header: TraceHeader) -> str | None:

@@ -13,11 +13,12 @@ from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
 from muster.tracing.analysis import AnalysedTrace, UnreadableTrace, summarise_trace_files
 from muster.tracing.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
-from muster.tracing.compilation import Compilation, summarise_compilation
+from muster.tracing.compilation import Compilation, steady_compilations, summarise_compilation
 from muster.tracing.critical_path import CriticalPath, critical_path
 from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, merge_operators
+from muster.tracing.pipeline_bubble import PipelineBubble, bubble_sentence
 from muster.tracing.rank_comparison import ClockOffset, compare_ranks
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
 from muster.tracing.step_grid import StepGrid, grid_without_waiting, step_grid
@@ -69,7 +70,8 @@ class Report:
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
     first; `clocks` are the differences of the ranks' clocks. `memory` is each rank's memory in use, in bytes:
     maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
-    can be compared), as are `waits` and `collectives`. `critical_path` is None unless it was wanted. `page` is the path
+    can be compared), as are `waits` and `collectives`. `critical_path` is None unless it was wanted, `pipeline`
+    without a pipeline of Muster's trainer. `page` is the path
     of the HTML file.
     """
 
@@ -95,6 +97,7 @@ class Report:
     waits: tuple[RankWait, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     critical_path: CriticalPath | None = None
+    pipeline: PipelineBubble | None = None
     page: str | None = None
 
 
@@ -119,7 +122,8 @@ def analyse_run(
         summaries = in_common_steps(summaries)
         records = [trace.record for trace in analysed if trace.record is not None]
         if len({record.rank for record in records}) == len(records) == len(analysed):
-            comparison = compare_ranks(records)
+            last_step = {m.rank: int(m.step[-1]) for m in folder.metrics}
+            comparison = compare_ranks(records, steady_compilations(folder.compilation, last_step))
     verdicts = derive_verdicts(comparison) if comparison is not None else ()
     rows = label_traces(summaries)
     overheads = profiler_overheads(folder.metrics)
@@ -153,9 +157,11 @@ def analyse_run(
         waits=rank_waits(comparison) if comparison is not None else (),
         collectives=collective_stats(comparison) if comparison is not None else (),
         critical_path=critical_path(comparison) if comparison is not None else None,
+        pipeline=comparison.pipeline_bubble() if comparison is not None else None,
     )
     sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
     others = _other_windows(folder, window)
+    others += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
     return replace(report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped)))
 
 

@@ -36,6 +36,9 @@ POINT_TO_POINT_NAME = re.compile(r"(gloo|mpi|ucc):(send|recv)")
 AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
 DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
+# FSDP2's annotations around the call of a collective: `FSDP::all_gather (layers.3)`; the root module has no name.
+FSDP_COLLECTIVE = re.compile(r"FSDP::(?:all_gather|post_backward_reduce)(?: \((?P<block>.*)\))?$")
+FSDP_ROOT = "the root module"
 NO_ANNOTATION = ""
 STEP_ANNOTATION = re.compile(r"ProfilerStep\s*#")
 IGNORED_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|c10d):|record_param_comms|.*_data: ")

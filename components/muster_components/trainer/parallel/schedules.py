@@ -53,6 +53,11 @@ class Schedule:
         parts = 3 if self.splits_backward else 1
         return (ranks - 1) / (parts * self.stages_per_rank * micro_batches + ranks - 1)
 
+    def record(self, ranks: int, micro_batches: int) -> dict[str, object]:
+        """The schedule of a run as its traces have it (docs/run-folder.md)."""
+        bubble = self.bubble(ranks, micro_batches)
+        return {"schedule": self.name, "ranks": ranks, "micro_batches": micro_batches, "ideal_bubble": round(bubble, 6)}
+
     def in_flight(self, rank: int, ranks: int, micro_batches: int) -> float:
         """How many micro-batches' activations a pipeline rank stores at most, in units of all of its stages.
 

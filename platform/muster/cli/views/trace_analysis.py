@@ -52,6 +52,7 @@ def analysis_rows(report: Report, *, hta: bool) -> dict[str, Any]:
             for clock in report.clocks
         ],
         "critical_path": _critical_path(report),
+        "pipeline": _pipeline(report),
         "findings": list(report.findings),
         "skipped": [{"file": skipped.file, "reason": skipped.reason} for skipped in report.skipped],
     }
@@ -72,6 +73,15 @@ def analysis_tables(report: Report, *, hta: bool) -> RenderableType:
     skipped = [Text(f"skipped: {one.file}: {one.reason}") for one in report.skipped]
     sentences = (Text(sentence) for sentence in (*head, *report.findings))
     return Group(*sentences, Text(), table, *critical_path_lines(report), *skipped)
+
+
+def _pipeline(report: Report) -> dict[str, Any] | None:
+    found = report.pipeline
+    if found is None:
+        return None
+    percents = {"bubble_pct": round(100 * found.bubble, 2), "ideal_pct": round(100 * found.ideal, 2)}
+    schedule = {"schedule": found.schedule, "ranks": found.ranks, "micro_batches": found.micro_batches}
+    return {**schedule, **percents, "phase_ms": round(found.phase_ms, 3)}
 
 
 def _critical_path(report: Report) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from muster.tracing.rank_comparison import RankComparison
 from muster.tracing.verdicts.communication import exposed_collectives, late_ranks
-from muster.tracing.verdicts.host import allocations, blocked_hosts, compilations, launch_bound
+from muster.tracing.verdicts.host import allocations, blocked_hosts, compilations, graph_breaks, launch_bound
 from muster.tracing.verdicts.types import Cause, Detector, Verdict, describe
-from muster.tracing.verdicts.work import extra_work, slower_work, stage_imbalance
+from muster.tracing.verdicts.work import excess_bubble, extra_work, slower_work, stage_imbalance
 
 __all__ = ["DETECTORS", "Cause", "Detector", "Verdict", "derive_verdicts", "describe"]
 
@@ -23,8 +23,11 @@ DETECTORS: tuple[Detector, ...] = (
     stage_imbalance,
     exposed_collectives,
     launch_bound,
+    graph_breaks,
 )
 _OF_WORK = (Cause.EXTRA_KERNELS, Cause.SLOW_DEVICE)
+# Whatever slows one stage down makes the others wait.
+_OF_STAGES = (*_OF_WORK, Cause.STAGE_IMBALANCE, Cause.RECOMPILATION, Cause.HOST_BLOCKED, Cause.LAUNCH_BOUND)
 
 
 def derive_verdicts(ranks: RankComparison) -> tuple[Verdict, ...]:
@@ -33,5 +36,7 @@ def derive_verdicts(ranks: RankComparison) -> tuple[Verdict, ...]:
     compiling = {rank for verdict in found if verdict.cause is Cause.RECOMPILATION for rank in verdict.ranks}
     # The compiler runs operators itself.
     found = [verdict for verdict in found if verdict.cause not in _OF_WORK or not compiling.intersection(verdict.ranks)]
+    if not any(verdict.cause in _OF_STAGES for verdict in found):
+        found += excess_bubble(ranks)
     found += late_ranks(ranks, explained={rank for verdict in found for rank in verdict.ranks})
     return tuple(sorted(found, key=lambda verdict: (-verdict.cost_ms, verdict.cause, verdict.ranks)))

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from muster.tracing.formatting import format_seconds
+from muster.tracing.formatting import format_list, format_seconds
 from muster.tracing.rank_comparison import MatchedCollective, RankComparison
 from muster.tracing.verdicts.host import min_cost_ms
 from muster.tracing.verdicts.types import Cause, Verdict
@@ -15,6 +15,7 @@ from muster.tracing.verdicts.types import Cause, Verdict
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
 LARGE_MESSAGE_BYTES = 1 << 20
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link
+MAX_BLOCKS = 4
 LATE_STEPS = 0.6  # of the steps in which a late rank must be the one that others wait for longest
 
 
@@ -24,11 +25,13 @@ def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
     for collective in ranks.collectives if ranks.on_device else ():
         by_cause.setdefault(_cause(collective.name), []).append(collective)
     for cause, found in by_cause.items():
-        exposed_ms = sum(c.exposed_ns * len(c.ranks) for c in found) / len(ranks.records) / len(ranks.steps) / 1e6
+        exposed_ms = _exposed_ms(ranks, found)
         large = [c.bus_gb_s for c in found if c.bus_gb_s is not None and c.message_bytes >= LARGE_MESSAGE_BYTES]
         if exposed_ms < EXPOSED_SHARE * ranks.step_ms:
             continue
-        evidence = f"{format_seconds(exposed_ms / 1e3)} a step of {len(found)} traced collectives"
+        evidence = (
+            f"{format_seconds(exposed_ms / 1e3)} a step of {len(found)} traced collectives{_blocks(ranks, found)}"
+        )
         if large and (bandwidth := float(np.median(large))) < SLOW_BUS_GB_S:
             evidence += f", with a bus bandwidth of {bandwidth:.3g} GB/s"
             advice = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
@@ -36,6 +39,21 @@ def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
         else:
             advice = "Prefetch earlier, use larger local batches, or shard over fewer ranks"
             yield Verdict((), None, cause, exposed_ms, evidence, 0.6, advice)
+
+
+def _exposed_ms(ranks: RankComparison, found: Sequence[MatchedCollective]) -> float:
+    """The exposed time per step, averaged over the ranks."""
+    return sum(c.exposed_ns * len(c.ranks) for c in found) / len(ranks.records) / len(ranks.steps) / 1e6
+
+
+def _blocks(ranks: RankComparison, found: Sequence[MatchedCollective]) -> str:
+    """`, most in layers.0 (4.2 ms) and head (1.0 ms)`: the blocks of FSDP with the longest exposed time."""
+    by_block: dict[str, list[MatchedCollective]] = {}
+    for collective in found:
+        by_block.setdefault(collective.block, []).append(collective)
+    times = sorted(((_exposed_ms(ranks, of), block) for block, of in by_block.items() if block), reverse=True)
+    named = [f"{block} ({format_seconds(ms / 1e3)})" for ms, block in times[:MAX_BLOCKS] if ms > 0]
+    return f", most in {format_list(named)}" if named else ""
 
 
 def _cause(name: str) -> Cause:

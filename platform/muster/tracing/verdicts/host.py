@@ -73,16 +73,38 @@ def _blocked(ranks: RankComparison, name: str, who: tuple[int, ...], cost: float
 
 
 def compilations(ranks: RankComparison) -> Sequence[Verdict]:
-    """torch.compile at work in the traced steps."""
-    cost = {record.rank: float(ranks.per_step(record, record.compile_ms).mean()) for record in ranks.records}
+    """torch.compile at work in the traced steps, or by the trainer's records in others after the first one."""
+    recorded = {compiled.rank: compiled for compiled in ranks.compiled}
+    traced = {record.rank: float(ranks.per_step(record, record.compile_ms).mean()) for record in ranks.records}
+    cost = {rank: max(ms, recorded[rank].ms_per_step if rank in recorded else 0.0) for rank, ms in traced.items()}
     guilty = tuple(rank for rank, ms in cost.items() if ms >= max(MIN_SHARE * ranks.step_ms, 1.0))
     if not guilty:
         return ()
-    slowest = max(cost.values())
-    evidence = f"up to {_ms(slowest)} of compilation a step, by the events of dynamo_timed"
+    worst = max(guilty, key=lambda rank: (cost[rank], -rank))
+    evidence = f"up to {_ms(cost[worst])} of compilation a step"
+    if traced[worst] >= cost[worst]:
+        evidence += ", by the events of dynamo_timed"
+    if (found := recorded.get(worst)) is not None and found.recompilations:
+        evidence += f", {found.recompilations} compilations in {found.steps} steps"
+        evidence += f", most often of {found.cause}" if found.cause else ""
     advice = "See TORCH_LOGS=recompiles; mark changing sizes with torch._dynamo.mark_dynamic, or pad them"
     who = () if len(guilty) == len(ranks.records) > 1 else guilty
-    return (Verdict(who, None, Cause.RECOMPILATION, slowest, evidence, 0.95, advice),)
+    return (Verdict(who, None, Cause.RECOMPILATION, cost[worst], evidence, 0.95, advice),)
+
+
+def graph_breaks(ranks: RankComparison) -> Sequence[Verdict]:
+    """Devices that idle, in a run whose graphs are broken: the Python between two graphs launches nothing."""
+    broken = [compiled for compiled in ranks.compiled if compiled.graph_breaks]
+    if not broken or not ranks.on_device:
+        return ()
+    cost = float(np.median([ranks.per_step(record, record.idle_ms).mean() for record in ranks.records]))
+    if cost < MIN_SHARE_ALL * ranks.step_ms:
+        return ()
+    most = max(broken, key=lambda compiled: (compiled.graph_breaks, -compiled.rank))
+    evidence = f"the devices idle {_ms(cost)} a step, and rank {most.rank} has {most.graph_breaks} graph breaks"
+    evidence += f", most often at {most.break_cause}" if most.break_cause else ""
+    advice = "Move that code out of the compiled function, or see TORCH_LOGS=graph_breaks"
+    return (Verdict((), None, Cause.GRAPH_BREAK, cost, evidence, 0.5, advice),)
 
 
 def allocations(ranks: RankComparison) -> Iterator[Verdict]:

@@ -21,6 +21,8 @@ class Cause(StrEnum):
     EXTRA_KERNELS = "extra-kernels"
     SLOW_DEVICE = "slow-device"
     STAGE_IMBALANCE = "stage-imbalance"
+    PIPELINE_BUBBLE = "pipeline-bubble"
+    GRAPH_BREAK = "graph-break"
     EXPOSED_ALL_GATHER = "exposed-all-gather"
     EXPOSED_REDUCE_SCATTER = "exposed-reduce-scatter"
     EXPOSED_ALL_REDUCE = "exposed-all-reduce"
@@ -58,6 +60,8 @@ _PHRASES = {
     Cause.EXTRA_KERNELS: "extra work runs that other ranks do not have",
     Cause.SLOW_DEVICE: "the same work takes longer than on other ranks",
     Cause.STAGE_IMBALANCE: "the pipeline stage has more work than the others",
+    Cause.PIPELINE_BUBBLE: "the stages wait for each other longer than their schedule needs",
+    Cause.GRAPH_BREAK: "the devices idle while Python runs between the compiled parts of the model",
     Cause.EXPOSED_ALL_GATHER: "all-gathers run while nothing computes",
     Cause.EXPOSED_REDUCE_SCATTER: "reduce-scatters run while nothing computes",
     Cause.EXPOSED_ALL_REDUCE: "all-reduces run while nothing computes",

@@ -15,6 +15,7 @@ from muster.tracing.verdicts.types import Cause, Verdict
 
 SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary less
 SLOWER_PART = 0.7  # of the shared work by time that must be slower
+EXCESS_BUBBLE = 0.1  # of forward and backward, above the ideal of the schedule
 IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ
 
 
@@ -85,3 +86,16 @@ def stage_imbalance(ranks: RankComparison) -> Iterator[Verdict]:
     times = f"{format_seconds(compute[slowest] / 1e3)} of work a step, the other stages {format_seconds(others / 1e3)}"
     advice = "Move blocks to the other stages"
     yield Verdict(who, slowest, Cause.STAGE_IMBALANCE, cost, times, 0.85, advice)
+
+
+def excess_bubble(ranks: RankComparison) -> Iterator[Verdict]:
+    """A pipeline that waits longer than its schedule needs. On the CPU, Python between operators looks like that."""
+    found = ranks.pipeline_bubble() if ranks.on_device else None
+    if found is None or found.bubble - found.ideal < EXCESS_BUBBLE:
+        return
+    cost = (found.bubble - found.ideal) * found.phase_ms
+    shares = (
+        f"{format_percent(found.bubble)} of forward and backward; {found.schedule} needs {format_percent(found.ideal)}"
+    )
+    advice = "Balance the stages, use larger micro-batches, or check the transfers between the stages"
+    yield Verdict((), None, Cause.PIPELINE_BUBBLE, cost, f"the ranks do not compute {shares}", 0.7, advice)

@@ -1,0 +1,99 @@
+"""How long pipeline ranks wait in forward and backward, beside the ideal of their schedule.
+
+The trainer writes the schedule into its traces. The phase is its annotation around the micro-batches, up to the end of
+the device's work launched in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.events import PipelineSchedule, Trace
+from muster.tracing.formatting import format_percent
+from muster.tracing.hta_breakdown import launch_times
+from muster.tracing.spans import Int64, Spans, covered_within
+from muster.tracing.steps import StepTable
+from muster.tracing.time_breakdown import CategorySpans
+from muster.tracing.work_kinds import TimeCategory, matching_names
+
+PHASE = re.compile(r"forward and backward$")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePhase:
+    """Forward and backward of one rank per step, in milliseconds: how long it lasts, and how long the rank computes."""
+
+    schedule: PipelineSchedule
+    phase_ms: NDArray[np.float64]
+    compute_ms: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineBubble:
+    """The share of forward and backward, on its longest rank, in which the mean rank does not compute; `ideal` is that
+    of the schedule. Medians over the steps; `phase_ms` is the time of the longest rank."""
+
+    schedule: str
+    ranks: int
+    micro_batches: int
+    bubble: float
+    ideal: float
+    phase_ms: float
+
+
+def pipeline_phase(trace: Trace, steps: StepTable, lanes: CategorySpans) -> PipelinePhase | None:
+    """The phase in the steps of a trace; None unless the trace names its schedule and each step has the annotation."""
+    annotations = trace.annotations
+    if trace.pipeline is None or not len(annotations):
+        return None
+    phases = annotations[matching_names(trace, PHASE)[annotations.name]]
+    step = steps.step_of(phases.start)
+    phases, step = phases[step >= 0], step[step >= 0]
+    if sorted(step.tolist()) != list(range(len(steps))):
+        return None
+    phases = phases[np.argsort(step, kind="stable")]
+    start = np.maximum(phases.start, steps.windows.start)
+    end = np.maximum(_end_of_work(trace, steps, phases.spans), start)
+    compute = covered_within(lanes[TimeCategory.COMPUTE], Spans(start, end))
+    return PipelinePhase(trace.pipeline, (end - start) / 1e6, compute / 1e6)
+
+
+def _end_of_work(trace: Trace, steps: StepTable, phases: Spans) -> Int64:
+    """For each phase its end, or the end of the last device work launched in it."""
+    end = phases.end.copy()
+    launched = launch_times(trace, steps.work)
+    at = np.searchsorted(phases.start, launched, side="right") - 1
+    inside = (at >= 0) & (launched <= phases.end[np.maximum(at, 0)])
+    np.maximum.at(end, at[inside], steps.work.end[inside])
+    return end
+
+
+def pipeline_bubble(phases: Sequence[PipelinePhase]) -> PipelineBubble | None:
+    """The bubble of a pipeline from its ranks' phases in the same steps; None without any."""
+    if not phases:
+        return None
+    longest = np.max([phase.phase_ms for phase in phases], axis=0)
+    computing = np.mean([phase.compute_ms for phase in phases], axis=0)
+    schedule = phases[0].schedule
+    return PipelineBubble(
+        schedule=schedule.schedule,
+        ranks=schedule.ranks,
+        micro_batches=schedule.micro_batches,
+        bubble=float(np.median(1 - computing / np.maximum(longest, 1e-9))),
+        ideal=schedule.ideal_bubble,
+        phase_ms=float(np.median(longest)),
+    )
+
+
+def bubble_sentence(found: PipelineBubble) -> str:
+    """`The pipeline (1F1B, 2 ranks, 8 micro-batches) waits 35.0% of forward and backward; ...`."""
+    return (
+        f"The pipeline ({found.schedule}, {found.ranks} ranks, {found.micro_batches} micro-batches) does not compute"
+        f" {format_percent(found.bubble)} of forward and backward; with equal stages and sends that take no time it"
+        f" would be {format_percent(found.ideal)}."
+    )
