@@ -169,6 +169,17 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
             ("--parallel", "tp=2", "--activation_checkpointing", "full"),
             "full with --parallel tp=N cannot be compiled by torch; use --activation_checkpointing selective",
         ),
+        (
+            ("--activation_checkpointing", "some"),
+            "must be none, selective, full, auto, or budget:FRACTION with a fraction from 0 to 1, such as budget:0.5",
+        ),
+        (("--activation_checkpointing", "budget:1.5"), "a fraction from 0 to 1, such as budget:0.5; got 'budget:1.5'"),
+        (("--activation_checkpointing", "budget:half"), "such as budget:0.5; got 'budget:half'"),
+        (("--activation_checkpointing", "budget:0.5", "--no_compile"), "budget:0.5 requires compilation; use full"),
+        (
+            ("--activation_checkpointing", "budget:0.5", "--backend", "eager"),
+            "budget:0.5 requires compilation with --backend inductor or aot_eager; got eager; use full",
+        ),
         (("--async_tp",), "--async_tp requires --parallel tp=N and compilation"),
         (("--async_tp", "--parallel", "tp=2"), "--async_tp requires GPUs"),
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),

@@ -80,6 +80,16 @@ def test_compilation_and_activation_checkpointing_do_not_change_the_losses(
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), abs=1e-3), name
 
 
+def test_a_memory_budget_does_not_change_the_losses(start: Starter, text: Path, tmp_path: Path) -> None:
+    run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
+    budget = ("--backend", "aot_eager", "--activation_checkpointing", "budget:0.2")
+    for name, flags in {"budget": budget, "plain": ("--no_compile",)}.items():
+        ranks = start(2, *run, *flags, run_dir=tmp_path / name)
+        assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
+        assert ("compiled by aot_eager, fp32, budget:0.2 recompute" in ranks.log_text()) == (name == "budget")
+    assert losses(tmp_path / "budget") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
+
+
 def test_deterministic_runs_have_equal_losses_to_the_last_bit(start: Starter, text: Path, tmp_path: Path) -> None:
     run = (*TINY, "--data", str(text), "--steps", "5", "--micro_batch", "2", "--deterministic")
     for name in ("first", "second"):

@@ -18,7 +18,8 @@ from muster_components.trainer.parallel.spec import ParallelSpec
 from muster_components.trainer.planning.devices import GpuKind
 
 Precision = Literal["bf16", "fp32"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = str
+"""`none`, `selective`, `full`, or `budget:FRACTION`: see `memory_budget`."""
 Float8Recipe = Literal["tensorwise", "rowwise"]
 Device = Literal["cpu", "cuda"]
 Choice = Literal["parallel", "micro_batch", "recompute"]
@@ -26,6 +27,28 @@ Choice = Literal["parallel", "micro_batch", "recompute"]
 
 DEFAULT_BACKEND: Final = "inductor"
 """Of torch.compile."""
+
+
+RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+"""Those without a number."""
+_BUDGET: Final = "budget:"
+
+
+def memory_budget(recompute: Recompute) -> float | None:
+    """The fraction of `budget:0.5`: of the activations that a compiled module would save, those that it may save. None
+    for other values. Raises InputError for one that is not valid."""
+    if recompute in RECOMPUTE_MODES:
+        return None
+    try:
+        budget = float(recompute.removeprefix(_BUDGET)) if recompute.startswith(_BUDGET) else math.nan
+    except ValueError:
+        budget = math.nan
+    if not 0 <= budget <= 1:
+        raise InputError(
+            f"--activation_checkpointing must be {', '.join(RECOMPUTE_MODES)}, auto, or budget:FRACTION with a "
+            f"fraction from 0 to 1, such as budget:0.5; got {recompute!r}"
+        )
+    return budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +212,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     spec = config.parallel.spec
+    if memory_budget(config.parallel.recompute) is not None and config.compile.enabled is False:
+        raise InputError(f"--activation_checkpointing {config.parallel.recompute} requires compilation; use full")
     if isinstance(config.model, ModelConfig):
         config.model.require_divisible(spec.tp)
     elif spec.tp > 1:

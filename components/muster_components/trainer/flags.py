@@ -269,8 +269,9 @@ def _flag_parser() -> FlagParser:
     _add_switch(group, "float8_emulate", default=False, help_text="float8 without such a GPU, for tests (slow)")
     group.add_argument(
         "--activation_checkpointing",
-        choices=("none", "selective", "full", _AUTO),
-        help="recompute activations in the backward pass (default: none; with --parallel auto: auto)",
+        metavar="none|selective|full|budget:F|auto",
+        help="recompute activations in the backward pass; budget:0.5: compiled modules save half of what they would "
+        "(default: none; with --parallel auto: auto)",
     )
     group.add_argument(
         "--reshard",

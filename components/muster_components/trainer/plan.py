@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster_components.trainer.config import DEFAULT_BACKEND, CompileConfig, Device, Precision, TrainConfig
+from muster_components.trainer.config import (
+    DEFAULT_BACKEND,
+    CompileConfig,
+    Device,
+    Precision,
+    TrainConfig,
+    memory_budget,
+)
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, refusal
@@ -18,6 +25,9 @@ MAX_GRAPHED_PARAMETERS: Final = 500_000_000
 
 CAPTURED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
 """Of torch.compile: those that neither record CUDA graphs of their own nor wait for the GPU."""
+
+BUDGET_BACKENDS: Final = ("inductor", "aot_eager")
+"""Of torch.compile: those that decide what is saved by AOTAutograd's partitioner, which knows memory budgets."""
 
 FLOAT8_MULTIPLE: Final = 16
 """Of all dimensions of a matrix product in float8."""
@@ -106,6 +116,13 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError(
             "--activation_checkpointing full with --parallel tp=N cannot be compiled by torch; "
             "use --activation_checkpointing selective or --no_compile"
+        )
+    recompute = config.parallel.recompute
+    if memory_budget(recompute) is not None and backend not in BUDGET_BACKENDS:
+        got = "no C++ compiler" if backend is None else backend
+        raise InputError(
+            f"--activation_checkpointing {recompute} requires compilation with --backend "
+            f"{' or '.join(BUDGET_BACKENDS)}; got {got}; use full"
         )
     if config.parallel.async_tp and backend not in (None, DEFAULT_BACKEND):
         raise InputError(f"--async_tp requires --backend {DEFAULT_BACKEND}; got {backend}")

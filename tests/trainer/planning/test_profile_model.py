@@ -174,6 +174,23 @@ def test_models_of_transformers_are_measured(kind: str) -> None:
     assert retained(profile, "full") < retained(profile)
 
 
+def test_with_a_memory_budget_compiled_modules_save_what_is_predicted_and_compute_the_rest_again() -> None:
+    model = recipe(seq_len=128)
+    found = {
+        budget: profile_of(model, ProfileOptions(compiled=True, dtype=torch.float32, memory_budget=budget))
+        for budget in (None, 0.5, 0.2)
+    }
+    kept, half, fifth = (retained(profile) for profile in found.values())
+    assert fifth < half < 0.75 * kept
+    blocks = [next(part for part in profile.parts if part.is_block) for profile in found.values()]
+    work = [blocks[i].low["none"].backward.matmul_flops for i in range(3)]
+    assert work[0] <= work[1] <= work[2]
+    assert work[0] < work[2]
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        assert saved_bytes(model, compile_backend="aot_eager_decomp_partition") == pytest.approx(half, rel=0.05)
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_peak_put_together_from_parts_is_that_of_a_whole_step(recompute: Any) -> None:
     """Of one process in float32, whose step allocates activations, gradients and temporary tensors."""

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from muster_components.trainer.compilation.backends import find_backend
-from muster_components.trainer.config import Recompute
+from muster_components.trainer.config import Recompute, memory_budget
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.float8 import convert_to_float8, update_scales
 from muster_components.trainer.parallel.gradients import redistributed
@@ -145,6 +145,8 @@ def parallelize_part(
         apply_tensor_parallelism(module, mesh.dimension("tp"), overlap=parallel.async_tp)
     blocks = model.blocks(module)
     apply_activation_checkpointing(blocks, parallel.recompute)
+    if (budget := memory_budget(parallel.recompute)) is not None:
+        torch._functorch.config.activation_memory_budget = budget
     one_gpu = device.type == "cuda" and mesh.shape.world_size == 1
     compiled_autograd = plan.config.compile.autograd
     if compiled_autograd or plan.compile_backend is None:
@@ -171,9 +173,9 @@ def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recom
     """The backward pass of each block computes its activations again: all ("full"), or only cheap ones ("selective").
 
     Blocks of one class get the same class, so that they still share one compiled graph; names of parameters do not
-    change.
+    change. A memory budget is left to the compiler.
     """
-    if recompute == "none":
+    if recompute not in ("selective", "full"):
         return
     classes = {block_class: _recomputing_class(block_class, recompute) for block_class in set(map(type, blocks))}
     for block in blocks:

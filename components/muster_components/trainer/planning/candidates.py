@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from muster_components.trainer.config import Recompute, TrainConfig
+from muster_components.trainer.config import RECOMPUTE_MODES, Recompute, TrainConfig
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.schedules import SCHEDULES
 from muster_components.trainer.parallel.spec import ParallelSpec
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 
-RECOMPUTE_CHOICES: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULE_CHOICES = tuple(
     schedule.name for schedule in SCHEDULES.values() if schedule.name != "GPipe" and not schedule.splits_backward
 )
@@ -25,7 +24,7 @@ def valid_plans(
     """All plans that the trainer accepts, with the values of `config` wherever they are not to be chosen."""
     auto = config.parallel.auto
     specs = list(_specs(config, host.world_size, gpus_per_host)) if "parallel" in auto else [config.parallel.spec]
-    recomputes = RECOMPUTE_CHOICES if "recompute" in auto else (config.parallel.recompute,)
+    recomputes = RECOMPUTE_MODES if "recompute" in auto else (config.parallel.recompute,)
     plans = []
     for spec in specs:
         schedules: tuple[str | None, ...] = (config.parallel.schedule,)

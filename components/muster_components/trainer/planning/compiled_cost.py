@@ -34,11 +34,12 @@ _STORED_RESULTS: Final = ("embedding", "index", "sort", "cumsum", "topk", "nll_l
 
 
 def compiled_costs(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policies: Policies
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policies: Policies, memory_budget: float = 1.0
 ) -> dict[str, Cost]:
     """The cost by mode of recomputation. Call it in a FakeTensorMode, with tensors of that mode.
 
-    Raises whatever torch raises for a module that it cannot trace.
+    `memory_budget`: of the activations that it would save, the share that it may save. Raises whatever
+    torch raises for a module that it cannot trace.
     """
     parameters: dict[str, Tensor] = dict(module.named_parameters())
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -71,7 +72,8 @@ def compiled_costs(
         return make_boxed_func(gm.forward)
 
     traced = aot_function(call, unchanged, unchanged, partition_fn=partition, decompositions=select_decomp_table())
-    outputs = [leaf for leaf in traced(parameters, tensors) if isinstance(leaf, Tensor)]
+    with torch._functorch.config.patch(activation_memory_budget=memory_budget):
+        outputs = [leaf for leaf in traced(parameters, tensors) if isinstance(leaf, Tensor)]
     if not costs:  # nothing needs a gradient
         return dict.fromkeys(policies, Cost(retained=tensor_bytes(outputs), output=tensor_bytes(outputs)))
     return costs

@@ -10,14 +10,14 @@ from typing import Final
 
 import torch
 
-from muster_components.trainer.config import DEFAULT_BACKEND, Float8Config, TrainConfig
+from muster_components.trainer.config import DEFAULT_BACKEND, RECOMPUTE_MODES, Float8Config, TrainConfig, memory_budget
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch, TrainModel
 from muster_components.trainer.parallel.balance import partition
 from muster_components.trainer.parallel.sharding import MAX_FUSED_BLOCKS
 from muster_components.trainer.parallel.spec import ParallelSpec
 from muster_components.trainer.plan import HostCapabilities, TrainPlan
-from muster_components.trainer.planning.candidates import RECOMPUTE_CHOICES, plan_or_none, valid_plans, with_choices
+from muster_components.trainer.planning.candidates import plan_or_none, valid_plans, with_choices
 from muster_components.trainer.planning.devices import GIB, GpuKind
 from muster_components.trainer.planning.memory import Candidate, MemoryEstimate, estimate_memory
 from muster_components.trainer.planning.profile_model import ModelProfile, Part, ProfileOptions, profile_model
@@ -182,7 +182,8 @@ class Planner:
         ranks; only if none of them does, both of the first two, then as few more GPUs as possible.
         """
         config, world = prediction.plan.config, self.host.world_size
-        modes = RECOMPUTE_CHOICES[RECOMPUTE_CHOICES.index(config.parallel.recompute) + 1 :]
+        given = config.parallel.recompute
+        modes = RECOMPUTE_MODES[RECOMPUTE_MODES.index(given) + 1 :] if given in RECOMPUTE_MODES else ("full",)
         sizes = [2**power for power in range(prediction.plan.micro_batch.bit_length())]
         sharded = ParallelSpec(data="fsdp", data_ranks=world)
         single: list[dict[str, TrainConfig]] = [
@@ -238,6 +239,7 @@ class Planner:
             # The kernel of the loss needs Triton also to be run without values; a laptop may have none.
             fused=compiled and one_gpu and find_spec("triton") is not None,
             float8=plan.config.float8 if compiled else Float8Config(),
+            memory_budget=memory_budget(candidate.recompute) if compiled else None,
         )
         if options not in self._profiles:
             profile = profile_model(self._model, self._batch, options)

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from muster_components.trainer.config import Float8Config, Recompute
+from muster_components.trainer.config import RECOMPUTE_MODES, Float8Config, Recompute
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
 from muster_components.trainer.parallel.float8 import convert_to_float8
 from muster_components.trainer.parallel.sharding import apply_activation_checkpointing, selective_policy
@@ -35,7 +35,6 @@ from muster_components.trainer.planning.outside_cost import OutsideRun, UnitCall
 SAMPLES: Final = (2, 4)
 """Costs are linear in the micro-batch: these two sizes determine them."""
 
-RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 _POLICIES: Final[Policies] = {
     "none": None,
     "selective": lambda operator: selective_policy(None, operator),
@@ -87,7 +86,7 @@ class ModelProfile:
 
     def cost(self, part: Part, recompute: Recompute, samples: int) -> Cost:
         """Of a part, for a micro-batch of `samples`."""
-        mode = recompute if part.is_block else "none"
+        mode = recompute if part.is_block and recompute in part.low else "none"
         key = (id(part.low), mode, samples)  # equal blocks share it
         if key not in self._costs:
             self._costs[key] = between(part.low[mode], part.high[mode], *SAMPLES, samples)
@@ -105,6 +104,7 @@ class ProfileOptions:
 
     `compiled`: the model's `compiled_modules` are. `fused`: a small model on one GPU, see `compile_whole`. `float8`: of
     layers that are compiled; others cost what they do in bf16.
+    `memory_budget`: of compiled modules, which are then measured with it alone.
     """
 
     compiled: bool
@@ -112,6 +112,7 @@ class ProfileOptions:
     autocast: bool = False
     fused: bool = False
     float8: Float8Config = Float8Config()
+    memory_budget: float | None = None
 
 
 def profile_model(model: TrainModel, batch: Callable[[int], Batch], options: ProfileOptions) -> ModelProfile:
@@ -209,8 +210,9 @@ class _Run:
         is_block = id(call.unit) in self._blocks
         with torch.autocast("cpu", torch.bfloat16, enabled=self._options.autocast):
             if id(call.unit) in self._compiled:
-                policies = _POLICIES if is_block else {"none": None}
-                return compiled_costs(call.unit, call.args, call.kwargs, policies)
+                budget = self._options.memory_budget
+                policies = _POLICIES if is_block and budget is None else {"none": None}
+                return compiled_costs(call.unit, call.args, call.kwargs, policies, 1.0 if budget is None else budget)
             costs: dict[str, Cost] = {}
             original = type(call.unit)
             for mode in RECOMPUTE_MODES if is_block else RECOMPUTE_MODES[:1]:
