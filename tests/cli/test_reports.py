@@ -93,6 +93,22 @@ def test_some_traces_have_a_page_of_their_own_whose_path_is_printed_last(
     assert row["page"] == one
 
 
+def test_serving_and_json_exclude_each_other(run_dir: Path, muster: Muster) -> None:
+    ended = muster("report", str(run_dir), "--serve", "--json")
+    assert (ended.code, ended.error["reason"]) == (2, "Usage")
+    assert not (run_dir / "report").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["ui.perfetto.dev", "javascript:alert(1)", "ftp://host/", "https://", "https://a@b/", "http://x:99999/"]
+)
+def test_the_address_of_perfetto_must_be_one_of_the_web(run_dir: Path, muster: Muster, url: str) -> None:
+    ended = muster("report", str(run_dir), "--serve", "--perfetto-url", url)
+    assert ended.code == 2
+    assert f"must be an address such as https://ui.perfetto.dev; got '{url}'" in " ".join(ended.err.split())
+    assert not (run_dir / "report").exists()
+
+
 def test_the_report_of_a_job_is_that_of_its_run_folder(run_dir: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     assert muster("report", "llama").out.splitlines()[-1] == str(run_dir / "report" / "report.html")

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,16 @@ from urllib.parse import urlsplit
 import click
 
 from muster.api.quantity import MAX_QUANTITY, parse_quantity
-from muster.cli.options import FILE, PATH, PlainOption, connect, json_option, namespace_option, split_job_name
+from muster.cli.options import (
+    FILE,
+    PATH,
+    WEB_ADDRESS,
+    PlainOption,
+    connect,
+    json_option,
+    namespace_option,
+    split_job_name,
+)
 from muster.cli.output import console, print_json, print_note, print_renderable, trim_padding, usage_error
 from muster.errors import InvalidSpec, NotFound, Refused
 
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
     from muster.tracing.json_stream import TraceLimits
 
+PERFETTO = "https://ui.perfetto.dev"
 _POLICIES = "muster, fifo, priority, backfill"
 
 
@@ -61,6 +72,8 @@ _POLICIES = "muster, fifo, priority, backfill"
 @click.option(
     "--max-fetch-bytes", default="16Gi", metavar="SIZE", help="Largest run to fetch from a store; default 16Gi."
 )
+@click.option("--serve", is_flag=True, help="Serve the page on this host, with buttons that open traces in Perfetto.")
+@click.option("--perfetto-url", type=WEB_ADDRESS, default=PERFETTO, metavar="URL", help=f"Default {PERFETTO}.")
 @namespace_option
 @json_option
 def report(
@@ -69,16 +82,22 @@ def report(
     max_trace_bytes: str,
     max_trace_events: int,
     max_fetch_bytes: str,
+    serve: bool,
+    perfetto_url: str,
     namespace: str | None,
     as_json: bool,
 ) -> None:
     """Build the report of a run, as an HTML page and as text. The page works offline; its path is printed last.
+
+    With --serve, its address on this host is printed last, and it is served until Ctrl-C.
 
     The run of a job in a cluster is fetched first from the cluster's store, with the store's credentials in your
     environment.
     """
     from muster.tracing.json_stream import TraceLimits
 
+    if serve and as_json:
+        usage_error("--serve and --json exclude each other")
     limits = TraceLimits(parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     max_bytes = parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
@@ -97,6 +116,20 @@ def report(
 
         print_note(f"note: the job was not traced; {HOW_TO_TRACE}")
     print_report(page, console())
+    if serve:
+        _serve_report(page, perfetto_url)
+
+
+def _serve_report(page: Path, perfetto_url: str) -> None:
+    """Serve a report that was built, until Ctrl-C. Raises InvalidTrace, OSError."""
+    from muster.tracing.report import load
+    from muster.tracing.report_server import ReportServer
+
+    with ReportServer(load(page), perfetto_url) as server:
+        print_note("serving until Ctrl-C; any user who has this address can read the report and its traces:")
+        click.echo(server.url)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def build_and_print(run_dir: Path, out: Console, *, job: str | None = None) -> None:

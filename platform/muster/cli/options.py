@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 from click.shell_completion import get_completion_class
@@ -37,6 +38,24 @@ _STARTUP_LINES = {
 """By shell: a file in the home folder that it reads, and the line that loads the completion."""
 FILE = click.Path(readable=False)
 PATH = click.Path(readable=False, path_type=Path)
+
+
+class _WebAddress(click.ParamType[str]):
+    name = "url"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(value)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+            valid = valid and (parts.port is None or parts.port > 0)
+        except ValueError:
+            valid = False
+        if not valid:
+            self.fail(f"must be an address such as https://ui.perfetto.dev; got {value!r}", param, ctx)
+        return value
+
+
+WEB_ADDRESS = _WebAddress()
 CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
 LOCAL, KUBERNETES = "local", "kubernetes"
 _CLUSTER_OPTIONS = ("--cluster", "--context", "--kubeconfig")

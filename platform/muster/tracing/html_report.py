@@ -1,4 +1,4 @@
-"""Renders a report as one self-contained HTML page, without scripts or network access.
+"""Renders a report as one self-contained HTML page, without scripts or network access unless it is served.
 
 Names of jobs, operators and files are not trusted: Jinja2 escapes all text in `templates/report.html` except the
 charts, which escape their own. The charts are built here, because chart libraries need scripts in the
@@ -7,9 +7,13 @@ page or are slow to import.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -70,8 +74,20 @@ class OperatorTable:
         return max((op.total_ns for op, _ in self.rows), default=0) or 1
 
 
-def render_page(report: Report) -> str:
-    """The whole HTML document."""
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """A trace in the list of files: its label, its path below the report's folder, and its number of events."""
+
+    label: str
+    file: str
+    events: int
+
+
+def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
+    """The whole HTML document. With `perfetto_url`, for a server: each trace has a button that opens it there.
+
+    The buttons need a script, and the traces at the relative addresses `traces/0`, `traces/1`, ....
+    """
     environment = Environment(
         loader=PackageLoader("muster.tracing"),
         autoescape=True,
@@ -84,6 +100,7 @@ def render_page(report: Report) -> str:
         "short_name": short_name,
         "thousands": "{:,}".format,
     }
+    script = "" if perfetto_url is None else files("muster.tracing").joinpath("templates/open_trace.js").read_text()
     return environment.get_template("report.html").render(
         report=report,
         facts=_facts(report),
@@ -97,7 +114,27 @@ def render_page(report: Report) -> str:
         critical_path=() if report.critical_path is None else path_lines(report.critical_path),
         compilation_table=_compilation_table(report),
         compilation_causes=() if report.compilation is None else cause_lines(report.compilation),
+        traces=_trace_rows(report),
+        perfetto_url=perfetto_url,
+        script=script,
+        content_security_policy=_content_security_policy(script),
     )
+
+
+def _content_security_policy(script: str) -> str:
+    """What the page may do: only this script runs, if any, and it loads from the page's own server only."""
+    policy = ["default-src 'none'", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'"]
+    if script:
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        policy += [f"script-src 'sha256-{digest}'", "connect-src 'self'"]
+    return "; ".join(policy)
+
+
+def _trace_rows(report: Report) -> list[TraceRow]:
+    folder = Path(report.summary.folder)
+    paths = [Path(row.trace.source).absolute() for row in report.traces]
+    names = [str(path.relative_to(folder)) if folder in path.parents else path.name for path in paths]
+    return [TraceRow(row.label, name, row.trace.events) for row, name in zip(report.traces, names, strict=True)]
 
 
 def _facts(report: Report) -> list[tuple[str, str, str]]:

@@ -1,0 +1,201 @@
+"""The report in Chromium: it fits narrow screens, breaks no rule of its own, and hands traces to Perfetto."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
+from tests.tracing.kineto import GpuRank
+from tests.tracing.runs import gpu_run_folder
+
+from muster.tracing.report import build
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")]
+
+# What ui.perfetto.dev does: it answers its opener only, once its document is complete, and takes one trace.
+PERFETTO = b"""<!doctype html><title>Perfetto</title><script>
+window.pings = 0;
+window.addEventListener("message", async (event) => {
+  if (document.readyState !== "complete" || event.source !== window.opener) return;
+  if (event.data === "PING") {
+    window.pings += 1;
+    if (!location.search.includes("silent")) event.source.postMessage("PONG", event.origin);
+    return;
+  }
+  const { buffer, title, fileName } = event.data.perfetto;
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", buffer));
+  const hex = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  window.received = { bytes: buffer.byteLength, sha256: hex, title, fileName, origin: event.origin };
+});
+</script>"""
+
+
+@contextmanager
+def stub_of_perfetto() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Its address, and the headers of the requests that it got."""
+    requests: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append({name.lower(): value for name, value in self.headers.items()})
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(PERFETTO)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_address[1]}/", requests
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def muster_report(run: Path, perfetto_url: str) -> Iterator[str]:
+    """`muster report RUN --serve`, ended by Ctrl-C; yields the address that it prints last."""
+    command = [
+        str(Path(sys.executable).with_name("muster")),
+        "report",
+        str(run),
+        "--serve",
+        "--perfetto-url",
+        perfetto_url,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert process.stdout is not None
+    try:
+        yield next(line.strip() for line in process.stdout if line.startswith("http://"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return gpu_run_folder(tmp_path / "run", [GpuRank(), GpuRank(slowdown=1.3)], steps=40)
+
+
+def errors(browser: Browser, tab: Tab) -> list[str]:
+    """What the page's console and its security policy complained about."""
+    tab.value("1")  # all earlier events have arrived
+    own = [event for event in browser.events if event.get("sessionId") == tab.session]
+    entries = [event["params"]["entry"]["text"] for event in own if event["method"] == "Log.entryAdded"]
+    thrown = [str(event["params"]) for event in own if event["method"] == "Runtime.exceptionThrown"]
+    # A message for Perfetto that comes before its page has replaced about:blank is refused, and sent again.
+    return [text for text in entries + thrown if "postMessage" not in text]
+
+
+def opened_by(browser: Browser, before: list[dict[str, Any]]) -> Tab:
+    """The page that was opened since."""
+    known = {page["targetId"] for page in before}
+    until = time.monotonic() + 60
+    while not (new := [page["targetId"] for page in browser.pages() if page["targetId"] not in known]):
+        assert time.monotonic() < until, "no page was opened"
+        time.sleep(0.05)
+    return browser.attach(new[0])
+
+
+def status_of(tab: Tab) -> Any:
+    return tab.value("document.querySelector('[role=status]').textContent")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, tmp_path: Path, ranks: int) -> None:
+    report = build(gpu_run_folder(tmp_path / "run", [GpuRank() for _ in range(ranks)], steps=40))
+    papers = set()
+    for dark in (False, True):
+        tab = browser.open(f"file://{report.page}", width=400, dark=dark)
+        assert tab.value("document.documentElement.scrollWidth") <= 400
+        assert errors(browser, tab) == []
+        papers.add(tab.value("getComputedStyle(document.body).backgroundColor"))
+    assert len(papers) == 2
+
+
+def test_the_button_hands_the_trace_of_a_rank_to_perfetto(browser: Browser, run: Path) -> None:
+    with stub_of_perfetto() as (url, requests), muster_report(run, url) as address:
+        tab, before = browser.open(address), browser.pages()
+        tab.click("button[data-trace='traces/1']")
+        perfetto = opened_by(browser, before)
+        perfetto.wait_for("window.received !== undefined")
+        tab.wait_for("document.querySelectorAll('[role=status]')[1].textContent == 'opened'")
+        name = "traces/spool/rank-1.attempt-0.steps-10-15.json"
+        content = (run / name).read_bytes()
+        assert perfetto.value("window.received") == {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "title": "run, rank 1",
+            "fileName": name,
+            "origin": re.sub("/[^/]*/$", "", address),
+        }
+        assert errors(browser, tab) == []
+        token = address.split("/")[-2]
+        assert requests
+        assert token not in json.dumps(requests)
+
+
+def test_a_second_trace_opens_in_a_window_of_its_own(browser: Browser, run: Path) -> None:
+    with stub_of_perfetto() as (url, _), muster_report(run, url) as address:
+        tab = browser.open(address)
+        titles = []
+        for rank in (0, 1):
+            before = browser.pages()
+            tab.click(f"button[data-trace='traces/{rank}']")
+            perfetto = opened_by(browser, before)
+            perfetto.wait_for("window.received !== undefined")
+            titles.append(perfetto.value("window.received.title"))
+        assert titles == ["run, rank 0", "run, rank 1"]
+
+
+def test_the_page_says_that_the_browser_blocks_the_window(browser: Browser, run: Path) -> None:
+    """Without a user's click, a browser opens no window."""
+    with muster_report(run, "http://localhost:9/") as address:
+        tab = browser.open(address)
+        tab.value("document.querySelector('button').click()")
+        assert status_of(tab) == "The browser blocked the new window: allow pop-ups for this page."
+
+
+def test_the_page_says_that_the_window_was_closed_before_it_answered(browser: Browser, run: Path) -> None:
+    with stub_of_perfetto() as (url, _), muster_report(run, f"{url}?silent") as address:
+        tab, before = browser.open(address), browser.pages()
+        tab.click("button")
+        perfetto = opened_by(browser, before)
+        perfetto.wait_for("window.pings > 1")
+        perfetto.close()
+        tab.wait_for("document.querySelector('[role=status]').textContent == 'The window of Perfetto was closed.'")
+
+
+def test_the_page_says_why_a_trace_cannot_be_read(browser: Browser, run: Path) -> None:
+    with stub_of_perfetto() as (url, _), muster_report(run, url) as address:
+        (run / "traces/spool/rank-0.attempt-0.steps-10-15.json").unlink()
+        tab = browser.open(address)
+        tab.click("button")
+        tab.wait_for("document.querySelector('[role=status]').textContent.includes('No such file or directory')")
