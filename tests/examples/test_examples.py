@@ -66,6 +66,11 @@ def test_a_model_of_transformers_is_trained_saved_opened_and_trained_on() -> Non
     assert re.search(r"loss \d+\.\d+ -> \d+\.\d+, then from the saved weights \d+\.\d+ -> \d+\.\d+", out)
 
 
+def test_advice_on_memory_is_applied_and_the_saving_is_shown() -> None:
+    out = run("10-memory", limit_s=600, CUDA_VISIBLE_DEVICES="")
+    assert "peak 14.1 GiB -> 5.6 GiB: 8.5 GiB saved, at most 12.2 GiB were promised" in out
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_a_pipeline_has_the_losses_of_one_process() -> None:

@@ -9,8 +9,10 @@ from rich.text import Text
 from muster.text import pluralize
 from muster.tracing.formatting import format_bytes, format_percent, format_seconds
 from muster.tracing.memory import MemoryReport, RankMemory, describe_advice
+from muster.tracing.memory.advice import capitalize
 from muster.tracing.memory.memory_report import Change, RankChanges
 from muster.tracing.memory.memory_text import allocator_sentence, category_name, report_sentences, stack_name
+from muster.tracing.memory.rank_memory import rank_name
 
 _MAX_PLACES = 12
 _MAX_STACKS = 3
@@ -25,7 +27,7 @@ def memory_tables(report: MemoryReport) -> RenderableType:
     parts += [Text(f" • {describe_advice(advice)}") for advice in report.advice]
     parts += [Text(), _ranks(report.ranks)]
     highest = max(report.ranks, key=lambda rank: (rank.peak.in_use_bytes, rank.label))
-    parts += [Text(f"\nRank {highest.label} at its peak", style="bold"), _places(highest), *_stacks(highest)]
+    parts += [Text(f"\n{capitalize(highest.name)} at its peak", style="bold"), _places(highest), *_stacks(highest)]
     parts += _allocator(highest)
     for changes in report.changes:
         parts += _changes(changes)
@@ -87,14 +89,14 @@ def _stacks(rank: RankMemory) -> list[Text]:
 
 def _allocator(rank: RankMemory) -> list[Text]:
     return [
-        Text(f"\nAllocator of rank {rank.label} at the end", style="bold"),
+        Text(f"\nAllocator of {rank.name} at the end", style="bold"),
         Text(f"  {allocator_sentence(rank.allocator)}"),
     ]
 
 
 def _changes(changes: RankChanges) -> list[RenderableType]:
     parts: list[RenderableType] = [
-        Text(f"\nRank {changes.label}: what changed", style="bold"),
+        Text(f"\n{capitalize(rank_name(changes.label))}: what changed", style="bold"),
         Text(
             f"  peak {format_bytes(changes.peak_before_bytes)} → {format_bytes(changes.peak_after_bytes)}, reserved"
             f" {format_bytes(changes.reserved_before_bytes)} → {format_bytes(changes.reserved_after_bytes)}, at the end"

@@ -9,7 +9,7 @@ from typing import Final
 
 from muster.tracing.formatting import format_bytes, format_list, format_percent
 from muster.tracing.memory.categories import Category
-from muster.tracing.memory.rank_memory import RankMemory
+from muster.tracing.memory.rank_memory import RankMemory, rank_name
 
 MIN_BYTES: Final = 256 << 20
 """Less memory is not worth a change."""
@@ -50,15 +50,24 @@ def derive_advice(ranks: Sequence[RankMemory]) -> tuple[Advice, ...]:
 
 def describe_advice(advice: Advice) -> str:
     """The advice as sentences."""
-    who = f"Rank {advice.ranks[0]}" if len(advice.ranks) == 1 else f"Ranks {format_list(list(advice.ranks))}"
+    labels = list(advice.ranks)
+    if len(labels) > 1 and all(label.isdecimal() for label in labels):
+        who = f"Ranks {format_list(labels)}"
+    else:
+        who = capitalize(format_list([rank_name(label) for label in labels]))
     return f"{who}: {advice.evidence}. {advice.advice}."
+
+
+def capitalize(sentence: str) -> str:
+    """The sentence with a capital first letter, unless it begins with the name of a file."""
+    return sentence[:1].upper() + sentence[1:] if sentence.startswith("rank ") else sentence
 
 
 def _merge(found: Iterable[tuple[str, Advice]]) -> Advice:
     """One piece of advice for all ranks, with the evidence of the one that it concerns most."""
     found = tuple(found)
     label, most = max(found, key=lambda item: item[1].bytes)
-    where = f"rank {label}: " if len(found) > 1 else ""
+    where = f"{rank_name(label)}: " if len(found) > 1 else ""
     return Advice(most.kind, tuple(rank for rank, _ in found), most.bytes, f"{where}{most.evidence}", most.advice)
 
 
@@ -100,7 +109,9 @@ def _recomputation(rank: RankMemory) -> Iterator[Advice]:
     held = _dominates(rank, Category.ACTIVATION, ACTIVATION_RATIO)
     if held and not rank.recomputes:
         part = format_percent(held / rank.peak.in_use_bytes)
-        evidence = f"activations hold {format_bytes(held)} ({part}) of the peak, and none is recomputed"
+        most = next(holder for holder in rank.peak.by_place if holder.category == Category.ACTIVATION)
+        where = f", most in {most.place} ({format_bytes(most.bytes)})" if most.place else ""
+        evidence = f"activations hold {format_bytes(held)} ({part}) of the peak{where}; no stack shows recomputation"
         advice = (
             "Recompute activations in the backward pass (--activation_checkpointing full, or"
             " torch.utils.checkpoint), or use a smaller micro-batch"

@@ -50,6 +50,7 @@ class Origin(IntFlag):
     INITIALISE = 128
     COPY = 256
     NATIVE = 512
+    CHECKPOINTED = 1024
 
 
 _COPY_FUNCTIONS: Final = frozenset(
@@ -71,6 +72,8 @@ def frame_origin(frame: Frame) -> Origin:
         found |= Origin.OPTIMIZER
     if file.endswith("torch/utils/checkpoint.py"):
         found |= Origin.RECOMPUTE
+    if name == "without_checkpoint":  # of Muster's trainer; compiled code has no frame of torch/utils/checkpoint.py
+        found |= Origin.CHECKPOINTED
     if "torch/distributed/" in file and _COMMUNICATION_NAME.search(name):
         found |= Origin.COMMUNICATION
         if "gather" in name or "unshard" in name:

@@ -126,8 +126,8 @@ def analyse_memory(
     ranks = tuple(sorted((one.memory for one in analysed), key=lambda rank: (rank.rank is None, rank.rank, rank.label)))
     folder = files[0].parent if files[0].parent.name != "memory" else files[0].parent.parent
     return MemoryReport(
-        name=name or folder.resolve().name,
-        folder=str(folder),
+        name=name or (files[0].name if len(files) == 1 else folder.resolve().name),
+        folder=str(folder.absolute()),
         ranks=ranks,
         spread=_spread(ranks),
         advice=derive_advice(ranks),

@@ -7,9 +7,10 @@ from typing import Final
 
 from muster.text import pluralize
 from muster.tracing.formatting import format_bytes, format_percent, format_seconds
+from muster.tracing.memory.advice import capitalize
 from muster.tracing.memory.allocator import AllocatorState
 from muster.tracing.memory.memory_report import MemoryReport
-from muster.tracing.memory.rank_memory import RankMemory
+from muster.tracing.memory.rank_memory import RankMemory, rank_name
 
 MAX_SHOWN_FRAMES: Final = 4
 
@@ -41,17 +42,18 @@ def report_sentences(report: MemoryReport) -> Iterator[str]:
     """What the report says about all ranks, in sentences; advice is separate."""
     spread = report.spread
     if spread is not None and spread.above_bytes:
+        highest, median = capitalize(rank_name(spread.highest)), rank_name(spread.median)
         part = format_percent(spread.above_bytes / max(spread.median_bytes, 1))
         yield (
-            f"Rank {spread.highest} has the highest peak, {format_bytes(spread.highest_bytes)}: {part} above the median"
-            f" (rank {spread.median}, {format_bytes(spread.median_bytes)}); most of the difference is"
-            f" {category_name(spread.category)}, {format_bytes(spread.category_bytes)}."
+            f"{highest} has the highest peak, {format_bytes(spread.highest_bytes)}: {part} above the median ({median},"
+            f" {format_bytes(spread.median_bytes)}); most of the difference is {category_name(spread.category)},"
+            f" {format_bytes(spread.category_bytes)}."
         )
     for rank in report.ranks:
         yield from _failures(rank)
     for rank in report.ranks:
         for note in rank.notes:
-            yield f"Rank {rank.label}: {note}."
+            yield f"{capitalize(rank.name)}: {note}."
     for note in report.notes:
         yield f"{note[:1].upper()}{note[1:]}."
 
@@ -65,7 +67,7 @@ def _failures(rank: RankMemory) -> Iterator[str]:
         largest = "" if piece is None else f", the largest free piece {format_bytes(piece)}"
         where = f" in {failed.place}" if failed.place else ""
         yield (
-            f"Rank {rank.label} ran out of memory after {format_seconds(failed.at_s)}{times}:"
+            f"{capitalize(rank.name)} ran out of memory after {format_seconds(failed.at_s)}{times}:"
             f" {format_bytes(failed.requested_bytes)} were requested{where}; the device had"
             f" {format_bytes(failed.device_free_bytes)} free, {format_bytes(failed.reserved_bytes)} were reserved, of"
             f" which {format_bytes(failed.in_use_bytes)} were in use{largest}."

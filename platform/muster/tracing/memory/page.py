@@ -17,11 +17,11 @@ from muster.text import pluralize
 from muster.tracing.area_chart import AreaLayer, AreaPlot, stacked_area_chart
 from muster.tracing.formatting import format_bytes, format_percent, format_seconds
 from muster.tracing.html_report import NumberTable
-from muster.tracing.memory.advice import describe_advice
+from muster.tracing.memory.advice import capitalize, describe_advice
 from muster.tracing.memory.categories import Category
 from muster.tracing.memory.memory_report import Change, MemoryReport
 from muster.tracing.memory.memory_text import allocator_sentence, category_name, report_sentences, stack_name
-from muster.tracing.memory.rank_memory import RankMemory
+from muster.tracing.memory.rank_memory import RankMemory, rank_name
 from muster.tracing.memory.usage import Holder
 from muster.tracing.shared_folder import SharedFolder
 
@@ -61,7 +61,7 @@ def render_page(report: MemoryReport) -> str:
         left_out=len(report.ranks) - len(shown),
         overview=_overview(report),
         changes=[
-            (f"Rank {one.label} against {one.before}", _changes(one.at_peak), _changes(one.at_end))
+            (f"{capitalize(rank_name(one.label))} against {one.before}", _changes(one.at_peak), _changes(one.at_end))
             for one in report.changes
         ],
     )
@@ -73,8 +73,8 @@ def _facts(report: MemoryReport) -> list[tuple[str, str, str]]:
     pieces = highest.fragmentation
     facts = [
         ("ranks", f"{len(report.ranks):,}", ""),
-        ("highest peak", format_bytes(highest.peak.in_use_bytes), f"rank {highest.label}"),
-        ("reserved", format_bytes(pieces.peak_reserved_bytes), f"rank {highest.label}"),
+        ("highest peak", format_bytes(highest.peak.in_use_bytes), highest.name),
+        ("reserved", format_bytes(pieces.peak_reserved_bytes), highest.name),
         ("unused at any time", format_bytes(pieces.unused_bytes), format_percent(pieces.unused_ratio)),
     ]
     if failures := sum(rank.out_of_memory_count for rank in report.ranks):
@@ -88,7 +88,7 @@ def _overview(report: MemoryReport) -> NumberTable:
         columns=("peak", "at", "reserved", "unused", *map(category_name, present)),
         rows=tuple(
             (
-                f"rank {rank.label}",
+                rank.name,
                 (
                     format_bytes(rank.peak.in_use_bytes),
                     format_seconds(rank.peak.at_s),
@@ -105,7 +105,7 @@ def _overview(report: MemoryReport) -> NumberTable:
 def _section(rank: RankMemory) -> RankSection:
     present = [c for c in Category if any(c in point.by_category for point in rank.timeline)]
     return RankSection(
-        title=f"Rank {rank.label}: memory over time",
+        title=f"{capitalize(rank.name)}: memory over time",
         chart=_chart(rank, present),
         legend=(*((f"m-{c}", category_name(c)) for c in present), ("m-reserved", "reserved (line)")),
         allocator=allocator_sentence(rank.allocator),
@@ -139,7 +139,7 @@ def _chart(rank: RankMemory, present: list[Category]) -> str:
     ]
     return stacked_area_chart(
         AreaPlot(
-            title=f"Memory of rank {rank.label} over time, by category",
+            title=f"Memory of {rank.name} over time, by category",
             x=tuple(at(point.at_s, point.event) for point in points),
             layers=tuple(
                 AreaLayer(category_name(c), f"m-{c}", tuple(point.by_category.get(c, 0) for point in points))

@@ -18,7 +18,11 @@ _OMITTED_FILES: Final = re.compile(
     r"core/boxing|/Register|/Redispatch|pythonrun\.c|Modules/main\.c|Objects/call\.c|Objects/methodobject\.c"
     r"|pycore_ceval\.h|ceval\.c|cpython/abstract\.h"
 )
-_LIBRARY: Final = re.compile(r"(^|/)(torch|torchgen)/|/lib/python3[.\d]*/(?!site-packages|dist-packages)|^<frozen|^\?")
+_LIBRARY: Final = re.compile(
+    r"(site|dist)-packages/(torch|torchgen|triton)/|/lib/python3[.\d]*/(?!site-packages|dist-packages)|^<"
+    r"|(^|/)torch/(nn|optim|autograd|utils|distributed|cuda|fx|profiler|_\w+)[/.]"  # torch built from its source
+)
+_GENERATED: Final = re.compile(r"/c[a-z2-7]{51}\.py$")  # by Inductor; the next frames are the lines that it was made of
 
 
 class Places:
@@ -80,7 +84,7 @@ def _is_python(frame: Frame) -> bool:
 
 
 def _is_program(frame: Frame) -> bool:
-    return _is_python(frame) and not _LIBRARY.search(frame.file)
+    return _is_python(frame) and not _LIBRARY.search(frame.file) and not _GENERATED.search(frame.file)
 
 
 def _text(frame: Frame) -> str:

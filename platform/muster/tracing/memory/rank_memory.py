@@ -29,7 +29,7 @@ class RankMemory:
 
     `label` is the rank, or the file's name if that does not contain it. `attempt` and `steps` (half-open) are known for
     snapshots in a run folder. `duration_s` is the time from the first event to the last. `recomputes`: whether
-    activations are recomputed. `notes` are sentences about what the snapshot lacks.
+    the stacks show that activations are recomputed. `notes` are sentences about what the snapshot lacks.
     """
 
     label: str
@@ -49,6 +49,11 @@ class RankMemory:
     recomputes: bool
     notes: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """Such as `rank 3`, or the name of the file."""
+        return rank_name(self.label)
+
 
 @dataclass(frozen=True, slots=True)
 class AnalysedSnapshot:
@@ -65,6 +70,11 @@ class UnreadableSnapshot:
 
     source: str
     reason: str
+
+
+def rank_name(label: str) -> str:
+    """The label of a rank in sentences: `rank 3`, or the name of a file as it is."""
+    return f"rank {label}" if label[:1].isdecimal() else label
 
 
 def analyse_snapshot_file(
@@ -118,7 +128,7 @@ def _analyse_device(snapshot: MemorySnapshot, device: DeviceSnapshot, path: Path
         out_of_memory_count=failed,
         out_of_memory=failures,
         timeline=timeline(usage),
-        recomputes=bool((origins.of_stack & Origin.RECOMPUTE).any()),
+        recomputes=bool((origins.of_stack & (Origin.RECOMPUTE | Origin.CHECKPOINTED)).any()),
         notes=tuple(_notes(usage, highest)),
     )
     return AnalysedSnapshot(memory, _held(usage, highest.event), _held(usage, len(device.events) - 1))

@@ -22,6 +22,7 @@ NO_STACK: Final = 0
 """The stack without frames: torch recorded none, or did not record yet."""
 MAX_SIZE: Final = 1 << 50
 MAX_DEVICES: Final = 1024
+MAX_LINE: Final = (1 << 31) - 1
 MAX_TEXT: Final = 500
 """Characters of a frame's file and function that are kept; names of C++ templates may be long."""
 
@@ -45,7 +46,7 @@ _ACTIONS: Final = {action.name.lower(): int(action) for action in Action if acti
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of a stack. A frame of C++ has a name with `::` and the line 0."""
+    """A frame of a stack; the line is 0 where torch knows none, as for most frames of C++."""
 
     file: str
     line: int
@@ -206,10 +207,11 @@ class _Stacks:
     def _frame(self, entry: Any) -> int:
         known = self._frame_of_dict.get(id(entry))
         if known is None:
-            file, line, name = entry["filename"], _number(entry, "line", 0), entry["name"]
-            if not isinstance(file, str) or not isinstance(name, str):
-                raise InvalidTrace("'filename' and 'name' of a frame must be strings")
-            frame = Frame(file[-MAX_TEXT:], line, name[:MAX_TEXT])
+            file, line, name = entry["filename"], entry.get("line", 0), entry["name"]
+            if not isinstance(file, str) or not isinstance(name, str) or type(line) is not int:
+                raise InvalidTrace("'filename' and 'name' of a frame must be strings, 'line' an integer")
+            # Frames of torch's own native code have the line 2^64 - 1.
+            frame = Frame(file[-MAX_TEXT:], line if 0 < line <= MAX_LINE else 0, name[:MAX_TEXT])
             known = self._frame_of_content.setdefault(frame, len(self.frames))
             if known == len(self.frames):
                 self.frames.append(frame)
