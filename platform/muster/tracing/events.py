@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.spans import Int64, Spans
+from muster.tracing.trace_details import TraceDetails
 
 Int32 = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -122,6 +123,8 @@ class Trace:
     threads: tuple[TraceThread, ...]
     events: Events
     pipeline: PipelineSchedule | None = None
+    details: TraceDetails | None = None
+    """None unless `read_trace` was asked for some."""
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

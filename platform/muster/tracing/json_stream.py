@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -97,8 +98,17 @@ def _decode_field(field: msgspec.Raw) -> Any:
     return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MAX_FIELD_BYTES else None
 
 
-_events_decoder = msgspec.json.Decoder(list[RawEvent])
-_document_decoder = msgspec.json.Decoder(_Document)
+@cache
+def _events_decoder(event_type: type[RawEvent]) -> msgspec.json.Decoder[list[RawEvent]]:
+    return msgspec.json.Decoder(list[event_type])  # type: ignore[valid-type]
+
+
+@cache
+def _document_decoder(event_type: type[RawEvent]) -> msgspec.json.Decoder[_Document]:
+    fields = [("traceEvents", list[event_type] | None, None)]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("_Document", fields, bases=(_Document,)))
+
+
 _syntax_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 EventCallback = Callable[[list[RawEvent]], None]
@@ -119,19 +129,30 @@ DEFAULT_LIMITS = TraceLimits()
 
 
 def stream_events(
-    path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES
+    path: Path,
+    on_events: EventCallback,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    max_bytes: int = MAX_TEXT_BYTES,
+    event_type: type[RawEvent] = RawEvent,
 ) -> TraceHeader:
-    """Call `on_events` with the events of the file, block by block. The file may be gzipped.
+    """Call `on_events` with the events of the file, as `event_type`, block by block. The file may be gzipped.
 
     Raises InvalidTrace, with the file and the byte (of the uncompressed text), for a truncated or damaged file; with
     reason NotATrace for valid JSON without events, and TooLarge for more than `max_bytes` of uncompressed text.
     """
     with open_regular(path) as file:
-        return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes)
+        return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes, event_type=event_type)
 
 
 def stream_file(
-    file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int
+    file: IO[bytes],
+    path: Path,
+    on_events: EventCallback,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    max_bytes: int,
+    event_type: type[RawEvent] = RawEvent,
 ) -> TraceHeader:
     """As `stream_events`, for an open file, from its beginning; `path` is used in messages."""
     try:
@@ -139,7 +160,7 @@ def stream_file(
         compressed = file.read(2) == GZIP_MAGIC
         file.seek(0)
         source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
-        return _EventStream(path, source, on_events, block_bytes, max_bytes).run()
+        return _EventStream(path, source, on_events, block_bytes, max_bytes, event_type).run()
     except RecursionError as error:
         raise InvalidTrace(f"{path}: damaged: nested too deeply") from error
     except OSError as error:
@@ -152,9 +173,15 @@ class _EventStream:
     """One pass over one file: `buffer` is text not yet decoded, `offset` its offset in the uncompressed text."""
 
     def __init__(
-        self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int
+        self,
+        path: Path,
+        source: IO[bytes],
+        on_events: EventCallback,
+        block_bytes: int,
+        max_bytes: int,
+        event_type: type[RawEvent],
     ) -> None:
-        self.max_bytes = max_bytes
+        self.max_bytes, self.event_type = max_bytes, event_type
         self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
         self.buffer, self.offset, self.at_end = b"", 0, False
 
@@ -217,7 +244,7 @@ class _EventStream:
         """The header fields before the events, which begin at `end`."""
         text = self.buffer[:end] + b"[]}"
         try:
-            header = _document_decoder.decode(text).header()
+            header = _document_decoder(self.event_type).decode(text).header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             decoded = _decode_leniently(text)
             if not isinstance(decoded, dict):
@@ -240,7 +267,7 @@ class _EventStream:
         tail = max(0, len(self.buffer) - (256 << 10))
         cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)][-4:]
         for cut in reversed(cuts):
-            events = _decode_events(b"[" + self.buffer[:cut] + b"]")
+            events = _decode_events(b"[" + self.buffer[:cut] + b"]", self.event_type)
             if events is not None:
                 self.on_events(events)
                 self._consume(self.buffer.index(b",", cut) + 1)
@@ -252,9 +279,9 @@ class _EventStream:
         text = closing + self.buffer
         try:
             if closing == b"[":
-                self.on_events(_events_decoder.decode(text))
+                self.on_events(_events_decoder(self.event_type).decode(text))
                 return TraceHeader()
-            document = _document_decoder.decode(text)
+            document = _document_decoder(self.event_type).decode(text)
             self.on_events(document.traceEvents or [])
             return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -262,9 +289,9 @@ class _EventStream:
             if decoded is None:
                 self._fail(text, closing, str(error))
         if isinstance(decoded, dict):
-            self.on_events(_lenient_events(decoded.get("traceEvents")))
+            self.on_events(_lenient_events(decoded.get("traceEvents"), self.event_type))
             return _header_from(decoded)
-        self.on_events(_lenient_events(decoded))
+        self.on_events(_lenient_events(decoded, self.event_type))
         return TraceHeader()
 
     def _consume(self, count: int) -> None:
@@ -314,19 +341,19 @@ def _first_known(a: Any, b: Any) -> Any:
     return b if a is None else a
 
 
-def _decode_events(text: bytes) -> list[RawEvent] | None:
+def _decode_events(text: bytes, event_type: type[RawEvent]) -> list[RawEvent] | None:
     """The events of one array; None if the text is not a complete array."""
     try:
-        return _events_decoder.decode(text)
+        return _events_decoder(event_type).decode(text)
     except msgspec.ValidationError:
-        return _lenient_events(_decode_leniently(text))
+        return _lenient_events(_decode_leniently(text), event_type)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Invalid JSON is usually a wrong cut; the slow lenient decoder runs only if the text has NaN or control
         # characters.
         if not _NONSTANDARD_JSON.search(text):
             return None
         decoded = _decode_leniently(text)
-        return None if decoded is None else _lenient_events(decoded)
+        return None if decoded is None else _lenient_events(decoded, event_type)
 
 
 _NONSTANDARD_JSON = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
@@ -346,18 +373,18 @@ def _decode_leniently(text: bytes) -> Any:
         return None
 
 
-def _lenient_events(values: Any) -> list[RawEvent]:
+def _lenient_events(values: Any, event_type: type[RawEvent]) -> list[RawEvent]:
     """Events with fields of unexpected types, converted if possible; others become events without times."""
-    return [_lenient_event(v) for v in values] if isinstance(values, list) else []
+    return [_lenient_event(v, event_type) for v in values] if isinstance(values, list) else []
 
 
-def _lenient_event(value: Any) -> RawEvent:
+def _lenient_event(value: Any, event_type: type[RawEvent]) -> RawEvent:
     for fields in (value, {**value, "args": None} if isinstance(value, dict) else None):
         try:
-            return msgspec.convert(fields, RawEvent, strict=False)
+            return msgspec.convert(fields, event_type, strict=False)
         except msgspec.ValidationError:
             continue
-    return RawEvent(ph="unusable")
+    return event_type(ph="unusable")
 
 
 def event_blocks(path: Path) -> Iterator[list[RawEvent]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 
 from muster.errors import InvalidTrace
+from muster.tracing.detail_columns import DetailColumns, DetailedEvent
 from muster.tracing.events import EventKind, Events, Int32, PipelineSchedule, ProcessGroup, Trace, TraceThread
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
@@ -23,6 +25,7 @@ from muster.tracing.json_stream import (
     stream_events,
     stream_file,
 )
+from muster.tracing.trace_details import Detail
 
 # torch before 1.12 writes the capitalised names.
 EVENT_KINDS = {
@@ -59,14 +62,17 @@ def validate_trace(file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES)
     return sum(counts)
 
 
-def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
-    """Read one trace, `.json` or gzipped.
+def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: AbstractSet[Detail] = frozenset()) -> Trace:
+    """Read one trace, `.json` or gzipped, with these details, which take more time and memory.
 
     Raises InvalidTrace (with file and byte) if it is truncated, damaged, not a trace or exceeds the limits, and OSError
     if it cannot be opened. Events without a valid time are skipped and counted in `invalid_events`.
     """
     columns = _ColumnBuilder(path, limits.events)
-    header = stream_events(path, columns.add, max_bytes=limits.text_bytes)
+    if details:
+        columns.details = DetailColumns(details, columns.names, columns.threads, _parse_id)
+    event_type = DetailedEvent if details else RawEvent
+    header = stream_events(path, columns.add, max_bytes=limits.text_bytes, event_type=event_type)
     if not columns.decoded_events:
         raise InvalidTrace(f"{path}: has no events")
     if not columns.rows:
@@ -94,6 +100,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
         ),
         events=events,
         pipeline=_pipeline(header),
+        details=None if columns.details is None else columns.details.details(origin_us),
     )
 
 
@@ -111,6 +118,7 @@ class _ColumnBuilder:
     blocks: list[tuple[Any, ...]] = field(default_factory=list)
     decoded_events: int = 0
     invalid_events: int = 0
+    details: DetailColumns | None = None
 
     def add(self, events: list[RawEvent]) -> None:
         self.decoded_events += len(events)
@@ -127,17 +135,20 @@ class _ColumnBuilder:
                 elif event.cat and event.cat not in IGNORED_CATEGORIES:
                     kept.append(event)
             elif event.ph == "M":
-                if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-                    self.thread_names.setdefault((event.pid, event.tid), event.args.name)
+                if event.name == "thread_name" and isinstance(name := _arguments(event).name, str):
+                    self.thread_names.setdefault((event.pid, event.tid), name)
             elif event.ph == "unusable":
                 self.invalid_events += 1
+        if self.details is not None:
+            self.details.add(events, kept)
         self._check_limits(kept)
         if kept:
             self.blocks.append(self._to_arrays(kept))
 
     def _check_limits(self, kept: list[RawEvent]) -> None:
         self.rows += len(kept)
-        if self.rows + len(self.thread_names) > self.max_events:
+        detailed = 0 if self.details is None else self.details.rows
+        if self.rows + detailed + len(self.thread_names) > self.max_events:
             raise InvalidTrace(
                 f"{self.path}: must have at most {self.max_events} events (--max-trace-events)",
                 reason=TOO_LARGE,
@@ -151,7 +162,7 @@ class _ColumnBuilder:
 
     def _to_arrays(self, kept: list[RawEvent]) -> tuple[Any, ...]:
         names, threads, other = self.names, self.threads, EventKind.OTHER
-        args = [event.args for event in kept]
+        args = [event.args for event in kept] if self.details is None else [_arguments(event) for event in kept]
         return (
             np.array([EVENT_KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
             np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
@@ -189,6 +200,15 @@ class _ColumnBuilder:
         start = np.rint((ts - origin) * 1000).astype(np.int64)
         end = np.rint((ts - origin + dur) * 1000).astype(np.int64)
         return origin, Events(kind, name, thread, start, end, stream, correlation, collective, group, message_bytes)
+
+
+def _arguments(event: RawEvent) -> EventArguments:
+    """The arguments of any event; those of a detailed one are a dict."""
+    arguments: Any = event.args
+    try:
+        return msgspec.convert(arguments, EventArguments, strict=False)
+    except msgspec.ValidationError:
+        return EventArguments()
 
 
 _DTYPE_BYTES = {
