@@ -34,7 +34,7 @@ VERSION ?= $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 TORCHXES ?= 0.7.0 nightly
 
-CODE := platform/muster components/muster_components operators/muster_operator
+CODE := platform/muster platform/torchx_plugins components/muster_components operators/muster_operator
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
 # Compiled kernels outlive a test run: the second run compiles nothing.
 export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.torchx.torchrun_components import TORCHRUN, TORCHRUN_COMPONENTS
 from torchx.components import dist, utils
 from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
 
@@ -100,7 +101,7 @@ def test_an_empty_option_takes_back_what_the_app_asks_for() -> None:
 
 
 def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() -> None:
-    described = dist.ddp("--lr", "0.1", script="train.py", j="1x2")
+    described = TORCHRUN("--lr", "0.1", script="train.py", j="1x2")
     with pytest.raises(SubmissionRefused, match=re.escape("trace_steps: '20:25' would record nothing")) as refused:
         to_training_job(described, "a", {"trace_steps": "20:25"})
     for wanted in ("muster.train.script", "muster_components.trainer.instrument", "role 'train'", "'bash'"):
@@ -111,7 +112,7 @@ def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() 
 @pytest.mark.parametrize(
     "described",
     [
-        dist.ddp("train.py", "--lr", "0.1", m="muster_components.trainer.instrument", j="1x2"),
+        TORCHRUN("train.py", "--lr", "0.1", m="muster_components.trainer.instrument", j="1x2"),
         app(args=["-m", "muster_components.trainer", "--model", "gpt:10m"]),
         app(entrypoint="sh", args=["-c", "exec python -m muster_components.trainer.instrument train.py"]),
         train.script("--lr", "0.1", script="train.py"),
@@ -200,8 +201,10 @@ def test_other_dollar_signs_are_literal(text: str) -> None:
     assert (read_back.entrypoint, read_back.args, read_back.env) == (text, [text], {"V": text})
 
 
-def test_dist_ddp_of_torchx_works_unchanged() -> None:
-    job = to_training_job(dist.ddp(script="train.py", j="2x2"), "train-1", {"queue": "research"})
+@pytest.mark.parametrize("component", TORCHRUN_COMPONENTS)
+def test_torchxs_own_components_for_torchrun_work_unchanged(component: str) -> None:
+    described = getattr(dist, component)(script="train.py", j="2x2")
+    job = to_training_job(described, "train-1", {"queue": "research"})
     role = job.spec.roles[0]
     container = role.template.spec.containers[0]
     assert (job.spec.queue, role.name, role.replicas, role.min_replicas) == ("research", "train", 2, None)

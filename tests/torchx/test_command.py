@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.torchx.torchrun_components import TORCHRUN_COMPONENTS
 
 from muster.local.client import LocalClient
 
@@ -113,6 +114,19 @@ def test_a_dry_run_starts_no_daemon(tmp_path: Path) -> None:
     assert not (tmp_path / "unused").exists()
 
 
+def test_torchxconfig_sets_the_scheduler_its_options_and_arguments_of_components(tmp_path: Path) -> None:
+    config = [
+        *("[cli:run]", "scheduler = muster_local", "[muster_local]", "queue = red", "max_runtime = 2h"),
+        *("[component:utils.echo]", "msg = from-the-file"),
+    ]
+    (tmp_path / ".torchxconfig").write_text("\n".join(config))
+    ran = torchx(tmp_path / "unused", "run", "--dryrun", "utils.echo", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert [text in ran.stdout for text in ("queue: red", "maxRuntimeSeconds: 7200", "from-the-file")] == [True] * 3
+    overridden = torchx(tmp_path / "unused", "run", "-cfg", "queue=blue", "--dryrun", "utils.echo", cwd=tmp_path)
+    assert "queue: blue" in overridden.stdout
+
+
 def test_a_dry_run_prints_no_secrets_neither_of_the_app_nor_of_the_request(tmp_path: Path) -> None:
     ran = torchx(
         tmp_path / "unused", "run", "-s", "muster_local", "--dryrun", "utils.sh", "--env", "MY_TOKEN=do-not-tell,A=b",
@@ -137,7 +151,13 @@ def test_a_dry_run_refuses_a_script_and_data_that_are_not_there(home: Path, tmp_
 
 def test_what_torchx_ships_is_still_there(home: Path) -> None:
     listed = torchx(home, "builtins").stdout
-    for name in ("dist.ddp", "utils.echo", "muster.train.fsdp", "muster.train.ddp", "muster.train.script"):
+    for name in (
+        *(f"dist.{name}" for name in TORCHRUN_COMPONENTS),
+        "utils.echo",
+        "muster.train.fsdp",
+        "muster.train.ddp",
+        "muster.train.script",
+    ):
         assert name in listed
     options = torchx(home, "runopts", "local_cwd").stdout
     assert "log_dir" in options

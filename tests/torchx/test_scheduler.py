@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.local.support import eventually
+from tests.torchx.torchrun_components import TORCHRUN_COMPONENTS
 from torchx.components import dist, utils
 from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
@@ -70,7 +71,7 @@ def test_an_app_runs_and_leaves_its_log(runner: Runner) -> None:
     assert list(runner.log_lines(handle, "echo", 0)) == ["hi\n"]
 
 
-@pytest.mark.parametrize("component", ["fsdp", "dist.ddp"])
+@pytest.mark.parametrize("component", ["fsdp", *TORCHRUN_COMPONENTS])
 def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unless_allowed(
     runner: Runner, client: LocalClient, tmp_path: Path, component: str
 ) -> None:
@@ -78,7 +79,7 @@ def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unle
     described = (
         fsdp(model="gpt:1m", data=str(tmp_path / "a.txt"), j="1x999", gpu=0, global_batch=999)
         if component == "fsdp"
-        else dist.ddp(script=__file__, j="1x999", cpu=1)
+        else getattr(dist, component)(script=__file__, j="1x999", cpu=1)
     )
     before = len(client.jobs())
     with pytest.raises(SubmissionRefused, match="999 processes"):

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.torchx.torchrun_components import TORCHRUN_COMPONENTS
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppState
 
@@ -46,8 +47,11 @@ def in_folder_of_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("in_folder_of_script")
-def test_dist_ddp_of_torchx_trains(runner: Runner) -> None:
-    handle = runner.run_component("dist.ddp", ["-j", "1x2", "--cpu", "1", "--script", "train.py"], "muster_local")
+@pytest.mark.parametrize("component", TORCHRUN_COMPONENTS)
+def test_torchxs_own_components_for_torchrun_train(runner: Runner, component: str) -> None:
+    handle = runner.run_component(
+        f"dist.{component}", ["-j", "1x2", "--cpu", "1", "--script", "train.py"], "muster_local"
+    )
     lines = list(runner.log_lines(handle, "train", 0, should_tail=True))
     status = runner.status(handle)
     assert status is not None

@@ -123,7 +123,7 @@ def _check_traceable(roles: list[Role], steps: object) -> None:
         f"trace_steps: {steps!r} would record nothing: {_entrypoints(roles)}; use the component "
         f"muster.train.script, or "
         "start the script through `python -m muster_components.trainer.instrument SCRIPT args...` "
-        "(dist.ddp -m muster_components.trainer.instrument -- SCRIPT args...)"
+        "(dist.torchrun, with TorchX 0.7.0 dist.ddp, -m muster_components.trainer.instrument -- SCRIPT args...)"
     )
 
 
