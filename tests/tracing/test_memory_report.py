@@ -188,7 +188,9 @@ def test_the_page_escapes_names_needs_nothing_from_outside_and_shows_the_peak(tm
     assert not re.search(r"https?://|@import|url\(", page)
     assert "peak 2." in page
     assert "model.py:42 forward" in page
-    assert page.count('class="m-activation"') == 1
+    areas, _, maps = page.partition("<h2>Segments</h2>")
+    assert areas.count('class="m-activation"') == 1
+    assert maps.count('class="m-activation"') == 12
     assert 'class="hover"' in page
 
 

@@ -7,6 +7,7 @@ import io
 import random
 import re
 from contextlib import redirect_stdout
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,12 @@ from tests.tracing.memory_snapshots import (
 
 from muster.tracing.memory.allocator import allocator_state, fragmentation
 from muster.tracing.memory.categories import categorise, stack_origins
+from muster.tracing.memory.failures import out_of_memory
 from muster.tracing.memory.lifetimes import reconstruct_allocations, reserved_over_events
 from muster.tracing.memory.places import Places
+from muster.tracing.memory.segments import largest_free, segment_maps
 from muster.tracing.memory.snapshot import decode_snapshot
-from muster.tracing.memory.usage import DeviceUsage, largest_free, out_of_memory, peak, timeline
+from muster.tracing.memory.usage import DeviceUsage, peak, timeline
 
 STACKS = (PARAMETER, FORWARD, BACKWARD, INPUT, LEAK)
 
@@ -154,6 +157,40 @@ def test_the_largest_free_piece_is_that_of_the_segments(seed: int) -> None:
     allocator = random_allocator(seed, actions=200)
     earlier = max(b["size"] for s in allocator.snapshot()["segments"] for b in s["blocks"] if b["state"] == "inactive")
     assert largest_free(usage, len(allocator.after_events) - 1) == earlier
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_maps_of_segments_have_the_sizes_and_free_pieces_of_the_snapshot(seed: int) -> None:
+    raw = random_allocator(seed).snapshot()
+    usage = usage_of(raw)
+    maps = segment_maps(usage, len(usage.device.events) - 1)
+    expected = sorted(
+        (
+            segment["total_size"],
+            max([b["size"] for b in segment["blocks"] if b["state"] == "inactive"], default=0),
+        )
+        for segment in raw["segments"]
+    )
+    # The part of a block beyond its allocation, which was too small to be split off, counts as free here.
+    found = sorted((one.size_bytes, one.largest_free_bytes) for one in maps)
+    assert [size for size, _ in found] == [size for size, _ in expected]
+    assert all(0 <= a - b <= MIB for (_, a), (_, b) in zip(found, expected, strict=True))
+    for one in maps:
+        assert one.in_use_bytes == sum(piece.bytes for piece in one.pieces) <= one.size_bytes
+        assert all(a.offset_bytes + a.bytes <= b.offset_bytes for a, b in pairwise(one.pieces))
+
+
+def test_the_map_of_a_segment_has_adjacent_memory_of_a_category_as_one_piece() -> None:
+    allocator = ModelAllocator()
+    first, *_ = (allocator.alloc(4 * MIB, stack) for stack in (LEAK, PARAMETER, PARAMETER, INPUT))
+    allocator.free(first, LEAK)
+    usage = usage_of(allocator.snapshot())
+    (found,) = segment_maps(usage, len(usage.device.events) - 1)
+    assert [(piece.offset_bytes, piece.bytes, piece.category) for piece in found.pieces] == [
+        (4 * MIB, 8 * MIB, "parameter"),
+        (12 * MIB, 4 * MIB, "input"),
+    ]
+    assert (found.size_bytes, found.in_use_bytes, found.largest_free_bytes) == (20 * MIB, 12 * MIB, 4 * MIB)
 
 
 def fragmented(capacity: int) -> ModelAllocator:

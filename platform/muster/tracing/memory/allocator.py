@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.tracing.memory.segments import largest_free
 from muster.tracing.memory.snapshot import Action, MemorySegment
-from muster.tracing.memory.usage import DeviceUsage, largest_free
+from muster.tracing.memory.usage import DeviceUsage
 
 _DEFAULT_POOL = "0,0"
 

@@ -22,6 +22,7 @@ from muster.tracing.memory.categories import Category
 from muster.tracing.memory.memory_report import Change, MemoryReport
 from muster.tracing.memory.memory_text import allocator_sentence, category_name, report_sentences, stack_name
 from muster.tracing.memory.rank_memory import RankMemory, rank_name
+from muster.tracing.memory.segment_chart import segment_chart
 from muster.tracing.memory.usage import Holder
 from muster.tracing.shared_folder import SharedFolder
 
@@ -36,6 +37,8 @@ class RankSection:
     title: str
     chart: str
     legend: tuple[tuple[str, str], ...]
+    segments: str
+    segments_hint: str
     allocator: str
     holders: NumberTable
     stacks: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -108,6 +111,11 @@ def _section(rank: RankMemory) -> RankSection:
         title=f"{capitalize(rank.name)}: memory over time",
         chart=_chart(rank, present),
         legend=(*((f"m-{c}", category_name(c)) for c in present), ("m-reserved", "reserved (line)")),
+        segments=segment_chart(rank.segments, f"Segments of {rank.name}"),
+        segments_hint=(
+            f"The {pluralize(len(rank.segments), 'largest segment')} at the"
+            f" {'first failed allocation' if rank.out_of_memory else 'peak'}. What is not coloured is free."
+        ),
         allocator=allocator_sentence(rank.allocator),
         holders=_holders(rank.peak.by_place, max(rank.peak.in_use_bytes, 1)),
         stacks=tuple(

@@ -10,11 +10,13 @@ from typing import Final, TypeAlias
 from muster.errors import InvalidTrace
 from muster.tracing.memory.allocator import AllocatorState, Fragmentation, allocator_state, fragmentation
 from muster.tracing.memory.categories import Category, Origin, categorise, stack_origins
+from muster.tracing.memory.failures import OutOfMemory, out_of_memory
 from muster.tracing.memory.lifetimes import reconstruct_allocations, reserved_over_events
 from muster.tracing.memory.places import Places
+from muster.tracing.memory.segments import SegmentMap, segment_maps
 from muster.tracing.memory.snapshot import DeviceSnapshot, MemorySnapshot, decode_snapshot
 from muster.tracing.memory.snapshot_file import DEFAULT_MEMORY_LIMITS, MemoryLimits, read_pickle
-from muster.tracing.memory.usage import DeviceUsage, MemoryPoint, OutOfMemory, Peak, out_of_memory, peak, timeline
+from muster.tracing.memory.usage import DeviceUsage, MemoryPoint, Peak, peak, timeline
 
 SNAPSHOT_NAME: Final = re.compile(r"rank-(\d{1,9})\.attempt-(\d{1,9})\.steps-(\d{1,18})-(\d{1,18})\.pickle(?:\.gz)?")
 _RANK_IN_NAME: Final = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
@@ -28,8 +30,9 @@ class RankMemory:
     """The memory of a rank's device.
 
     `label` is the rank, or the file's name if that does not contain it. `attempt` and `steps` (half-open) are known for
-    snapshots in a run folder. `duration_s` is the time from the first event to the last. `recomputes`: whether
-    the stacks show that activations are recomputed. `notes` are sentences about what the snapshot lacks.
+    snapshots in a run folder. `duration_s` is the time from the first event to the last. `segments` are the largest at
+    the first failed allocation, without one at the peak. `recomputes`: whether the stacks show that activations are
+    recomputed. `notes` are sentences about what the snapshot lacks.
     """
 
     label: str
@@ -46,6 +49,7 @@ class RankMemory:
     out_of_memory_count: int
     out_of_memory: tuple[OutOfMemory, ...]
     timeline: tuple[MemoryPoint, ...]
+    segments: tuple[SegmentMap, ...]
     recomputes: bool
     notes: tuple[str, ...]
 
@@ -128,6 +132,7 @@ def _analyse_device(snapshot: MemorySnapshot, device: DeviceSnapshot, path: Path
         out_of_memory_count=failed,
         out_of_memory=failures,
         timeline=timeline(usage),
+        segments=segment_maps(usage, failures[0].event if failures else highest.event),
         recomputes=bool((origins.of_stack & (Origin.RECOMPUTE | Origin.CHECKPOINTED)).any()),
         notes=tuple(_notes(usage, highest)),
     )

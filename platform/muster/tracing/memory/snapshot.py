@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,8 @@ class _Stacks:
         if known is None:
             if not isinstance(frames, list):
                 raise InvalidTrace("'frames' must be a list")
-            content = tuple(map(self._frame, frames))
+            seen = [self._frame_of_dict.get(id(frame)) for frame in frames]
+            content = tuple(map(self._frame, frames)) if None in seen else tuple(cast(list[int], seen))
             known = self._stack_of_content.setdefault(content, len(self.stacks))
             if known == len(self.stacks):
                 self.stacks.append(content)

@@ -1,4 +1,4 @@
-"""The allocator's memory over time and at the peak: in use, reserved, by category and stack, and free in pieces."""
+"""Memory over time and at the peak: in use, reserved, by category and by stack."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from numpy.typing import NDArray
 from muster.tracing.memory.categories import ORDER
 from muster.tracing.memory.lifetimes import Allocations
 from muster.tracing.memory.places import Places
-from muster.tracing.memory.snapshot import Action, DeviceSnapshot
+from muster.tracing.memory.snapshot import DeviceSnapshot
 from muster.tracing.spans import Int64
 
 MAX_POINTS: Final = 400
 MAX_HOLDERS: Final = 30
-MAX_OUT_OF_MEMORY: Final = 5
-MAX_UNDONE: Final = 20_000
-ROUNDING: Final = 512
-"""The allocator rounds sizes up to a multiple of this (kMinBlockSize)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +57,6 @@ class Peak:
     by_category: dict[str, int]
     by_place: tuple[Holder, ...]
     by_stack: tuple[Holder, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """An allocation that failed. `largest_free_bytes`: the largest free piece within the segments at that time, None
-    if that would take too long to reconstruct."""
-
-    at_s: float
-    event: int
-    requested_bytes: int
-    device_free_bytes: int
-    in_use_bytes: int
-    reserved_bytes: int
-    largest_free_bytes: int | None
-    place: str
-    frames: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,74 +150,3 @@ def timeline(usage: DeviceUsage) -> tuple[MemoryPoint, ...]:
         )
         for row, index in enumerate(chosen)
     )
-
-
-def out_of_memory(usage: DeviceUsage) -> tuple[int, tuple[OutOfMemory, ...]]:
-    """The number of failed allocations, and the first ones."""
-    events = usage.device.events
-    failed = np.flatnonzero(events.action == Action.OOM)
-    return len(failed), tuple(
-        OutOfMemory(
-            at_s=usage.seconds(event),
-            event=event,
-            requested_bytes=int(events.size[event]),
-            device_free_bytes=int(events.device_free[event]),
-            in_use_bytes=int(usage.in_use[event + 1]),
-            reserved_bytes=int(usage.reserved[event + 1]),
-            largest_free_bytes=largest_free(usage, event),
-            place=usage.places.name(int(events.stack[event])),
-            frames=usage.places.frames(int(events.stack[event])),
-        )
-        for event in failed[:MAX_OUT_OF_MEMORY].tolist()
-    )
-
-
-def largest_free(usage: DeviceUsage, event: int) -> int | None:
-    """The largest free piece in a segment after an event, of any stream and pool; sizes rounded up to 512 bytes.
-    None if more than `MAX_UNDONE` changes of segments would have to be undone."""
-    found = _segments_at(usage.device, event)
-    if found is None:
-        return None
-    segments = np.array(found, dtype=np.int64).reshape(-1, 2)
-    chosen = usage.allocations.in_use_at(event)
-    start = usage.allocations.address[chosen]
-    end = start + np.maximum(-(-usage.allocations.size[chosen] // ROUNDING), 1) * ROUNDING
-    # A free piece lies between the begin of a segment, its allocations and its end.
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    segments = segments[np.argsort(segments[:, 0], kind="stable")]
-    largest = 0
-    first = np.searchsorted(start, segments[:, 0], side="left")
-    last = np.searchsorted(start, segments[:, 1], side="left")
-    for (low, high), begin, stop in zip(segments.tolist(), first.tolist(), last.tolist(), strict=True):
-        edges_low = np.concatenate(([low], end[begin:stop]))
-        edges_high = np.concatenate((start[begin:stop], [high]))
-        largest = max(largest, int((edges_high - edges_low).max()))
-    return largest
-
-
-def _segments_at(device: DeviceSnapshot, event: int) -> list[tuple[int, int]] | None:
-    """The segments after an event as (first address, end): the final ones, with all later events undone."""
-    found = [(segment.address, segment.address + segment.size) for segment in device.segments]
-    events = device.events
-    later = np.flatnonzero(
-        (np.arange(len(events)) > event)
-        & (events.action >= Action.SEGMENT_ALLOC)
-        & (events.action <= Action.SEGMENT_UNMAP)
-    )
-    if len(later) > MAX_UNDONE:
-        return None
-    for index in later[::-1].tolist():
-        low = int(events.address[index])
-        high = low + int(events.size[index])
-        if events.action[index] in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
-            found.append((low, high))
-            continue
-        rest = []
-        for start, end in found:
-            if end <= low or high <= start:
-                rest.append((start, end))
-            else:
-                rest += [piece for piece in ((start, low), (high, end)) if piece[0] < piece[1]]
-        found = rest
-    return found
