@@ -53,7 +53,7 @@ def test_the_example_prepares_data_trains_and_evaluates() -> None:
     pytest.importorskip("kfp")
     path = f"{EXAMPLES.parent / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"  # torch is there
     ran = subprocess.run(
-        ["bash", str(EXAMPLES / "10-kubeflow-pipeline" / "run.sh")],
+        ["bash", str(EXAMPLES / "11-kubeflow-pipeline" / "run.sh")],
         env=os.environ | {"PATH": path, "NO_COLOR": "1", "MUSTER_CLUSTER": "local"},
         capture_output=True,
         text=True,
