@@ -72,6 +72,14 @@ def test_advice_on_memory_is_applied_and_the_saving_is_shown() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_slower_version_and_its_commit_are_found() -> None:
+    out = run("12-regression", limit_s=600)
+    assert len(re.findall(r"softmax\.\w+ +regression", out)) == 2
+    assert re.search(r"softmax\.\w+ became slower with \w+ example: Change 3", out)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_a_pipeline_has_the_losses_of_one_process() -> None:
     pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, cluster, jobs, logs, memory, objects, trace, watch
+from muster.cli import analysis, bench, cluster, jobs, logs, memory, objects, trace, watch
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -56,7 +56,8 @@ def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> Non
     """Launch, queue and watch PyTorch training, on this host or in a Kubernetes cluster.
 
     --json prints JSON with the field names of the YAML. Exit codes: 0 success, 1 the job failed,
-    2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 130 interrupted.
+    2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 5 a benchmark became slower,
+    130 interrupted.
     """
     select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
@@ -69,7 +70,7 @@ cli.add_section(
 cli.add_section(
     "Queues and nodes", objects.apply, objects.delete, cluster.queues, cluster.nodes, cluster.drain, cluster.undrain
 )
-cli.add_section("Analysis", trace.trace, analysis.report, memory.memory)
+cli.add_section("Analysis", trace.trace, analysis.report, memory.memory, bench.bench)
 cli.add_section("Simulation", analysis.simulate, analysis.replay)
 cli.add_section("This host", cluster.local)
 

@@ -34,6 +34,7 @@ class ExitCode(enum.IntEnum):
     INVALID = 2
     REFUSED = 3
     UNREACHABLE = 4
+    REGRESSION = 5
     BUG = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from muster.api.env_vars import is_redacted
 from muster.api.spec import API_VERSION, Flavor, Queue, TrainingJob
@@ -20,9 +20,10 @@ from muster.api.yaml_input.unknown_fields import unknown_fields, unknown_to_kube
 from muster.errors import InvalidSpec
 from muster.text import did_you_mean
 
-__all__ = ["KINDS", "AnyObject", "ParsedObject", "load_objects", "parse_objects"]
+__all__ = ["KINDS", "AnyObject", "ParsedObject", "load_objects", "parse_model", "parse_objects"]
 
 AnyObject: TypeAlias = TrainingJob | Queue | Flavor
+_Model = TypeVar("_Model", bound=BaseModel)
 KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
     "TrainingJob": TrainingJob,
     "Queue": Queue,
@@ -107,6 +108,19 @@ def parse_objects(
     return found
 
 
+def parse_model(model: type[_Model], text: str | bytes, source: str) -> _Model:
+    """The only document of a YAML text, which is not an API object. Raises `InvalidSpec` as `parse_objects` does."""
+    documents = [document for document in parse_yaml(text, source) if document.value is not None]
+    if len(documents) != 1:
+        raise InvalidSpec(f"{source}: must contain one document; got {len(documents)}")
+    if not isinstance(documents[0].value, dict):
+        raise InvalidSpec(f"{source}: must be a mapping; got {format_value(documents[0].value)}")
+    item, errors = _validate(model, documents[0])
+    if item is None or errors:
+        raise _invalid_spec(errors, source)
+    return item
+
+
 def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[FieldError]]:
     """The class that the document claims to be, and what the names of its fields show wrong."""
     value, line = document.value, document.line
@@ -128,7 +142,7 @@ def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[Fiel
     return KINDS[kind], wrong
 
 
-def _validate(model: type[AnyObject], document: SourceMap) -> tuple[AnyObject | None, list[FieldError]]:
+def _validate(model: type[_Model], document: SourceMap) -> tuple[_Model | None, list[FieldError]]:
     """The object, or all that is wrong with its fields."""
     unknown = list(islice(unknown_fields(model, document.value), _MAX_ERRORS))
     meant = {field.suggestion for field in unknown}

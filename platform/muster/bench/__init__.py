@@ -1,0 +1,1 @@
+"""Benchmarks as queued jobs, and the decision whether a change made them slower (docs/regression.md)."""

@@ -1,0 +1,96 @@
+"""`muster bench` before anything is submitted: what it refuses and how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.bench.suites import write_suite
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+
+
+@pytest.fixture
+def suite(tmp_path: Path, cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return str(write_suite(tmp_path / "benchmarks"))
+
+
+def recorded(path: Path, time_s: float, suite: str, kind: str = "run") -> str:
+    """A file of results of six runs."""
+    from muster.bench.suite import parse_suite, resolve_suite
+
+    document = resolve_suite(parse_suite(Path(suite).read_text(), suite), Path(suite), {}).as_json()
+    runs = [
+        {"run": {"program": "one@A", "repetition": number, "wall_s": [9.0, time_s + number / 1000], "total_cpu_s": 1.0}}
+        for number in range(6)
+    ]
+    lines = [{"plan": {"kind": kind, "suite": document}, "version": 1}, *runs]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("compare", "HEAD", "."), "--suite"),
+        (("bisect", "HEAD~1", "HEAD"), "--suite"),
+        (("compare", ".", "env:", "--suite", "SUITE"), "B"),
+        (("compare", ".", "env:A", "--suite", "SUITE"), "B"),
+        (("compare", ".", "env:MUSTER_JOB=x", "--suite", "SUITE"), "B"),
+        (("compare", "cmd:", ".", "--suite", "SUITE"), "A"),
+    ],
+)
+def test_sides_that_cannot_be_read_are_refused(muster: Muster, suite: str, words: tuple[str, ...], field: str) -> None:
+    ended = muster("bench", *(suite if word == "SUITE" else word for word in words), "--json")
+    assert (ended.code, ended.error["field"]) == (2, field)
+
+
+def test_revisions_need_a_repository(muster: Muster, suite: str) -> None:
+    ended = muster("bench", "compare", "HEAD", ".", "--suite", suite)
+    assert ended.code == 2
+    assert "must be in a git repository to compare revisions" in ended.err
+
+
+def test_a_wrong_suite_is_refused_with_its_line(muster: Muster, suite: str) -> None:
+    Path(suite).write_text("benchmarks:\n- name: one\n  comand: [x]\n")
+    ended = muster("bench", "run", suite, "--json")
+    assert (ended.code, ended.error["field"]) == (2, "benchmarks[0].comand")
+    assert ended.error["message"].startswith(f"{suite}:3: benchmarks[0].comand: unknown field; did you mean 'command'?")
+
+
+def test_files_of_results_are_compared_without_a_cluster(muster: Muster, suite: str, tmp_path: Path) -> None:
+    a, b = recorded(tmp_path / "a.jsonl", 0.5, suite), recorded(tmp_path / "b.jsonl", 0.55, suite)
+    ended = muster("bench", "compare", a, b, "--json")
+    (row,) = ended.rows
+    assert (ended.code, row["name"], row["outcome"]) == (5, "one", "regression")
+    assert row["metrics"]["wall"]["ratio"] == pytest.approx(1.1, rel=0.01)
+    assert row["metrics"]["wall"]["interleaved"] is False
+    assert row["metrics"]["totalCpu"]["ratio"] == 1
+    assert muster("bench", "compare", b, a).code == 0
+    assert muster("bench", "compare", a, a).code == 0
+
+
+def test_files_of_another_kind_are_refused(muster: Muster, suite: str, tmp_path: Path) -> None:
+    a = recorded(tmp_path / "a.jsonl", 0.5, suite)
+    other = recorded(tmp_path / "b.jsonl", 0.5, suite, kind="bisect")
+    assert "must be a file of `muster bench run`; got one of bench bisect" in muster("bench", "compare", a, other).err
+    assert muster("bench", "compare", a, suite).code == 2
+
+
+def test_without_common_runs_the_comparison_fails(muster: Muster, suite: str, tmp_path: Path) -> None:
+    a, b = recorded(tmp_path / "a.jsonl", 0.5, suite), recorded(tmp_path / "b.jsonl", 0.5, suite)
+    Path(b).write_text(Path(b).read_text().replace("one@A", "two@A"))
+    ended = muster("bench", "compare", a, b, "--json")
+    assert (ended.code, ended.rows[0]["outcome"]) == (1, None)
+    assert ended.rows[0]["error"] == "both sides need at least 5 runs with the metric wall"
+
+
+def test_in_a_cluster_an_image_is_required_and_revisions_are_refused(muster: Muster, suite: str) -> None:
+    words = ("bench", "compare", "HEAD", ".", "--suite", suite, "--cluster", "kubernetes", "--json")
+    assert muster(*words).error["field"] == "image"
+    Path(suite).write_text(f"image: example.com/bench\n{Path(suite).read_text()}")
+    ended = muster(*words)
+    assert (ended.code, ended.error["field"]) == (2, "A")
+    assert "git revisions can be compared on this host only" in ended.error["message"]
