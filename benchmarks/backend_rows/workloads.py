@@ -57,7 +57,8 @@ def gpt_workload(config: ModelConfig, batch_size: int, seq_len: int) -> Workload
     def build(dropout: float) -> nn.Module:
         with torch.device("meta"):
             initial = Transformer(config, seq_len)
-        init_weights(initial, torch.device("cpu"), SEED)
+        # On the device of the trainer, whose generator draws other values than the CPU's.
+        init_weights(initial, torch.device("cuda" if torch.cuda.is_available() else "cpu"), SEED)
         plain = models.PlainGPT(config.layers, config.dim, config.heads, config.vocab_size, seq_len, dropout)
         plain.load_state_dict(initial.state_dict())
         return plain
