@@ -312,6 +312,15 @@ def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClie
     assert "setup" not in muster("describe", "llama").out
 
 
+def test_describe_lists_files_of_experiment_trackers(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    (cluster.run_root / "llama" / "tb").mkdir(parents=True)
+    (cluster.run_root / "llama" / "tb" / "events.out.tfevents.1").touch()
+    described = " ".join(muster("describe", "llama").out.split())
+    assert "TensorBoard tensorboard --logdir" in described
+    assert "/llama/tb" in described.replace(" ", "")
+
+
 def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     assert muster("describe", "default/llama", "--json").rows[0]["metadata"]["name"] == "llama"

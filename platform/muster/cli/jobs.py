@@ -134,17 +134,20 @@ def _parse_phases(text: str) -> frozenset[str]:
 def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events."""
     from muster.cli.views.jobs import JobDetails, job_details_view
+    from muster.tracing.trackers import find_trackers
 
     client, (name, space) = connect(), split_job_name(job, namespace)
     found = client.job(name, space)
     if as_json:
         print_json([found])
         return
+    run_dir = client.run_dir(name, space)
     details = JobDetails(
         job=found,
         events=client.events(name, space),
         heartbeats=client.heartbeats(name, space),
-        run_dir=client.run_dir(name, space),
+        run_dir=run_dir,
+        trackers=find_trackers(run_dir) if run_dir is not None else (),
         now=time.time(),
     )
     print_renderable(job_details_view(details))

@@ -35,6 +35,7 @@ from muster.tracing.summary import (
     step_skews,
     summarise_run,
 )
+from muster.tracing.trackers import TrackerFiles, find_trackers
 from muster.tracing.verdicts import Verdict, derive_verdicts, describe
 
 MAX_LOSS_POINTS = 1200
@@ -71,7 +72,7 @@ class Report:
     first; `clocks` are the differences of the ranks' clocks. `memory` is each rank's memory in use, in bytes:
     maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
     can be compared), as are `waits` and `collectives`. `critical_path` is None unless it was wanted, `pipeline`
-    without a pipeline of Muster's trainer. `page` is the path
+    without a pipeline of Muster's trainer. `trackers` are files of experiment trackers. `page` is the path
     of the HTML file.
     """
 
@@ -98,6 +99,7 @@ class Report:
     collectives: tuple[CollectiveStats, ...] = ()
     critical_path: CriticalPath | None = None
     pipeline: PipelineBubble | None = None
+    trackers: tuple[TrackerFiles, ...] = ()
     page: str | None = None
 
 
@@ -158,6 +160,7 @@ def analyse_run(
         collectives=collective_stats(comparison) if comparison is not None else (),
         critical_path=critical_path(comparison) if comparison is not None else None,
         pipeline=comparison.pipeline_bubble() if comparison is not None else None,
+        trackers=find_trackers(folder.path) if folder.is_muster_run else (),
     )
     sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
     others = _other_windows(folder, window)

@@ -22,6 +22,7 @@ from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
 from muster.text import format_duration, format_resource, format_time, pluralize, sanitize, short_resource_name
 from muster.tracing import no_trace_reason
+from muster.tracing.trackers import TrackerFiles
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
 _DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal
@@ -144,6 +145,7 @@ class JobDetails:
     heartbeats: list[dict[str, Any]]
     run_dir: Path | None  # None: inside a cluster
     now: float
+    trackers: tuple[TrackerFiles, ...] = ()  # of experiment trackers, in the run folder
 
 
 def job_details_view(details: JobDetails) -> RenderableType:
@@ -250,6 +252,7 @@ def _summary_table(details: JobDetails) -> Table:
             rows.append(("report", status.traces.report))
     if details.run_dir is not None:
         rows.append(("run folder", str(details.run_dir)))
+        rows += [(tracker.tool, tracker.command) for tracker in details.trackers]
     return _key_value_table(rows)
 
 
