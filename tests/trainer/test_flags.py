@@ -152,6 +152,7 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--checkpoint_every", "-1"), "--checkpoint_every must be at least 0; got -1"),
         (("--compiled_autograd",), "--compiled_autograd requires --parallel ddp"),
         (("--backend", "eager", "--no_compile"), "--backend eager requires compilation; remove --no_compile"),
+        (("--compile_cache", "simplecache::s3://bucket/compile"), "such as s3://bucket/compile, or none; got 'simplec"),
         (("--backend", "cudagraphs", "--parallel", "pp=2"), "which a pipeline (pp=2) does not; use --backend inductor"),
         (
             ("--backend", "cudagraphs", "--parallel", "tp=2", "--micro_batch", "4"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
-import torch
 from tests.trainer.conftest import TINY, Starter, compilations, losses
 
 from muster_components.trainer.compilation.cache import CompileCache
@@ -20,42 +22,82 @@ from muster_components.trainer.errors import EXIT_OK
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What torch was given; torch itself has the artifacts b"code"."""
-    loaded: list[bytes] = []
-
-    def load(artifacts: bytes) -> object:
-        loaded.append(artifacts)
-        return "info"
-
-    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", load)
-    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"co\nde", "info"))
-    return loaded
+CODE = {"ab/kernel.so": b"co\nde", "triton/0/kernel.cubin": b"binary"}
 
 
-def cache(location: object, warnings: list[str] | None = None, **key: object) -> CompileCache:
+def cache(location: object, host: Path, warnings: list[str] | None = None, **key: object) -> CompileCache:
+    """The entry as a rank on `host` sees it."""
     warn = (lambda line: None) if warnings is None else warnings.append
-    return CompileCache(str(location), {"torch": "2.13", **key}, "pp-0", True, warn)
+    return CompileCache(str(location), {"torch": "2.13", **key}, "pp-0", host, True, warn)
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Path:
+    """A host that has compiled CODE, with what torch leaves beside it."""
+    host = tmp_path / "host"
+    folder = cache("", host).folder
+    for name, content in {**CODE, "locks/kernel.lock": b"", "ab/.1.tmp": b"half"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return host
+
+
+def code_of(entry: CompileCache) -> dict[str, bytes]:
+    """What Inductor and Triton find on the entry's host."""
+    files = (path for path in entry.folder.rglob("*") if path.is_file())
+    return {path.relative_to(entry.folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("url", ["{}", "file://{}", "local://{}", "memory://{}"])
-def test_what_one_rank_saves_another_loads(tmp_path: Path, given: list[bytes], url: str) -> None:
+def test_what_one_host_saves_another_finds_in_its_own_folder(tmp_path: Path, compiled: Path, url: str) -> None:
     location = url.format(tmp_path / "cache")
     warnings: list[str] = []
-    assert not cache(location, warnings).load()
-    assert cache(location, warnings).save()
-    assert cache(location, warnings).load()
-    assert given == [b"co\nde"]
+    fresh = cache(location, tmp_path / "fresh", warnings)
+    assert not fresh.load()
+    assert cache(location, compiled, warnings).save()
+    assert fresh.load()
+    assert code_of(fresh) == CODE
+    environ: dict[str, str] = {}
+    fresh.use_folder(environ)
+    assert environ == {
+        "TORCHINDUCTOR_CACHE_DIR": str(fresh.folder),
+        "TRITON_CACHE_DIR": str(fresh.folder / "triton"),
+    }
     assert not warnings
 
 
-def test_another_version_mesh_or_part_has_an_entry_of_its_own(tmp_path: Path, given: list[bytes]) -> None:
-    assert cache(tmp_path).save()
-    assert not cache(tmp_path, torch="2.14").load()
-    assert not cache(tmp_path, mesh="fsdp=2").load()
-    assert not dataclasses.replace(cache(tmp_path), part="pp-1").load()
-    assert given == []
+def test_files_that_a_host_has_are_kept(tmp_path: Path, compiled: Path) -> None:
+    """A process may have loaded them."""
+    assert cache(tmp_path, compiled).save()
+    entry = cache(tmp_path, tmp_path / "fresh")
+    (entry.folder / "ab").mkdir(parents=True)
+    (entry.folder / "ab" / "kernel.so").write_bytes(b"own")
+    assert entry.load()
+    assert code_of(entry) == {**CODE, "ab/kernel.so": b"own"}
+
+
+def test_an_archive_with_a_path_outside_of_its_folder_is_not_unpacked(tmp_path: Path, compiled: Path) -> None:
+    warnings: list[str] = []
+    entry = cache(tmp_path / "cache", tmp_path / "fresh", warnings)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as writer:
+        writer.writestr("ab/kernel.so", b"")
+        writer.writestr("../outside", b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster_components.trainer.compilation.cache.pack", lambda _: archive.getvalue())
+        assert entry.save()
+    assert not entry.load()
+    assert not code_of(entry)
+    assert "got '../outside'" in warnings[0]
+
+
+def test_another_version_mesh_or_part_has_an_entry_of_its_own(tmp_path: Path, compiled: Path) -> None:
+    assert cache(tmp_path, compiled).save()
+    fresh = tmp_path / "fresh"
+    assert not cache(tmp_path, fresh, torch="2.14").load()
+    assert not cache(tmp_path, fresh, mesh="fsdp=2").load()
+    assert not dataclasses.replace(cache(tmp_path, fresh), part="pp-1").load()
+    assert not fresh.exists()
 
 
 def damage(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
@@ -95,64 +137,107 @@ def foreign_owner(path: Path) -> None:
     ],
 )
 def test_a_damaged_or_foreign_entry_is_not_loaded_and_named(
-    tmp_path: Path, given: list[bytes], harm: Callable[[Path], Any], reason: str
+    tmp_path: Path, compiled: Path, harm: Callable[[Path], Any], reason: str
 ) -> None:
     warnings: list[str] = []
-    entry = cache(tmp_path, warnings)
-    assert entry.save()
+    entry = cache(tmp_path, tmp_path / "fresh", warnings)
+    assert cache(tmp_path, compiled).save()
     harm(Path(entry.path))
     assert not entry.load()
-    assert given == []
+    assert not code_of(entry)
     (warning,) = warnings
     assert entry.path in warning
     assert reason in warning
 
 
-def test_other_names_of_the_file_system_are_checked_too(tmp_path: Path, given: list[bytes]) -> None:
+def test_other_names_of_the_file_system_are_checked_too(tmp_path: Path, compiled: Path) -> None:
     warnings: list[str] = []
-    entry = cache(f"local://{tmp_path}", warnings)
-    assert entry.save()
-    (file,) = tmp_path.glob("*/pp-0")
+    location = f"local://{tmp_path / 'cache'}"
+    assert cache(location, compiled, warnings).save()
+    (file,) = (tmp_path / "cache").glob("*/pp-0")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o660)
-    assert not entry.load()
+    assert not cache(location, tmp_path / "fresh", warnings).load()
     assert "writable by no other" in warnings[0]
 
 
-def test_the_run_folder_may_be_writable_by_its_group(tmp_path: Path, given: list[bytes]) -> None:
+def test_the_run_folder_may_be_writable_by_its_group(tmp_path: Path, compiled: Path) -> None:
     """Kubernetes makes the files of a volume with fsGroup writable by that group."""
     warnings: list[str] = []
-    entry = dataclasses.replace(cache(tmp_path, warnings), in_run_folder=True)
-    assert entry.save()
-    Path(entry.path).chmod(0o660)
-    assert entry.load(), warnings
+    assert cache(tmp_path, compiled).save()
+    entry = dataclasses.replace(cache(tmp_path, tmp_path / "fresh", warnings), in_run_folder=True)
     Path(entry.path).chmod(0o666)
     assert not entry.load()
-    assert given == [b"co\nde"]
+    assert not code_of(entry)
+    Path(entry.path).chmod(0o660)
+    assert entry.load(), warnings
+    assert code_of(entry) == CODE
 
 
-def test_an_entry_that_cannot_be_written_is_named_and_leaves_no_file(tmp_path: Path, given: list[bytes]) -> None:
+def test_an_entry_that_cannot_be_written_is_named_and_leaves_no_file(tmp_path: Path, compiled: Path) -> None:
     warnings: list[str] = []
     (tmp_path / "file").touch()
-    assert not cache(tmp_path / "file", warnings).save()
+    assert not cache(tmp_path / "file", compiled, warnings).save()
     assert "cannot be written" in warnings[0]
-    entry = cache(tmp_path)
+    entry = cache(tmp_path, compiled)
     Path(entry.path).mkdir(parents=True)
     assert not entry.save()
     assert list(Path(entry.path).parent.iterdir()) == [Path(entry.path)]
 
 
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_the_entries_that_were_not_used_for_longest_are_removed_if_there_are_too_many(
+    tmp_path: Path, compiled: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = f"{scheme}{tmp_path / 'cache'}"
+    for number in (1, 2, 3):
+        assert numbered_entry(location, compiled, number).save()
+    first = numbered_entry(location, compiled, 1)
+    size = len(fsspec.core.url_to_fs(first.path)[0].cat_file(fsspec.core.url_to_fs(first.path)[1]))
+    if not scheme:
+        (tmp_path / "cache" / "notes").mkdir()
+        (tmp_path / "cache" / "notes" / "mine").write_bytes(b"x" * 10 * size)  # no entry: neither counted nor removed
+        for age, number in enumerate((3, 2, 1)):
+            os.utime(numbered_entry(location, compiled, number).path, (1000 + age, 1000 + age))
+        assert numbered_entry(location, tmp_path / "fresh", 2).load()
+    monkeypatch.setattr("muster_components.trainer.compilation.cache.MAX_TOTAL_BYTES", 3 * size)
+    assert numbered_entry(location, compiled, 4).save()
+    left = [number for number in (1, 2, 3, 4) if numbered_entry(location, tmp_path / f"host-{number}", number).load()]
+    assert left == ([2, 3, 4] if scheme else [1, 2, 4])
+    assert scheme or (tmp_path / "cache" / "notes" / "mine").exists()
+
+
+def numbered_entry(location: str, host: Path, number: int) -> CompileCache:
+    """The entry of one of several models, with the code of the same size."""
+    entry = cache(location, host, model=number)
+    if host.name == "host":
+        entry.folder.mkdir(parents=True, exist_ok=True)
+        (entry.folder / "kernel.so").write_bytes(b"code")
+    return entry
+
+
 @pytest.mark.timeout(900)
 def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_path: Path) -> None:
     """Two ranks compile; a later job on a host without compiled code finds all of it in the namespace's cache."""
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\necho "$@" >> "$COMPILED"\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
     flags = [flag for flag in TINY if flag != "--no_compile"]
     run = (*flags, "--compile", "--data", str(text), "--steps", "2", "--compile_cache", str(tmp_path / "shared"))
     for name in ("cold", "warm"):
-        host = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name / "inductor"), "MUSTER_NAMESPACE": "team-a"}
+        host = {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name / "inductor"),
+            "MUSTER_NAMESPACE": "team-a",
+            "CXX": str(compiler),
+            "COMPILED": str(tmp_path / f"{name}.compiled"),
+        }
         ranks = start(2, *run, run_dir=tmp_path / name, environ=host)
         assert ranks.end(800) == [EXIT_OK] * 2, ranks.log_text()
         assert "compiled 2 graphs in " in ranks.log_text()
         assert "0 recompilations, 0 graph breaks" in ranks.log_text()
+    assert any(".cpp" in command for command in (tmp_path / "cold.compiled").read_text().splitlines())
+    warm_commands = tmp_path / "warm.compiled"  # there are some that ask for the compiler's version
+    assert not warm_commands.exists() or ".cpp" not in warm_commands.read_text()
     (entry,) = (tmp_path / "shared" / "team-a").glob("*/*")
     assert entry.name == "pp-0.tp-0.cpu"
     assert sum(record["cache_misses"] for record in compilations(tmp_path / "cold")) > 0

@@ -1,52 +1,50 @@
-"""The compiled code of a run, for restarts and for other replicas: torch's cache artifacts in files.
+"""The compiled code of a run, for restarts and for other replicas: the files of Inductor and Triton in one archive.
 
-    FOLDER/<key>/<part>          one line of JSON (key, part, bytes, sha256), then the artifacts
+    FOLDER/<key>/<part>          one line of JSON (key, part, bytes, sha256), then the archive
 
 The key is a digest of everything that decides which code is compiled. Ranks that compile the same code have the same
-part: the first of them writes it, all of them load it before they compile. A file is replaced as a whole.
+part: the first of them writes it, all of them unpack it before they compile. A file is replaced as a whole.
 
-Artifacts are executable code. The digest detects damage, not forgery: who can write to the folder can run code in the
-job (docs/security.md). On a file system, a file of another user, or one that others can write, is not loaded. In the
-run folder the group may write: Kubernetes gives volumes with fsGroup that permission at each mount.
+torch.compiler.save_cache_artifacts would keep less: of C++ kernels the source, and no Triton kernel that Inductor did
+not write.
+
+They are executable code. The digest detects damage, not forgery: who can write to the folder can run code in the job
+(docs/security.md). On a file system, a file of another user, or one that others can write, is not loaded. In the run
+folder the group may write: Kubernetes gives volumes with fsGroup that permission at each mount.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import fsspec
-import torch
-from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
+import torch._inductor.config
 
-from muster_components.trainer.checkpoint_manifest import open_regular
+from muster_components.trainer.compilation.archive import pack, unpack
+from muster_components.trainer.compilation.store import UnusableEntry, mark_used, read, remove_oldest, write
 
-MAX_BYTES: Final = 2 << 30
-
-
-class UnusableEntry(Exception):
-    """A file of the cache that must not be loaded, and why."""
+MAX_TOTAL_BYTES: Final = 20 << 30
+"""Of all entries of a namespace or a run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileCache:
     """This rank's entry in the cache at `location`: a folder, or a URL of fsspec.
 
-    `writes`: whether this rank saves it. `warn` gets a line for each entry that is not used, and for failed writes.
-    `in_run_folder`: who may write it is trusted as with checkpoints.
+    `compiled_code`: below it, Inductor and Triton keep what they compile on this host. `writes`: whether this rank
+    saves it. `warn` gets a line for each entry that is not used, and for failed writes. `in_run_folder`: who may write
+    it is trusted as with checkpoints.
     """
 
     location: str
     key: Mapping[str, object]
     part: str
+    compiled_code: Path
     writes: bool
     warn: Callable[[str], None]
     in_run_folder: bool = False
@@ -54,50 +52,68 @@ class CompileCache:
     @property
     def path(self) -> str:
         """Of this rank's entry."""
-        return "/".join((self.location.rstrip("/"), _digest(_canonical(self.key))[:32], self.part))
+        return "/".join((self.location.rstrip("/"), self._key_digest, self.part))
+
+    @property
+    def folder(self) -> Path:
+        """That of Inductor and Triton for this entry: separate, so that an entry has no code of other runs."""
+        return self.compiled_code / self._key_digest / self.part
+
+    @property
+    def _key_digest(self) -> str:
+        return _digest(_canonical(self.key))[:32]
+
+    def use_folder(self, environ: MutableMapping[str, str]) -> None:
+        """Let Inductor and Triton use this entry's folder from now on."""
+        # Outside of the folder, and checked by running the compiler even if all kernels are there.
+        torch._inductor.config.cpp_cache_precompile_headers = False
+        environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder)
+        environ["TRITON_CACHE_DIR"] = str(self.folder / "triton")
 
     def load(self) -> bool:
-        """Give torch the artifacts; False if there are none that can be used."""
+        """Unpack the entry into its folder; False if there is none that can be used."""
         try:
-            content = _read(self.path, stat.S_IWOTH if self.in_run_folder else stat.S_IWGRP | stat.S_IWOTH)
+            content = read(self.path, stat.S_IWOTH if self.in_run_folder else stat.S_IWGRP | stat.S_IWOTH)
             if content is None:
                 return False
-            if torch.compiler.load_cache_artifacts(self._artifacts(content)) is None:
-                raise UnusableEntry("torch cannot read it")
+            unpack(self._archive(content), self.folder)
+            mark_used(self.path)
         except Exception as error:  # stores raise errors of their own; the run can compile instead
             self.warn(f"compile cache {self.path} is not used: {_reason(error)}")
             return False
         return True
 
     def save(self) -> bool:
-        """Write what torch has compiled or loaded so far; False if there is nothing, or if that fails."""
-        saved = torch.compiler.save_cache_artifacts()
-        if saved is None:
-            return False
-        artifacts = saved[0]
-        header = {"key": self.key, "part": self.part, "bytes": len(artifacts), "sha256": _digest(artifacts)}
+        """Write what is in the folder, and remove the entries that have not been used for longest if there are too
+        many; False if writing fails."""
         try:
-            _write(self.path, json.dumps(header, sort_keys=True).encode() + b"\n" + artifacts)
+            archive = pack(self.folder)
+            header = {"key": self.key, "part": self.part, "bytes": len(archive), "sha256": _digest(archive)}
+            write(self.path, json.dumps(header, sort_keys=True).encode() + b"\n" + archive)
         except Exception as error:  # see load
             self.warn(f"compile cache {self.path} cannot be written: {_reason(error)}")
             return False
+        try:
+            remove_oldest(self.location, self.path, MAX_TOTAL_BYTES)
+        except Exception as error:
+            self.warn(f"compile cache {self.location}: old entries cannot be removed: {_reason(error)}")
         return True
 
-    def _artifacts(self, content: bytes) -> bytes:
-        """The artifacts in a file. Raises UnusableEntry if it is damaged, or an entry of another key."""
-        line, _, artifacts = content.partition(b"\n")
+    def _archive(self, content: bytes) -> bytes:
+        """The archive in a file. Raises UnusableEntry if it is damaged, or an entry of another key."""
+        line, _, archive = content.partition(b"\n")
         try:
             header: dict[str, Any] = json.loads(line)
             expected = (header["bytes"], header["sha256"], header["key"], header["part"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnusableEntry("its first line must be JSON with key, part, bytes and sha256") from error
-        if len(artifacts) != expected[0]:
-            raise UnusableEntry(f"must have {expected[0]} bytes after the first line; got {len(artifacts)}")
-        if _digest(artifacts) != expected[1]:
-            raise UnusableEntry(f"must have sha256 {expected[1]}; got {_digest(artifacts)}")
+        if len(archive) != expected[0]:
+            raise UnusableEntry(f"must have {expected[0]} bytes after the first line; got {len(archive)}")
+        if _digest(archive) != expected[1]:
+            raise UnusableEntry(f"must have sha256 {expected[1]}; got {_digest(archive)}")
         if _canonical(expected[2]) != _canonical(self.key) or expected[3] != self.part:
             raise UnusableEntry(f"it is an entry of another run: part {expected[3]}, key {_canonical(expected[2])!r}")
-        return artifacts
+        return archive
 
 
 def _canonical(key: object) -> bytes:
@@ -112,58 +128,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
-
-
-def _resolve(path: str) -> Path | tuple[AbstractFileSystem, str]:
-    """The path in a file system; for other URLs, the store and the name in it."""
-    if "://" not in path:
-        return Path(path)
-    files, name = fsspec.core.url_to_fs(path)
-    return Path(name) if isinstance(files, LocalFileSystem) else (files, name)
-
-
-def _read(path: str, forbidden: int) -> bytes | None:
-    """The content; None if there is no such file. `forbidden`: bits of the mode that a file must not have.
-
-    Raises UnusableEntry, OSError, and what the store raises.
-    """
-    place = _resolve(path)
-    try:
-        if isinstance(place, tuple):
-            files, name = place
-            content: bytes = files.cat_file(name)
-        else:
-            with open_regular(place) as stream:
-                status = os.fstat(stream.fileno())
-                if status.st_uid not in (0, os.geteuid()) or status.st_mode & forbidden:
-                    raise UnusableEntry(
-                        f"must be owned by user {os.geteuid()} and writable by no other; "
-                        f"got {stat.filemode(status.st_mode)} of user {status.st_uid}"
-                    )
-                content = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    if len(content) > MAX_BYTES:
-        raise UnusableEntry(f"must have at most {MAX_BYTES:,} bytes")
-    return content
-
-
-def _write(path: str, content: bytes) -> None:
-    """Replace the file as a whole, readable by this user only. Raises OSError, and what the store raises."""
-    place = _resolve(path)
-    if isinstance(place, tuple):
-        files, name = place
-        files.makedirs(files._parent(name), exist_ok=True)
-        files.pipe_file(name, content)
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, place)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

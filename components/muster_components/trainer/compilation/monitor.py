@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from muster_components.trainer.compilation.cache import CompileCache
 from muster_components.trainer.compilation.records import CompileRecord, CompileRecorder, summary_line
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.mesh import RankMesh
 from muster_components.trainer.plan import TrainPlan
@@ -38,6 +40,7 @@ class CompileMonitor:
     def begin(self) -> None:
         """Load the cache."""
         if self._cache is not None:
+            self._cache.use_folder(os.environ)
             self._saved = self._cache.load()
 
     def compiled(self) -> bool:
@@ -87,6 +90,7 @@ def compile_monitor(
         location,
         key,
         part,
+        Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_root(environ) / "inductor"),
         writes=parts.index(part) == context.rank,
         warn=reporter.log,
         in_run_folder=plan.config.compile.cache is None,
@@ -127,6 +131,7 @@ def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) ->
         triton_version = None
     on_gpu = torch.cuda.is_available()
     return {
+        "format": "files of Inductor and Triton",
         "namespace": namespace(environ),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "cuda": torch.version.cuda,

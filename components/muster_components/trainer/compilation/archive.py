@@ -1,0 +1,57 @@
+"""The files of a folder as one archive, and back: what Inductor and Triton keep of compiled code.
+
+Both look for files by a digest of their source, options and versions, below a folder that can be anywhere. So a process
+that finds the files of another one compiles nothing: neither C++ nor Triton kernels, nor their launchers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import zipfile
+from pathlib import Path, PurePosixPath
+
+
+class UnusableArchive(Exception):
+    """An archive that must not be unpacked, and why."""
+
+
+def pack(folder: Path) -> bytes:
+    """All files below the folder, without locks and files that are being written. Raises OSError."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink() and path.suffix not in (".lock", ".tmp"):
+                # Without times: the same files make the same archive.
+                name = zipfile.ZipInfo(path.relative_to(folder).as_posix())
+                archive.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=1)
+    return packed.getvalue()
+
+
+def unpack(content: bytes, folder: Path) -> int:
+    """Write the files that the folder lacks, each as a whole, readable by this user only; returns their number. Raises
+    UnusableArchive and OSError."""
+    written = 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+            for name in names:
+                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                    raise UnusableArchive(f"names in it must be below its folder; got {name!r}")
+            for name in names:
+                path = folder / name
+                if not path.exists():
+                    _write(path, archive.read(name))
+                    written += 1
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise UnusableArchive(f"it cannot be unpacked: {error}") from error
+    return written
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(content)
+    os.replace(temporary, path)
