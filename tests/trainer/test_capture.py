@@ -222,7 +222,7 @@ def test_memory_is_recorded_during_the_requested_steps_and_written_as_torch_pick
     assert [call.get("enabled", "all") for call in calls if isinstance(call, dict)] == ["all", None]
     (file,) = (tmp_path / "memory").iterdir()
     assert file.name == "rank-0.attempt-0.steps-9-12.pickle"
-    assert pickle.loads(file.read_bytes()) == {"segments": [], "device_traces": [[]]}
+    assert pickle.loads(file.read_bytes()) == {"segments": [], "device_traces": [[]], "muster": {"tensors": []}}
     assert [answer.state for answer in read_answers(run)] == ["written"]
 
 
