@@ -66,6 +66,29 @@ def test_what_one_host_saves_another_finds_in_its_own_folder(tmp_path: Path, com
     assert not warnings
 
 
+def test_triton_finds_its_kernels_in_the_folder_of_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton keeps the paths of a kernel's files in a file."""
+    triton_cache = pytest.importorskip("triton.runtime.cache")
+
+    def kernel_on(entry: CompileCache) -> Any:
+        """Triton's files of one kernel, for a process that uses the entry's folder."""
+        environ: dict[str, str] = {}
+        entry.use_folder(environ)
+        monkeypatch.setenv("TRITON_CACHE_DIR", environ["TRITON_CACHE_DIR"])
+        return triton_cache.FileCacheManager("kernel")
+
+    cold, warm = (cache(tmp_path / "cache", tmp_path / name) for name in ("cold", "warm"))
+    compiled = kernel_on(cold)
+    compiled.put_group("k.json", {"k.cubin": compiled.put(b"binary", "k.cubin", binary=True)})
+    assert cold.save()
+    assert warm.load()
+    found = warm.folder / "triton" / "kernel" / "k.cubin"
+    assert kernel_on(warm).get_group("k.json") == {"k.cubin": str(found)}
+    assert found.read_bytes() == b"binary"
+
+
 def test_files_that_a_host_has_are_kept(tmp_path: Path, compiled: Path) -> None:
     """A process may have loaded them."""
     assert cache(tmp_path, compiled).save()

@@ -1,7 +1,8 @@
 """The files of a folder as one archive, and back: what Inductor and Triton keep of compiled code.
 
 Both look for files by a digest of their source, options and versions, below a folder that can be anywhere. So a process
-that finds the files of another one compiles nothing: neither C++ nor Triton kernels, nor their launchers.
+that finds the files of another one compiles nothing: neither C++ nor Triton kernels, nor their launchers. But Triton's
+JSON files name the files of a kernel by their paths.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import os
 import secrets
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Final
+
+_FOLDER: Final = b"<folder of compiled code>"
+"""In archived JSON files, in place of the folder."""
 
 
 class UnusableArchive(Exception):
@@ -25,7 +30,10 @@ def pack(folder: Path) -> bytes:
             if path.is_file() and not path.is_symlink() and path.suffix not in (".lock", ".tmp"):
                 # Without times: the same files make the same archive.
                 name = zipfile.ZipInfo(path.relative_to(folder).as_posix())
-                archive.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=1)
+                content = path.read_bytes()
+                if path.suffix == ".json":
+                    content = content.replace(bytes(folder), _FOLDER)
+                archive.writestr(name, content, zipfile.ZIP_DEFLATED, compresslevel=1)
     return packed.getvalue()
 
 
@@ -42,7 +50,8 @@ def unpack(content: bytes, folder: Path) -> int:
             for name in names:
                 path = folder / name
                 if not path.exists():
-                    _write(path, archive.read(name))
+                    file = archive.read(name)
+                    _write(path, file.replace(_FOLDER, bytes(folder)) if path.suffix == ".json" else file)
                     written += 1
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise UnusableArchive(f"it cannot be unpacked: {error}") from error

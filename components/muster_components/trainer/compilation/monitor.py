@@ -90,7 +90,7 @@ def compile_monitor(
         location,
         key,
         part,
-        Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_root(environ) / "inductor"),
+        Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_root(environ) / "inductor").absolute(),
         writes=parts.index(part) == context.rank,
         warn=reporter.log,
         in_run_folder=plan.config.compile.cache is None,
