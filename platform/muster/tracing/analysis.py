@@ -28,6 +28,7 @@ from muster.tracing.hta_breakdown import (
     temporal_breakdown,
 )
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.memory_curve import MemoryCurve, memory_curve
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
 from muster.tracing.rank_record import RankRecord, rank_record
 from muster.tracing.reader import read_trace
@@ -63,6 +64,7 @@ class TraceSummary:
     """The analysis of one trace. Times in seconds; `time_by_category_s` sums to `window_s`.
 
     The window are the steps, or the whole trace if no step was profiled; `in_steps` selects steps.
+    `memory` is known if the profiler recorded it.
     `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
     CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
     """
@@ -90,6 +92,7 @@ class TraceSummary:
     timelines: tuple[StepTimeline, ...]
     hta: HtaMetrics | None
     hta_stream_idle: tuple[StreamIdle, ...]
+    memory: MemoryCurve | None = None
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -175,6 +178,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         timelines=step_timelines(lanes, steps),
         hta=hta_metrics(trace) if len(work) else None,
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
+        memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
     )
     return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes, critical_path=critical_path))
 

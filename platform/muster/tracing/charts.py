@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from muster.tracing.formatting import format_number, format_percent, shorten_middle
+from muster.tracing.formatting import format_number, format_percent, format_seconds, shorten_middle
 
 _Scale = Callable[[float], float]
 GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
@@ -53,8 +53,9 @@ class Outlier:
 class LinePlot:
     """Layout of a line chart: sizes in pixels; `shaded_range` is (x from, x to, label) of a shaded band.
 
-    `y_limit` cuts the y axis at the next round number, `outliers` are points above it. `y_is_time`: y is in seconds and
-    labelled with time units; `y_suffix` follows the numbers of other axes. `show_value` formats y for tooltips.
+    The x axis has step numbers, or seconds with `x_is_time`. `y_limit` cuts the y axis at the next round number,
+    `outliers` are points above it. `y_is_time`: y is in seconds and labelled with time units; `y_suffix` follows the
+    numbers of other axes. `show_value` formats y for tooltips.
     """
 
     title: str
@@ -63,6 +64,7 @@ class LinePlot:
     y_from_zero: bool = False
     y_is_time: bool = False
     y_suffix: str = ""
+    x_is_time: bool = False
     show_value: Callable[[float], str] = format_number
     y_limit: float | None = None
     outliers: tuple[Outlier, ...] = ()
@@ -144,12 +146,18 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
         at = y(tick)
         out.append(f'<line class="grid" x1="{left:.1f}" x2="{left + wide:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         out.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{name}</text>')
-    inside = [tick for tick in tick_values(x_lo, x_hi, 6, integer=True) if x_lo <= tick <= x_hi]
-    if inside and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX:  # label the first step, unless another label is near
+    inside = [tick for tick in tick_values(x_lo, x_hi, 6, integer=not plot.x_is_time) if x_lo <= tick <= x_hi]
+    if (
+        inside and not plot.x_is_time and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX
+    ):  # label the first step, unless another label is near
         inside = [x_lo, *inside]
-    for tick in inside:
-        out.append(f'<text x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{tick:,.0f}</text>')
-    out.append(f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">step</text>')
+    x_names = tick_labels(inside, as_time=True) if plot.x_is_time else [f"{tick:,.0f}" for tick in inside]
+    for tick, name in zip(inside, x_names, strict=True):
+        out.append(f'<text x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{name}</text>')
+    axis = "time" if plot.x_is_time else "step"
+    out.append(
+        f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">{axis}</text>'
+    )
     for curve in curves:
         out.append(_series_path(curve, x, y))
     out += _hover_columns(curves, plot, x, top, high)
@@ -182,7 +190,8 @@ def _hover_columns(curves: Sequence[LineSeries], plot: LinePlot, x: _Scale, top:
             if near:
                 value = min(near, key=lambda point: abs(point[0] - step))[1]
                 values.append(f"{curve.label}: {plot.show_value(value)}")
-        text = escape("\n".join([f"step {step:,.0f}", *values]))
+        name = format_seconds(step) if plot.x_is_time else f"step {step:,.0f}"
+        text = escape("\n".join([name, *values]))
         place = f'x="{lo:.1f}" y="{top}" width="{hi - lo:.1f}" height="{high}"'
         out.append(f'<rect class="hover" {place}><title>{text}</title></rect>')
     return out

@@ -41,10 +41,10 @@ class CollectiveStats:
 
 
 def rank_waits(comparison: RankComparison) -> tuple[RankWait, ...]:
-    """One per rank, in order; empty without collectives that several ranks share."""
-    if not comparison.collectives:
-        return ()
+    """One per rank, in order; empty if no rank waits."""
     waited, caused = comparison.waited_ms(), comparison.caused_wait_ms()
+    if not any(values.any() for values in waited.values()):
+        return ()
     return tuple(
         RankWait(record.rank, float(waited[record.rank].mean()), float(caused[record.rank].mean()))
         for record in comparison.records

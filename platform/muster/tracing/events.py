@@ -81,6 +81,17 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySamples:
+    """What the allocator held at some times: nanoseconds since the trace's origin, in order, and bytes.
+
+    Of the device's allocator if the trace has it, else of the CPU's, which counts from the start of the profiler.
+    """
+
+    time: Int64
+    allocated: Int64
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessGroup:
     """A process group of this rank as torch.distributed lists it: name, description (`mesh_pp`), global ranks."""
 
@@ -125,6 +136,7 @@ class Trace:
     pipeline: PipelineSchedule | None = None
     details: TraceDetails | None = None
     """None unless `read_trace` was asked for some."""
+    memory: MemorySamples | None = None
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

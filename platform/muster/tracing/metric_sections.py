@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypedDict
 
 import numpy as np
 
 from muster.tracing.charts import ChartSection, LinePlot, LineSeries, Outlier, line_chart
 from muster.tracing.formatting import binary_unit, format_bytes, format_seconds
+from muster.tracing.memory_curve import MemoryCurve
 from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
 from muster.tracing.summary import ProfilerOverhead, slow_step_cause
 
 MAX_CURVES = 4
+HALF_ROW_PX, WHOLE_ROW_PX = 520, 1040
 
 
 def metric_sections(report: Report) -> list[ChartSection]:
-    """Loss, step time and memory, as far as they are known."""
-    sections = []
+    """Loss, step time and memory, as far as they are known: two in a row."""
+    sections: list[Callable[[int], ChartSection]] = []
     if report.loss is not None:
-        loss = line_chart([_line_series(report.loss, "loss", 0)], LinePlot(title="Loss over steps"))
-        sections.append(ChartSection("Loss", loss))
+        loss = _line_series(report.loss, "loss", 0)
+        sections.append(lambda width: ChartSection("Loss", line_chart([loss], LinePlot("Loss over steps", width))))
     if report.step_times:
-        sections.append(_step_times(report))
+        sections.append(lambda width: _step_times(report, width))
     if report.memory:
-        sections.append(_memory(report.memory, wide=len(sections) % 2 == 0))
-    return sections
+        sections.append(lambda width: _memory(report.memory, width))
+    traced = {row.label: row.trace.memory for row in report.traces if row.trace.memory is not None}
+    if traced:
+        sections.append(lambda width: _traced_memory(traced, width))
+    alone = len(sections) - 1 if len(sections) % 2 else None
+    return [section(WHOLE_ROW_PX if i == alone else HALF_ROW_PX) for i, section in enumerate(sections)]
 
 
-def _step_times(report: Report) -> ChartSection:
+def _step_times(report: Report, width: int) -> ChartSection:
     shown = _select_series(report.step_times)
     curves = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
     values = np.concatenate([np.array(series.values) for series, _ in shown])
@@ -38,6 +46,7 @@ def _step_times(report: Report) -> ChartSection:
     styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves, strict=True)}
     plot = LinePlot(
         title="Step time over steps, per rank",
+        width=width,
         y_from_zero=True,
         y_is_time=True,
         show_value=format_seconds,
@@ -58,30 +67,51 @@ def _step_times(report: Report) -> ChartSection:
     )
 
 
-def _memory(memory: Sequence[MetricSeries], *, wide: bool) -> ChartSection:
-    """`wide`: there is no other chart beside it."""
+def _memory(memory: Sequence[MetricSeries], width: int) -> ChartSection:
     shown = _select_series(memory, ("least", "median", "most"))
-    unit, name = binary_unit(max(max(series.values) for series in memory))
-    curves = [
-        LineSeries(label, f"c{i}", tuple((step, value / unit) for step, value in zip(s.steps, s.values, strict=True)))
-        for i, (s, label) in enumerate(shown)
-    ]
-    plot = LinePlot(
-        title="Memory in use over steps, per rank",
-        width=1040 if wide else 520,
-        y_from_zero=True,
-        y_suffix=f" {name}",
-        show_value=lambda value: format_bytes(value * unit),
-    )
+    curves = {label: tuple(zip(series.steps, series.values, strict=True)) for series, label in shown}
     return ChartSection(
         title="Memory per rank" if len(shown) > 1 else f"Memory of rank {shown[0][0].rank}",
-        chart=line_chart(curves, plot),
-        legend=tuple(
-            (curve.style, f"{curve.label}, up to {format_bytes(max(s.values))}")
-            for curve, (s, _) in zip(curves, shown, strict=True)
-        ),
         hint="In use at the end of each step: of torch's allocator on a GPU, else resident memory of the process.",
+        **_memory_chart(curves, LinePlot("Memory in use over steps, per rank", width)),
     )
+
+
+def _traced_memory(traced: Mapping[str, MemoryCurve], width: int) -> ChartSection:
+    """Above `MAX_CURVES` traces those with the lowest, the middle and the highest peak."""
+    labels = sorted(traced, key=lambda label: max(traced[label].bytes))
+    if len(labels) > MAX_CURVES:
+        labels = [labels[0], labels[len(labels) // 2], labels[-1]]
+    curves = {}
+    for label in [label for label in traced if label in labels]:
+        slot_s = traced[label].duration_s / len(traced[label].bytes)
+        curves[label] = tuple(((i + 0.5) * slot_s, float(held)) for i, held in enumerate(traced[label].bytes))
+    less = f" Least, median and highest of {len(traced)} traces." if len(labels) < len(traced) else ""
+    return ChartSection(
+        title="Memory during the traced steps",
+        hint=f"In torch's allocator of the device, or of the CPU since the profiler was started.{less}",
+        **_memory_chart(curves, LinePlot("Memory during the traced steps", width, x_is_time=True)),
+    )
+
+
+class _ChartAndLegend(TypedDict):
+    chart: str
+    legend: tuple[tuple[str, str], ...]
+
+
+def _memory_chart(curves: Mapping[str, tuple[tuple[float, float], ...]], plot: LinePlot) -> _ChartAndLegend:
+    """Curves of bytes by label, with their largest values in the legend."""
+    largest = {label: max(value for _, value in points) for label, points in curves.items()}
+    unit, name = binary_unit(max(largest.values()))
+    series = [
+        LineSeries(label, f"c{i}", tuple((x, value / unit) for x, value in points))
+        for i, (label, points) in enumerate(curves.items())
+    ]
+    plot = replace(plot, y_from_zero=True, y_suffix=f" {name}", show_value=lambda value: format_bytes(value * unit))
+    return {
+        "chart": line_chart(series, plot),
+        "legend": tuple((one.style, f"{one.label}, up to {format_bytes(largest[one.label])}") for one in series),
+    }
 
 
 def _slow_step_label(step: SlowStep, overheads: Sequence[ProfilerOverhead]) -> str:

@@ -9,10 +9,20 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
 from muster.tracing.detail_columns import DetailColumns, DetailedEvent
-from muster.tracing.events import EventKind, Events, Int32, PipelineSchedule, ProcessGroup, Trace, TraceThread
+from muster.tracing.events import (
+    EventKind,
+    Events,
+    Int32,
+    MemorySamples,
+    PipelineSchedule,
+    ProcessGroup,
+    Trace,
+    TraceThread,
+)
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
     MAX_TEXT_BYTES,
@@ -45,6 +55,8 @@ EVENT_KINDS = {
     "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
 }
 MAX_NAME_CHARACTERS = 256 << 20
+MEMORY_EVENT = "[memory]"
+CPU_DEVICE_TYPE = 0  # c10::DeviceType
 MAX_TIME_US = 1e17  # three thousand years: a larger time or duration is not one
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
@@ -101,6 +113,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         events=events,
         pipeline=_pipeline(header),
         details=None if columns.details is None else columns.details.details(origin_us),
+        memory=columns.memory_samples(origin_us),
     )
 
 
@@ -119,10 +132,13 @@ class _ColumnBuilder:
     decoded_events: int = 0
     invalid_events: int = 0
     details: DetailColumns | None = None
+    memory: list[NDArray[np.float64]] = field(default_factory=list)
+    """Rows of time in microseconds, bytes, and type of the device."""
 
     def add(self, events: list[RawEvent]) -> None:
         self.decoded_events += len(events)
         kept: list[RawEvent] = []
+        samples: list[tuple[float, int, int]] = []
         for event in events:
             if event.ph == "X":
                 if (
@@ -137,18 +153,23 @@ class _ColumnBuilder:
             elif event.ph == "M":
                 if event.name == "thread_name" and isinstance(name := _arguments(event).name, str):
                     self.thread_names.setdefault((event.pid, event.tid), name)
+            elif event.ph == "i":
+                if event.name == MEMORY_EVENT and (sample := _memory_sample(event)) is not None:
+                    samples.append(sample)
             elif event.ph == "unusable":
                 self.invalid_events += 1
         if self.details is not None:
             self.details.add(events, kept)
+        if samples:
+            self.memory.append(np.array(samples))
         self._check_limits(kept)
         if kept:
             self.blocks.append(self._to_arrays(kept))
 
     def _check_limits(self, kept: list[RawEvent]) -> None:
         self.rows += len(kept)
-        detailed = 0 if self.details is None else self.details.rows
-        if self.rows + detailed + len(self.thread_names) > self.max_events:
+        others = sum(map(len, self.memory)) + (0 if self.details is None else self.details.rows)
+        if self.rows + others + len(self.thread_names) > self.max_events:
             raise InvalidTrace(
                 f"{self.path}: must have at most {self.max_events} events (--max-trace-events)",
                 reason=TOO_LARGE,
@@ -187,6 +208,14 @@ class _ColumnBuilder:
             np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
         )
 
+    def memory_samples(self, origin_us: float) -> MemorySamples:
+        """All samples of one kind of device."""
+        rows = np.concatenate(self.memory) if self.memory else np.empty((0, 3))
+        on_device = rows[:, 2] != CPU_DEVICE_TYPE
+        rows = rows[on_device] if on_device.any() else rows
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return MemorySamples(np.rint((rows[:, 0] - origin_us) * 1000).astype(np.int64), rows[:, 1].astype(np.int64))
+
     def events(self) -> tuple[float, Events]:
         """The origin in microseconds, and all blocks as one table."""
         if not self.blocks:
@@ -209,6 +238,15 @@ def _arguments(event: RawEvent) -> EventArguments:
         return msgspec.convert(arguments, EventArguments, strict=False)
     except msgspec.ValidationError:
         return EventArguments()
+
+
+def _memory_sample(event: RawEvent) -> tuple[float, int, int] | None:
+    """Time, allocated bytes and device type; None if one of them is not valid."""
+    arguments = _arguments(event)
+    if event.ts is None or not abs(event.ts) < MAX_TIME_US:
+        return None
+    allocated, device_type = _parse_id(arguments.allocated), _parse_id(arguments.device_type)
+    return (event.ts, allocated, device_type) if 0 <= allocated < 1 << 53 and 0 <= device_type < 1 << 31 else None
 
 
 _DTYPE_BYTES = {
