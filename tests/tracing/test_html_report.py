@@ -27,6 +27,13 @@ def test_the_page_has_no_scripts_or_external_resources_and_is_well_formed(tmp_pa
     assert "prefers-color-scheme: dark" in text
 
 
+def test_a_process_without_a_process_group_has_no_backend(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    for rank in (0, 1):
+        traced_by(folder, rank=rank, distributedInfo={"backend": "none", "rank": rank, "world_size": 2})
+    assert build(folder).summary.backend is None
+
+
 def traced_by(folder: Path, *events: Event, rank: int = 0, **header: object) -> None:
     """Replace the trace of a rank."""
     document = json.loads(trace_text([step(20, 0, 1000), *events], rank=rank, world_size=2)) | header

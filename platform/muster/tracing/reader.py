@@ -287,7 +287,7 @@ def _distributed(header: TraceHeader) -> tuple[int | None, int | None, str | Non
     return (
         rank if isinstance(rank, int) and rank >= 0 else None,
         world if isinstance(world, int) and world > 0 else None,
-        backend if isinstance(backend, str) else None,
+        backend if isinstance(backend, str) and backend != "none" else None,  # of a process without a process group
     )
 
 
