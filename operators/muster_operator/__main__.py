@@ -41,9 +41,12 @@ from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.visibility.server import VisibilityServer
+from muster_operator.visibility.state_source import StateSource
 from muster_operator.write_queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
+_VISIBILITY_RATE_LIMITS = ApiRateLimits(in_flight=16, per_s=200.0, burst=400)
 _LEASE_RATE_LIMITS = ApiRateLimits(in_flight=2, per_s=20.0, burst=20)
 
 
@@ -54,7 +57,14 @@ class ComponentExited(MusterError):
 class Operator:
     """All components of the operator."""
 
-    def __init__(self, settings: Settings, api: AsyncKubeClient, fence: Fence, metrics: OperatorMetrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        api: AsyncKubeClient,
+        fence: Fence,
+        metrics: OperatorMetrics,
+        visibility_api: AsyncKubeClient | None = None,
+    ) -> None:
         self._settings = settings
         self._fence = fence
         self._election = fence.election
@@ -125,6 +135,11 @@ class Operator:
             )
         )
 
+        self._visibility = None
+        if visibility_api is not None:
+            source = StateSource(cache, self._leader, settings.identity, self._informers.unsynced, fence)
+            self._visibility = VisibilityServer(settings.visibility, visibility_api, source.state)
+
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.
 
@@ -143,6 +158,8 @@ class Operator:
         }
         if self._heartbeat_poller is not None:
             parts["collectors"] = self._heartbeat_poller.run
+        if self._visibility is not None:
+            parts["visibility"] = self._visibility.run
         if self._election is not None:
             parts["lease"] = self._election.run
         self._informers.start()
@@ -293,7 +310,12 @@ async def run_operator(settings: Settings, config: ClientConfig) -> None:
                 outages=outages,
             )
         )
-        operator = Operator(settings, api, fence, metrics)
+        visibility_api = None
+        if settings.visibility.address:
+            visibility_api = await stack.enter_async_context(
+                AsyncKubeClient(config, _VISIBILITY_RATE_LIMITS, count=metrics.count_call)
+            )
+        operator = Operator(settings, api, fence, metrics, visibility_api)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

@@ -44,6 +44,7 @@ class LeaderTerm:
     id: str = field(default_factory=lambda: secrets.token_hex(3))
     cycles: int = 0
     last_cycle: CycleResult | None = None
+    last_cycle_id: str = ""
     paused: frozenset[str] = frozenset()  # jobs that the last cycle left out
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
@@ -165,6 +166,7 @@ class Leader:
         decide_s = time.monotonic() - began
         self._metrics.cycles.inc()
         self._metrics.scheduling_s.observe(decide_s)
+        term.last_cycle_id = CYCLE.get() or ""
         term.last_cycle, term.min_interval_s = cycle, min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * decide_s)
         observe_s = observed_at - began
         return cycle, CycleDurations(observe_s, decide_s - observe_s - cycle.plan_s, cycle.plan_s)

@@ -19,6 +19,7 @@ from muster.kube.lease import LeaseTimes
 from muster_operator.cache.cluster_cache import CollectorSettings
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
+from muster_operator.visibility.server import VisibilitySettings
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -51,6 +52,7 @@ class Settings:
     progress_interval_s: float
     snapshot_dir: Path
     log_level: str
+    visibility: VisibilitySettings = VisibilitySettings()
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:
@@ -162,6 +164,19 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         help="directory to which SIGUSR1 writes the newest snapshot (default: %(default)s)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
+    add(
+        "--visibility-listen",
+        metavar="HOST:PORT",
+        default="",
+        help="address of the read API for the API server's aggregation layer (default: not served)",
+    )
+    add(
+        "--visibility-tls-dir",
+        metavar="DIR",
+        type=Path,
+        default=VisibilitySettings().tls_folder,
+        help="directory with tls.crt and tls.key of that address (default: %(default)s)",
+    )
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_duration_seconds, flags.renew_deadline_seconds, flags.retry_period_seconds)
@@ -171,7 +186,10 @@ def parse_flags(argv: Sequence[str]) -> Settings:
             f"{times.renew_deadline_s:g}, "
             f"and that above --retry-period-seconds {times.retry_s:g}"
         )
-    for flag, address in (("--listen", flags.listen), ("--listen-local", flags.listen_local)):
+    addresses = {"--listen": flags.listen, "--listen-local": flags.listen_local}
+    if flags.visibility_listen:
+        addresses["--visibility-listen"] = flags.visibility_listen
+    for flag, address in addresses.items():
         if not address.rpartition(":")[2].isdecimal():
             parser.error(f"{flag} must be HOST:PORT, such as 127.0.0.1:8080; got {address!r}")
     if flags.listen_local.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
@@ -193,6 +211,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         progress_interval_s=flags.progress_interval_seconds,
         snapshot_dir=flags.snapshot_dir,
         log_level=flags.log_level,
+        visibility=VisibilitySettings(flags.visibility_listen, flags.visibility_tls_dir),
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class MemoryClient:
     kept_jobs: dict[str, TrainingJob] = field(default_factory=dict)
     kept_queues: dict[str, Queue] = field(default_factory=dict)
     queue_rows: list[dict[str, Any]] = field(default_factory=list)
+    kept_notices: list[str] = field(default_factory=list)
     node_rows: list[dict[str, Any]] = field(default_factory=list)
     kept_events: list[dict[str, Any]] = field(default_factory=list)
     stored_heartbeats: list[dict[str, Any]] = field(default_factory=list)
@@ -134,6 +135,12 @@ class MemoryClient:
         """What the first call returns is deleted before the second."""
         jobs, self.on_nodes = self.on_nodes, []
         return [self.kept_jobs[name] for name in jobs]
+
+    def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
+        return self.job(name, namespace)
+
+    def notices(self) -> list[str]:
+        return self.kept_notices
 
     def queues(self) -> list[dict[str, Any]]:
         return self.queue_rows

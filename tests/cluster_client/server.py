@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import ClientConfig
 from muster.kube.sync_client import KubeClient
+from muster.visibility.types import BASE_PATH
 
 Json = dict[str, Any]
 Fault = Callable[["Handler"], None]
@@ -117,6 +118,8 @@ class Handler(BaseHTTPRequestHandler):
             if path in self.kept.objects:
                 return 409, {"kind": "Status", "reason": "AlreadyExists", "message": "already exists"}
             return 201, self.body if dry else self.kept.put(path, self.body)
+        if path.startswith(BASE_PATH) and path not in self.kept.objects:  # the read API is not installed
+            return 404, {"kind": "Status", "reason": "NotFound", "message": "404 page not found"}
         if self.command == "GET" and re.search(r"/[a-z]+s$", path) and path not in self.kept.objects:
             return 200, {"kind": "List", "metadata": {}, "items": self.kept.of_collection(path)}
         if path not in self.kept.objects:
@@ -209,6 +212,11 @@ def unanswered(handler: Handler) -> None:
     """What is asked is done, and the answer is lost."""
     handler.do(urlsplit(handler.path).path, dry=False)
     handler.hang_up()
+
+
+def unavailable(handler: Handler) -> None:
+    """The aggregated API has no endpoint: the operator is down."""
+    handler.say(503, {"kind": "Status", "reason": "ServiceUnavailable", "message": "no endpoints available"})
 
 
 def forbidden(handler: Handler) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 from tests.helm.conftest import CHART, ROOT, Render, Run
 from tools.version import version
 
 from muster.api.spec import Flavor, Queue
+from muster.visibility.requests import RESOURCES
 from muster_operator.settings import parse_flags
 
 Object = dict[str, Any]
@@ -254,7 +257,8 @@ def test_pod_groups_add_their_flag_and_rule_only_if_enabled(render: Render) -> N
 
 def test_the_security_page_lists_every_rule_of_the_operator(render: Render) -> None:
     """Each rule of the chart with all options enabled is a row of the table: group, resources, verbs."""
-    items = render("operator.podGroups=true", "collector.image.repository=registry.example.com/trainer")
+    options = ("operator.podGroups=true", "collector.image.repository=registry.example.com/trainer")
+    items = render(*options, "visibility.enabled=true")
     given = [
         rule
         for kind in ("ClusterRole", "Role")
@@ -314,3 +318,47 @@ def test_values_of_the_docs_render(helm: Run, tmp_path: Path, values: str) -> No
     for item in yaml.safe_load_all(done.stdout):
         if item and item["kind"] in models:
             models[item["kind"]].model_validate({"metadata": {"name": "x"}, "spec": item["spec"]})
+
+
+def test_the_read_api_is_off_by_default_and_one_value_turns_it_on(render: Render) -> None:
+    before, items = render(), render("visibility.enabled=true")
+    assert {item["kind"] for item in items} - kinds(before) == {"APIService", "RoleBinding", "Secret"} - kinds(before)
+    settings = parse_flags(operator(items)["args"])
+    ports = {port["name"]: port["containerPort"] for port in operator(items)["ports"]}
+    assert settings.visibility.address == f"0.0.0.0:{ports['visibility']}"
+    assert parse_flags(operator(before)["args"]).visibility.address == ""
+    (mounted,) = (one for one in operator(items)["volumeMounts"] if one["name"] == "visibility")
+    assert str(settings.visibility.tls_folder) == mounted["mountPath"]
+    service, secret, registered = one(items, "Service"), one(items, "Secret"), one(items, "APIService")["spec"]
+    assert registered["service"] == {"name": service["metadata"]["name"], "namespace": "muster-system", "port": 443}
+    assert {port["port"]: port["targetPort"] for port in service["spec"]["ports"]}[443] == "visibility"
+    assert registered["caBundle"] == secret["data"]["ca.crt"]
+    (granted,) = (rule for rule in one_named(items, "m-muster-visibility")["rules"])
+    assert (granted["apiGroups"], granted["verbs"]) == (["visibility.muster.dev"], ["get", "list"])
+    assert set(granted["resources"]) == set(RESOURCES)
+
+
+def one_named(items: list[Object], name: str) -> Object:
+    (found,) = (item for item in items if item["metadata"]["name"] == name and item["kind"] == "ClusterRole")
+    return found
+
+
+def test_a_certificate_of_ones_own_replaces_that_of_the_chart(render: Render, helm: Run) -> None:
+    own = ("visibility.enabled=true", "visibility.tls.secretName=mine")
+    items = render(*own, "visibility.tls.caBundle=Q0E=")
+    assert "Secret" not in kinds(items)
+    assert one(items, "APIService")["spec"]["caBundle"] == "Q0E="
+    volumes = one(items, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert [volume["secret"]["secretName"] for volume in volumes if "secret" in volume] == ["mine"]
+    refused = helm("template", *(f"--set={value}" for value in ("image.repository=x", *own)))
+    assert "visibility.tls.caBundle: must be the CA" in refused.stderr
+    annotated = render(*own, r"visibility.annotations.cert-manager\.io/inject-ca-from=muster-system/mine")
+    assert "caBundle" not in one(annotated, "APIService")["spec"]
+
+
+def test_the_certificate_of_the_chart_is_for_the_name_that_the_api_server_verifies(render: Render) -> None:
+    data = one(render("visibility.enabled=true"), "Secret")["data"]
+    authority, served = (x509.load_pem_x509_certificate(b64decode(data[name])) for name in ("ca.crt", "tls.crt"))
+    served.verify_directly_issued_by(authority)
+    names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["m-muster-operator.muster-system.svc"]

@@ -11,6 +11,11 @@
 {{ include "muster.name" . }}-operator
 {{- end }}
 
+{{/* The Secret with the certificate of the read API. */}}
+{{- define "muster.visibilitySecret" -}}
+{{ .Values.visibility.tls.secretName | default (printf "%s-visibility" (include "muster.operator" .)) }}
+{{- end }}
+
 {{- define "muster.serviceAccount" -}}
 {{ .Values.serviceAccount.name | default (include "muster.operator" .) }}
 {{- end }}

@@ -19,6 +19,11 @@ reject part of the release. Each message has the field, its value, and what is v
 {{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- with .Values.visibility -}}
+{{- if and .enabled .tls.secretName (not .tls.caBundle) (not .annotations) -}}
+{{- fail (printf "visibility.tls.caBundle: must be the CA of the certificate in Secret %q, in base64, unless visibility.annotations let another program set it" .tls.secretName) -}}
+{{- end -}}
+{{- end -}}
 {{- include "muster.validateFlags" . -}}
 {{- $own := include "muster.labels" . | fromYaml -}}
 {{- range $field, $keys := dict "operator.podLabels" .Values.operator.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
@@ -67,6 +72,8 @@ reject part of the release. Each message has the field, its value, and what is v
   "collector-store-secret" "collector.store.secretName"
   "heartbeat-interval-seconds" "collector.heartbeatIntervalSeconds"
   "progress-interval-seconds" "collector.progressIntervalSeconds"
+  "visibility-listen" "visibility.enabled"
+  "visibility-tls-dir" "visibility.tls.secretName"
 -}}
 {{- range .Values.operator.extraArgs -}}
 {{- $flag := . | splitList "=" | first | trimPrefix "--" -}}

@@ -12,6 +12,7 @@ from muster.api import spec
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
+from muster.visibility.preemptions import PreemptionLog
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
@@ -122,7 +123,10 @@ class ClusterCache:
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
-        self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, most_template_bytes)
+        self.preemptions = PreemptionLog()
+        self.jobs = JobCache(
+            requirements, self.pods.set_visible, changed, specs, most_template_bytes, self.preemptions.observe
+        )
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
         self.namespaces = NameIndex[V1Namespace, Mapping[str, str]](namespace_labels, changed)
@@ -147,6 +151,22 @@ class ClusterCache:
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
             pod_rejections=self.jobs.rejections(),
+            decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
+        )
+
+    def read_state(self) -> ObservedState:
+        """All objects now, for readers: also jobs that the engine does not see yet, and without heartbeats. Changes
+        nothing of what `observe` reports."""
+        visible = {job.metadata.uid: job for job in self.jobs.visible()}
+        return ObservedState(
+            now=self._clock(),
+            nodes=self.nodes.views(),
+            flavors=self.flavors.all(),
+            queues=self.queues.all(),
+            jobs=tuple(visible.get(known.uid, known.job) for known in self.jobs.all()),
+            pods=self.pods.views(),
+            namespaces=self.namespaces.values(),
+            priority_classes=self.priority_classes.values(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
 

@@ -44,7 +44,7 @@ class _Entry:
 
 class JobCache:
     """Event handler and cache of TrainingJobs. `set_visible(uid, visible)` is called when visibility changes, `changed`
-    on any change."""
+    on any change, `on_status` with every new state of a job."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class JobCache:
         changed: Callable[[], None],
         specs: SpecCache,
         most_template_bytes: int = MOST_BYTES,
+        on_status: Callable[[spec.TrainingJob], None] = lambda job: None,
     ) -> None:
+        self._on_status = on_status
         self._requirements = requirements
         self._set_visible = set_visible
         self._changed = changed
@@ -227,6 +229,7 @@ class JobCache:
                 if not self._uids_by_template[used]:
                     del self._uids_by_template[used]
         if new is not None:
+            self._on_status(new.job)
             entry = self._by_uid.setdefault(new.uid, _Entry(new))
             entry.known = new
             for used in () if same and same_templates else _template_keys(new):

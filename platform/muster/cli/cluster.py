@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from muster.cli.options import PATH, SectionedGroup, connect, json_option
-from muster.cli.output import console, print_json, print_renderable
+from muster.cli.output import console, print_json, print_notices, print_renderable
 from muster.client import ClusterClient
 from muster.text import format_duration, parse_duration, pluralize
 
@@ -32,6 +32,7 @@ def queues(follow: bool, as_json: bool) -> None:
 
     client = connect()
     rows = cast("list[QueueTableRow]", client.queues())
+    print_notices(client)
     if as_json:
         print_json(rows)
     elif not rows:
@@ -54,7 +55,9 @@ def nodes(as_json: bool) -> None:
     """Show the nodes: flavor, used resources, state."""
     from muster.cli.views.queues import node_table
 
-    rows = cast("list[NodeTableRow]", connect().nodes())
+    client = connect()
+    rows = cast("list[NodeTableRow]", client.nodes())
+    print_notices(client)
     if as_json:
         print_json(rows)
     else:

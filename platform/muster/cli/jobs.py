@@ -20,7 +20,7 @@ from muster.cli.options import (
     selected_context,
     split_job_name,
 )
-from muster.cli.output import console, print_json, print_note, print_renderable, usage_error
+from muster.cli.output import console, print_json, print_note, print_notices, print_renderable, usage_error
 from muster.client import ClusterClient
 from muster.text import format_duration, pluralize
 
@@ -51,6 +51,7 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
     of = None if all_namespaces else namespace or default_list_namespace()
     client = connect()
     listing = client.job_list(of)
+    print_notices(client)
     jobs = [
         job
         for job in listing.jobs
@@ -137,7 +138,8 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
     from muster.tracing.trackers import find_trackers
 
     client, (name, space) = connect(), split_job_name(job, namespace)
-    found = client.job(name, space)
+    found = client.live_job(name, space)
+    print_notices(client)
     if as_json:
         print_json([found])
         return

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+    from muster.client import ClusterClient
+
 _PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # with FORCE_COLOR, colour codes end after the blanks
 
 
@@ -142,6 +144,12 @@ def console() -> Console:
 def print_note(text: str) -> None:
     """Print a note or warning on stderr."""
     print(sanitize(text), file=sys.stderr, flush=True)
+
+
+def print_notices(client: ClusterClient) -> None:
+    """Print what a client could not find out."""
+    for notice in client.notices():
+        print_note(f"note: {notice}")
 
 
 def print_text(text: str) -> None:

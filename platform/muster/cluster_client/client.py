@@ -13,6 +13,7 @@ from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import Replica, read_log
+from muster.cluster_client.read_api import OperatorReader
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
@@ -37,6 +38,7 @@ class KubernetesClusterClient:
 
     def __init__(self, kube_client: KubeClient) -> None:
         self._kube_client = kube_client
+        self._operator = OperatorReader(kube_client)
         self._heartbeats: dict[tuple[str, str], tuple[float, list[dict[str, Any]]]] = {}  # when they were read
         self.namespace = kube_client.config.namespace
         """The namespace of jobs that name none: that of the kubeconfig's context."""
@@ -94,12 +96,23 @@ class KubernetesClusterClient:
         return self.job_list(namespace).jobs
 
     def job_list(self, namespace: str | None = None) -> JobList:
-        """The same, and those that cannot be read."""
-        return queries.list_jobs(self._kube_client, namespace)
+        """The same, and those that cannot be read; pending ones with positions of the last cycle where the operator
+        answers. All namespaces are those that the user may read, if the operator answers which these are."""
+        found = queries.list_readable_jobs(self._kube_client, self._operator, namespace)
+        return self._operator.with_live_waits(found, namespace)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         """One job."""
         return queries.get_job(self._kube_client, name, namespace)
+
+    def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
+        """One job, if it is pending with its position of the last cycle where the operator answers."""
+        return self._operator.with_live_wait(self.job(name, namespace))
+
+    def notices(self) -> list[str]:
+        """What was not known in the calls so far, in sentences; each one once."""
+        found, self._operator.notices = self._operator.notices, []
+        return found
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Cancel a job; its record is kept."""
@@ -122,7 +135,7 @@ class KubernetesClusterClient:
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.tables`)."""
-        return queries.queue_table_rows(self._kube_client)
+        return queries.queue_table_rows(self._kube_client, self._operator)
 
     def node_views(self) -> tuple[NodeView, ...]:
         """The nodes."""
@@ -130,7 +143,7 @@ class KubernetesClusterClient:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes as rows."""
-        return queries.node_table_rows(self._kube_client)
+        return queries.node_table_rows(self._kube_client, self._operator)
 
     def drain(self, node: str) -> list[TrainingJob]:
         """Drain a node: its jobs move away after a checkpoint and no job is placed there. Returns the jobs on it. The
@@ -151,7 +164,7 @@ class KubernetesClusterClient:
     def jobs_on_node(self, node: str) -> list[TrainingJob]:
         """Jobs with pods on a node, terminating ones included. Raises `ClusterError` WrongVersion for a job that cannot
         be decoded, since the node is then not known to be empty."""
-        return nodes.jobs_on_node(self.job_list(None), node)
+        return nodes.jobs_on_node(queries.list_jobs(self._kube_client, None), node)
 
     def snapshot(self) -> bytes:
         """A scheduling snapshot of the current state, for `muster replay`."""

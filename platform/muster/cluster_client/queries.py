@@ -13,6 +13,7 @@ from muster.client import JobList
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
 from muster.cluster_client.nodes import is_not_forbidden, list_nodes, list_nodes_if_allowed
+from muster.cluster_client.read_api import NO_OPERATOR, OperatorReader
 from muster.errors import MusterError, NotFound, Refused
 from muster.kube.convert import read_object
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
@@ -40,6 +41,21 @@ def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
     return decode_jobs(kube_client.list_items(TRAINING_JOBS.path(namespace)))
 
 
+def list_readable_jobs(kube_client: KubeClient, operator: OperatorReader, namespace: str | None) -> JobList:
+    """The jobs of a namespace; of all namespaces, or where the user may not list these, of those that the operator says
+    are readable. Raises `Refused` Forbidden if it does not."""
+    try:
+        return list_jobs(kube_client, namespace)
+    except Refused as error:
+        names = operator.namespaces() if namespace is None and not is_not_forbidden(error) else None
+        if names is None:
+            raise
+    parts = [list_jobs(kube_client, name) for name in names]
+    jobs = [job for part in parts for job in part.jobs]
+    jobs.sort(key=lambda job: (job.metadata.creation_timestamp or 0.0, job.metadata.name))
+    return JobList(jobs, [item for part in parts for item in part.unreadable])
+
+
 def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
     """One job. Raises `NotFound` with the nearest name."""
     try:
@@ -48,18 +64,25 @@ def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
         raise job_not_found(kube_client, name, namespace) from error
 
 
-def queue_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
-    """Rows of the queue tree. Usage is computed from the jobs of all namespaces: raises `Refused` Forbidden if the user
-    may not list them. Nodes are optional."""
-    every = _list_all_jobs(kube_client)
+def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[dict[str, Any]]:
+    """Rows of the queue tree, from the operator. If it does not answer, usage is computed from the jobs of all
+    namespaces: raises `Refused` Forbidden if the user may not list them. Nodes are then optional."""
+    rows = operator.queue_rows()
+    if rows is not None:
+        return rows
+    every = _list_all_jobs(kube_client, operator)
     state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
     return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), state.decode_errors.queues)
 
 
-def node_table_rows(kube_client: KubeClient) -> list[dict[str, Any]]:
-    """Rows of the nodes, with the pods that jobs have on them."""
+def node_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[dict[str, Any]]:
+    """Rows of the nodes, with the pods that jobs have on them, from the operator. If it does not answer, from the nodes
+    and the jobs of all namespaces."""
+    rows = operator.node_rows()
+    if rows is not None:
+        return rows
     views = list_nodes(kube_client)
-    every = _list_all_jobs(kube_client)
+    every = _list_all_jobs(kube_client, operator)
     state = _observed_state(kube_client, every, views)
     pods: dict[str, list[str]] = {}
     for job in every:
@@ -89,7 +112,7 @@ def check_can_list_all_jobs(kube_client: KubeClient) -> None:
     kube_client.get(TRAINING_JOBS.path(), {"limit": "1"})
 
 
-def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
+def _list_all_jobs(kube_client: KubeClient, operator: OperatorReader | None = None) -> list[TrainingJob]:
     try:
         return list_jobs(kube_client, None).jobs
     except Refused as error:
@@ -98,6 +121,8 @@ def _list_all_jobs(kube_client: KubeClient) -> list[TrainingJob]:
         message = (
             "usage is computed from the jobs of all namespaces, which you may not list; see instead: kubectl get mq"
         )
+        if operator is not None and operator.notices:
+            message = f"{NO_OPERATOR}, and {message}"
         raise Refused(f"{message} ({error})", reason="Forbidden") from error
 
 

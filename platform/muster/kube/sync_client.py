@@ -61,8 +61,9 @@ class KubeClient:
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = APPLICATION_JSON,
+        attempts: int = MAX_ATTEMPTS,
     ) -> JsonObject:
-        """One request, retried on 429 and 503.
+        """One request, retried on 429 and 503 up to `attempts`.
 
         Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) for the server's error responses;
         `ClusterError` if it does not answer, does not authenticate the user, or does not serve Muster's API, and
@@ -71,7 +72,7 @@ class KubeClient:
         url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
         code, answer, retry_after = self._attempt(method, url, payload, content_type)
-        for _ in range(MAX_ATTEMPTS - 1):
+        for _ in range(attempts - 1):
             if code not in RETRY_CODES:
                 break
             time.sleep(retry_delay_s(retry_after))

@@ -158,6 +158,14 @@ class LocalClient:
         """One job."""
         return TrainingJob.model_validate(self._daemon.request("GET", _job_url(namespace, name))["job"])
 
+    def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
+        """The same: a job of the daemon always has its position of the last cycle."""
+        return self.job(name, namespace)
+
+    def notices(self) -> list[str]:
+        """Empty: the daemon knows everything."""
+        return []
+
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Cancel a job; its record is kept."""
         return self._patch(name, namespace, {"cancel": True})

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
+from pydantic import BaseModel, ValidationError
+
+from muster.errors import ClusterError
 from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList
 
 T = TypeVar("T", bound=Item)
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,15 @@ class Listing(Generic[T]):
     source: DataSource
 
 
+def decode(model: type[M], answer: Any) -> M:
+    """The answer as this type. Raises `ClusterError` WrongVersion for one of another version."""
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        message = f"the answer is no {model.__name__} of this version: {error.errors()[0]['msg']}"
+        raise ClusterError(message, reason="WrongVersion") from error
+
+
 def read_list(
     get: Callable[[str], Any],
     plural: str,
@@ -27,14 +40,14 @@ def read_list(
     namespace: str | None = None,
     selector: Mapping[str, str] | None = None,
 ) -> Listing[Any]:
-    """All pages. `get` answers the path and query of a URL with decoded JSON, and raises as its caller expects."""
+    """All pages. `get` answers the path and query of a URL with decoded JSON. Raises as `get` and `decode` do."""
     prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
     items: list[Any] = []
     query: dict[str, str] = {}
     if selector:
         query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
     while True:
-        found = page.model_validate(get(f"{BASE_PATH}{prefix}/{plural}{'?' if query else ''}{urlencode(query)}"))
+        found = decode(page, get(f"{BASE_PATH}{prefix}/{plural}{'?' if query else ''}{urlencode(query)}"))
         items += found.items
         if not found.metadata.continue_token:
             return Listing(items, found.source)

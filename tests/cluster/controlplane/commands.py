@@ -10,6 +10,8 @@ from pathlib import Path
 
 # KWOK's nodes have no heartbeat here: a node is unhealthy when a test says so and not when the machine is slow.
 NODE_GRACE = "240h"
+PROXY = "front-proxy-client"
+"""The name in the certificate with which the API server passes requests to aggregated APIs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Layout:
         return self.folder / "tokens.csv"
 
     @property
+    def proxy(self) -> Path:
+        """The CA, certificate and key with which the API server passes requests to aggregated APIs."""
+        return self.folder / "proxy"
+
+    @property
     def log(self) -> Path:
         """What every pod has logged."""
         return self.folder / "pods.log"
@@ -117,6 +124,14 @@ def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False,
         "--disable-admission-plugins=TaintNodesByCondition",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",
+        # The aggregation layer, as kubeadm sets it up.
+        f"--requestheader-client-ca-file={layout.proxy / 'ca.crt'}",
+        f"--requestheader-allowed-names={PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={layout.proxy / PROXY / 'tls.crt'}",
+        f"--proxy-client-key-file={layout.proxy / PROXY / 'tls.key'}",
     ]
     if readable:
         flags.append("--storage-media-type=application/json")

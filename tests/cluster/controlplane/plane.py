@@ -24,6 +24,7 @@ from tests.cluster.controlplane import commands, nodes, stages
 from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Binary, ensure
+from tests.cluster.controlplane.certificates import Authority
 from tests.cluster.controlplane.clients import run_client, write_log
 from tests.cluster.controlplane.commands import Layout
 from tests.cluster.controlplane.supervised import Supervised
@@ -100,6 +101,8 @@ class ControlPlane:
     def _start(self) -> None:
         layout = self._layout
         write_key(layout.key)
+        self.proxy_authority = Authority(layout.proxy, "front-proxy-ca")
+        self.proxy_authority.issue(commands.PROXY)
         for user, groups in {ADMIN: (MASTERS,), **PEOPLE}.items():
             self._users.add(user, groups)
         self._run("etcd", commands.etcd(layout), leftover=layout.data)

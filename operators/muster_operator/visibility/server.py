@@ -1,0 +1,140 @@
+"""The aggregated API: discovery, authentication, authorization and bounds around `muster.visibility`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kube.async_client import AsyncKubeClient
+from muster.visibility.discovery import accepts_table, discovery_documents, status_object, to_table
+from muster.visibility.lists import answer, namespaces_in
+from muster.visibility.requests import ReadRequest, parse_request
+from muster.visibility.state import ReadState
+from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer
+from muster_operator.visibility.listener import TlsListener
+from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderConfig, User
+
+_LOG = logging.getLogger("muster.operator")
+REFRESH_S = 30.0  # between looks at the certificate's files and at the ConfigMap
+_CONCURRENT, _MAX_OPEN = 4, 64  # answers being made, requests in progress
+_TIMEOUT_S = 20.0
+_CLUSTER_SCOPED = {"queues": LIST_QUEUES, "nodes": LIST_NODES}
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilitySettings:
+    """`address` empty: the API is not served. `tls_folder` has tls.crt and tls.key."""
+
+    address: str = ""
+    tls_folder: Path = Path("/etc/muster/visibility")
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+class VisibilityServer:
+    """Answers the API server's proxy. `state` returns what is known now, and raises `ClusterError` if that is not
+    everything yet. `api` has rate limits of its own, so that readers do not delay scheduling."""
+
+    def __init__(self, settings: VisibilitySettings, api: AsyncKubeClient, state: Callable[[], ReadState]) -> None:
+        self._settings = settings
+        self._api = api
+        self._state = state
+        self._access = AccessReviewer(api)
+        self._slots = asyncio.Semaphore(_CONCURRENT)
+        self._open = 0
+        self._config: RequestHeaderConfig | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises `ClusterError` or OSError if it cannot begin; later failures to read the
+        ConfigMap or the files are logged, and the last ones are used."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        listener = TlsListener(runner, self._settings.address, self._settings.tls_folder)
+        try:
+            await self._refresh(listener)
+            while True:
+                await asyncio.sleep(REFRESH_S)
+                try:
+                    await self._refresh(listener)
+                except (ClusterError, OSError) as error:
+                    _LOG.warning("read API: certificates not refreshed", extra={"why": str(error)})
+        finally:
+            await runner.cleanup()
+
+    async def _refresh(self, listener: TlsListener) -> None:
+        found = msgspec.json.decode(await self._api.get(CONFIG_MAP), type=_ConfigMap)
+        config = RequestHeaderConfig.from_config_map(found.data or {})
+        self._config = config
+        if await listener.serve(config.client_ca):
+            _LOG.info("read API: serving", extra={"address": self._settings.address})
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        transport = request.transport
+        certificate = None if transport is None else transport.get_extra_info("peercert")
+        user = None if self._config is None else self._config.authenticate(certificate, request.headers.items())
+        if user is None:
+            return _status(401, "Unauthorized", "requests must come through the API server")
+        if request.method != "GET":
+            return _status(405, "MethodNotAllowed", f"the read API has only GET; got {request.method[:20]}")
+        if self._open >= _MAX_OPEN:
+            busy = _status(429, "TooManyRequests", f"{_MAX_OPEN} requests are in progress; retry")
+            busy.headers["Retry-After"] = "1"
+            return busy
+        self._open += 1
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await self._answer(user, request)
+        except TimeoutError:
+            return _status(504, "Timeout", f"no answer within {_TIMEOUT_S:g} s")
+        except InvalidSpec as error:
+            return _status(400, "BadRequest", str(error))
+        except NotFound as error:
+            return _status(404, "NotFound", str(error))
+        except ClusterError as error:
+            return _status(503, "ServiceUnavailable", str(error))
+        finally:
+            self._open -= 1
+
+    async def _answer(self, user: User, request: web.Request) -> web.Response:
+        document = discovery_documents().get(request.path.rstrip("/"))
+        if document is not None:
+            return _json(msgspec.json.encode(document))
+        wanted = parse_request(request.raw_path)
+        permission = _CLUSTER_SCOPED.get(wanted.resource.plural)
+        if permission is not None and not await self._access.is_allowed(user, permission):
+            group = f".{permission.group}" if permission.group else ""
+            message = f"user {user.name!r} cannot list {permission.resource}{group}"
+            return _status(403, "Forbidden", message)
+        state = self._state()
+        readable = await self._access.readable_namespaces(user, namespaces_in(state, wanted))
+        as_table = accepts_table(request.headers.get("Accept", ""))
+        async with self._slots:
+            return _json(await asyncio.to_thread(_encode, state, wanted, readable, as_table))
+
+
+def _encode(state: ReadState, request: ReadRequest, readable: frozenset[str], as_table: bool) -> bytes:
+    found = answer(state, request, readable.__contains__)
+    if as_table:
+        return msgspec.json.encode(to_table(found, state.observed.now))
+    return found.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def _json(body: bytes, code: int = 200) -> web.Response:
+    return web.Response(body=body, status=code, content_type="application/json")
+
+
+def _status(code: int, reason: str, message: str) -> web.Response:
+    found: dict[str, Any] = status_object(code, reason, message)
+    return _json(msgspec.json.encode(found), code)

@@ -1,0 +1,106 @@
+"""Queues, nodes and jobs from the operator's read API, and what is shown while it does not answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Server, forbidden, unavailable
+from tests.state.observed_states import admitted, named
+from tests.visibility.states import in_namespace, leader, read, two_queues
+
+from muster.errors import Refused
+from muster.model import Wait
+from muster.visibility.types import BASE_PATH
+
+
+def serve(server: Server, *routes: str, wait: Wait | None = None) -> None:
+    """The read API answers these routes, of an operator that has decided to let `b` wait."""
+    jobs = (in_namespace(admitted("a"), "default"), in_namespace(named("b"), "default"))
+    state = leader(two_queues(*jobs, in_namespace(named("c"), "other")), {"b": wait} if wait else {})
+    for route in routes:
+        server.objects[f"{BASE_PATH}/{route}"] = read(state, route)
+
+
+def put_job(server: Server, name: str, namespace: str = "default", **status: Any) -> None:
+    job = named(name).model_dump(mode="json", by_alias=True, exclude_none=True)
+    job["metadata"] |= {"namespace": namespace, "uid": name}
+    job["status"] |= status
+    server.objects[f"{JOBS.replace('default', namespace)}/{name}"] = job
+
+
+def test_queues_and_nodes_need_no_right_to_list_jobs(cluster: Server) -> None:
+    serve(cluster, "queues", "nodes")
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    client = cluster.client()
+    root, leaf = client.queues()
+    assert (root["name"], root["admitted"], root["waiting"], leaf["depth"]) == ("root", 1, 2, 1)
+    assert leaf["resources"][0]["used"]["nvidia.com/gpu"] == "16"
+    assert [row["name"] for row in client.nodes()] == ["n0", "n1"]
+    assert [path for _, path in cluster.asked] == [f"{BASE_PATH}/queues", f"{BASE_PATH}/nodes"]
+    assert client.notices() == []
+
+
+def test_without_the_read_api_usage_is_computed_from_the_jobs(cluster: Server) -> None:
+    client = cluster.client()
+    assert [row["name"] for row in client.queues()] == ["research"]
+    assert client.notices() == []
+
+
+def test_while_the_operator_is_down_the_command_says_what_is_not_known(cluster: Server, muster: Muster) -> None:
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    shown = muster("queues")
+    assert (shown.code, "research" in shown.out) == (0, True)
+    assert "the operator does not answer" in shown.err
+    assert "usage is computed from the jobs as they were written last" in shown.err
+    assert len([path for _, path in cluster.asked if path.startswith(BASE_PATH)]) == 1
+
+
+def test_without_operator_and_rights_the_error_names_both(cluster: Server) -> None:
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    with pytest.raises(Refused, match=r"the operator does not answer, and usage .* kubectl get mq"):
+        cluster.client().queues()
+
+
+def test_pending_jobs_have_the_position_of_the_last_cycle(cluster: Server, muster: Muster) -> None:
+    put_job(cluster, "b", queuePosition=7)
+    serve(cluster, "pendingjobs", wait=Wait("b", "QuotaExceeded", "needs 16, has 8", 3))
+    route = "namespaces/default/pendingjobs"
+    serve(cluster, route, f"{route}/b", wait=Wait("b", "QuotaExceeded", "needs 16, has 8", 3))
+    (job,) = json.loads(muster("jobs", "--json").out)
+    assert (job["status"]["queuePosition"], job["status"]["reason"]) == (3, "QuotaExceeded")
+    described = muster("describe", "b")
+    assert "number 3 in queue default" in described.out
+    assert "QuotaExceeded: needs 16, has 8" in described.out
+
+
+def test_while_the_operator_is_down_the_written_position_is_shown(cluster: Server, muster: Muster) -> None:
+    put_job(cluster, "b", queuePosition=7)
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    described = muster("describe", "b")
+    assert "number 7 in queue default" in described.out
+    assert "those that it wrote last" in described.err
+
+
+def test_all_namespaces_are_those_that_the_user_may_read(cluster: Server) -> None:
+    put_job(cluster, "b")
+    put_job(cluster, "c", "other")
+    put_job(cluster, "d", "hidden")
+    serve(cluster, "jobs", "pendingjobs")
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    assert [job.metadata.name for job in cluster.client().jobs()] == ["b", "c"]
+    del cluster.objects[f"{BASE_PATH}/jobs"]
+    with pytest.raises(Refused):
+        cluster.client().jobs()
+
+
+def test_an_answer_of_another_version_counts_as_none(cluster: Server) -> None:
+    cluster.objects[f"{BASE_PATH}/queues"] = {"items": [], "metadata": {}}
+    client = cluster.client()
+    assert [row["name"] for row in client.queues()] == ["research"]
+    (notice,) = client.notices()
+    assert "no QueueSummaryList of this version" in notice
+    assert f"{QUEUES}/research" in cluster.objects
