@@ -54,7 +54,7 @@ def test_while_the_operator_is_down_the_command_says_what_is_not_known(cluster: 
     shown = muster("queues")
     assert (shown.code, "research" in shown.out) == (0, True)
     assert "the operator does not answer" in shown.err
-    assert "usage is computed from the jobs as they were written last" in shown.err
+    assert "usage is not that of the last scheduling cycle" in shown.err
     assert len([path for _, path in cluster.asked if path.startswith(BASE_PATH)]) == 1
 
 
@@ -63,6 +63,24 @@ def test_without_operator_and_rights_the_error_names_both(cluster: Server) -> No
     cluster.fail("GET", ALL_JOBS, forbidden, times=9)
     with pytest.raises(Refused, match=r"the operator does not answer, and usage .* kubectl get mq"):
         cluster.client().queues()
+
+
+def test_without_rights_on_jobs_usage_is_that_of_the_statuses_of_queues(cluster: Server) -> None:
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    flavors = [
+        {"flavor": "h200", "used": {"cpu": "9"}, "borrowed": {"cpu": "1"}},
+        {"flavor": "t4", "used": {"cpu": "1"}},
+    ]
+    usage = {"pendingJobs": 3, "admittedJobs": 2, "flavors": flavors, "at": "2026-01-01T00:00:00Z"}
+    cluster.objects[f"{QUEUES}/research"]["status"] = {"usage": usage}
+    client = cluster.client()
+    (row,) = client.queues()
+    assert (row["waiting"], row["admitted"]) == (3, 2)
+    first, second = row["resources"]
+    assert (first["used"], first["borrowed"], first["guaranteed"]) == ({"cpu": "9"}, {"cpu": "1"}, {"cpu": "8"})
+    assert (second["flavor"], second["used"], second["guaranteed"]) == ("t4", {"cpu": "1"}, {})
+    assert "wrote into the queues last" in client.notices()[1]
 
 
 def test_pending_jobs_have_the_position_of_the_last_cycle(cluster: Server, muster: Muster) -> None:

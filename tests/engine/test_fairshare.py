@@ -99,7 +99,9 @@ def test_usage_is_written_at_most_once_a_minute() -> None:
         cluster.advance(at)
         cycle = run_cycle(cluster, engine)
         times += [
-            cluster.now for write in cycle.writes if isinstance(write, WriteQueueStatus) and write.status.fair_share
+            write.status.fair_share.at
+            for write in cycle.writes
+            if isinstance(write, WriteQueueStatus) and write.status.fair_share
         ]
     fresh = sorted(set(times))
     assert len(fresh) >= 4

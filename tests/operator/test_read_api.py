@@ -46,7 +46,7 @@ def test_a_user_sees_the_jobs_of_the_namespaces_that_the_user_may_read(tmp_path:
             assert (hidden.code, missing.code) == (404, 404)
             assert hidden.body["message"].replace("'b'", "'none'") == missing.body["message"]
             assert (await api.get(f"{BASE_PATH}/jobs", "root")).names == ["a", "c", "b"]
-            assert (await api.get(f"{BASE_PATH}/jobs", "nobody")).names == []
+            assert (await api.get(f"{BASE_PATH}/jobs", "unnamed")).names == []
 
     asyncio.run(run())
 
@@ -73,8 +73,8 @@ def test_a_header_counts_only_with_the_certificate_of_the_proxy(tmp_path: Path) 
                 await api.get(f"{BASE_PATH}/jobs", "root", certificate=stranger)
             other = await api.get(f"{BASE_PATH}/jobs", "root", certificate=api.api.authority.issue("another-client"))
             assert (other.code, other.body["reason"]) == (401, "Unauthorized")
-            nobody = await api.get(f"{BASE_PATH}/jobs", "")
-            assert (nobody.code, nobody.body["reason"]) == (401, "Unauthorized")
+            unnamed = await api.get(f"{BASE_PATH}/jobs", "")
+            assert (unnamed.code, unnamed.body["reason"]) == (401, "Unauthorized")
             assert api.api.reviews == []
             assert (await api.get(f"{BASE_PATH}/jobs", "root")).code == 200
 
@@ -128,7 +128,9 @@ def test_without_an_answer_about_rights_or_before_all_is_listed_nothing_is_shown
     assert asyncio.run(run(unsynced, False)) == "not listed yet: pods"
 
 
-def test_requests_beyond_the_limit_are_told_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_limit_are_answered_with_retry_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "_MAX_OPEN", 2)
     go, held = threading.Event(), threading.Semaphore(0)
     encode = server._encode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from muster import model
@@ -23,6 +24,7 @@ from muster.state import snapshot_of
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 
 _MAX_SUGGESTED_NAMES = 200
+_WRITTEN_USAGE = "usage is that which the operator wrote into the queues last, at most every 30 s"
 
 
 def list_queues(kube_client: KubeClient) -> list[Queue]:
@@ -66,13 +68,40 @@ def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
 
 def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[dict[str, Any]]:
     """Rows of the queue tree, from the operator. If it does not answer, usage is computed from the jobs of all
-    namespaces: raises `Refused` Forbidden if the user may not list them. Nodes are then optional."""
+    namespaces; where the user may not list them, it is that in the statuses of the queues. Raises `Refused` Forbidden
+    if these have none either. Nodes are then optional."""
     rows = operator.queue_rows()
     if rows is not None:
         return rows
-    every = _list_all_jobs(kube_client, operator)
+    try:
+        every = _list_all_jobs(kube_client, operator)
+    except Refused:
+        with contextlib.suppress(Refused):  # the user may not read queues either
+            rows = _queue_rows_of_statuses(*decoded_queues(kube_client))
+        if rows is None:
+            raise
+        operator.notices.append(_WRITTEN_USAGE)
+        return rows
     state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
     return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), state.decode_errors.queues)
+
+
+def _queue_rows_of_statuses(queues: list[Queue], errors: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    """Rows with the usage that the operator wrote into the queues; None if it wrote none."""
+    usage = {queue.metadata.name: queue.status.usage for queue in queues if queue.status.usage is not None}
+    rows = queue_rows(queues, None, {}, errors) if usage else None
+    for row in rows or ():
+        written = usage.get(row["name"])
+        flavors = {entry["flavor"]: entry | {"available": {}} for entry in row["resources"]}
+        for part in written.flavors if written is not None else ():
+            known = flavors.setdefault(
+                part.flavor, {"flavor": part.flavor, "guaranteed": {}, "limit": {}, "lend": {}, "available": {}}
+            )
+            known |= {"used": part.used, "borrowed": part.borrowed}
+        row["resources"] = list(flavors.values())
+        if written is not None:
+            row |= {"waiting": written.pending_jobs, "admitted": written.admitted_jobs}
+    return rows
 
 
 def node_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[dict[str, Any]]:

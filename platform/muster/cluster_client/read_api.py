@@ -45,14 +45,14 @@ class OperatorReader:
         """Rows of `muster.tables.QueueTableRow`."""
         return self._try(
             lambda: [queue_row(queue) for queue in self._read("queues", QueueSummaryList).items],
-            "usage is computed from the jobs as they were written last",
+            "usage is not that of the last scheduling cycle",
         )
 
     def node_rows(self) -> list[dict[str, Any]] | None:
         """Rows of `muster.tables.NodeTableRow`."""
         return self._try(
             lambda: [node_row(node) for node in self._read("nodes", NodeSummaryList).items],
-            "usage is computed from the jobs as they were written last",
+            "usage is not that of the last scheduling cycle",
         )
 
     def namespaces(self) -> list[str] | None:

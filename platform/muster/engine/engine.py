@@ -11,7 +11,9 @@ import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from muster.api.spec import QueueUsageStatus
 from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
+from muster.engine.queue_usage import QueueUsageThrottle
 from muster.engine.status_updater import StatusUpdater
 from muster.engine.status_writes import (
     WaitStatusThrottle,
@@ -74,6 +76,7 @@ class Engine:
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
         self._wait_throttle = WaitStatusThrottle(status_refresh_s)
+        self._usage_throttle = QueueUsageThrottle()
         self._state = ClusterState()
         self._planner_cache: PlannerCache | None = None
 
@@ -124,13 +127,14 @@ class Engine:
         _record_priorities(updater, observed.priority_classes)
         # 4. Order the writes.
         phases, deferred = write_phases(updater.updates.values())
-        object_writes = self._object_writes(observed, built, planned.cache)
+        queue_usage, usage_due = self._queue_usage(observed, built.snapshot)
+        object_writes = self._object_writes(observed, built, planned.cache, queue_usage)
         if object_writes:
             phases.append(tuple(ObjectWrites("", (write,)) for write in object_writes))
         for uid, wake_at in updater.wake_times.items():
             state.jobs[uid].reconcile_at = NEVER if wake_at is None else wake_at
             state.schedule(uid)
-        times = (state.timers.next_time(), built.wake_at, refresh_at, self._next_tick(now))
+        times = (state.timers.next_time(), built.wake_at, refresh_at, usage_due, self._next_tick(now))
         wake_at = now if updater.needs_another_cycle else min((at for at in times if at is not None), default=None)
         return CycleResult(tuple(phases), deferred, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
 
@@ -172,7 +176,21 @@ class Engine:
             self._state.fair_share.charge(uid, entry.charge, charge, since, now)
             entry.charge = charge
 
-    def _object_writes(self, observed: ObservedState, built: BuildResult, cache: PlannerCache) -> list[Write]:
+    def _queue_usage(
+        self, observed: ObservedState, snapshot: Snapshot
+    ) -> tuple[dict[str, QueueUsageStatus], float | None]:
+        """Usage to write into queues, and when to do so again; none where statuses are not refreshed."""
+        if self._wait_throttle.refresh_s > STATUS_REFRESH_S:
+            return {}, None
+        return self._usage_throttle.update(observed.queues, observed.jobs, snapshot)
+
+    def _object_writes(
+        self,
+        observed: ObservedState,
+        built: BuildResult,
+        cache: PlannerCache,
+        usage: Mapping[str, QueueUsageStatus],
+    ) -> list[Write]:
         """Statuses of queues and flavors."""
         queues = queue_status_writes(
             observed.queues,
@@ -181,6 +199,7 @@ class Engine:
             self._state.fair_share,
             observed.now,
             self._wait_throttle.refresh_s,
+            usage,
         )
         return [*queues, *flavor_status_writes(observed.flavors, built.overlaps, observed.now)]
 

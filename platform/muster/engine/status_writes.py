@@ -7,7 +7,7 @@ victims are marked before the first pod is stopped, and an admission is written 
 Why a job waits is written at once at its first result and for a new reason; otherwise at most once a minute, for all
 jobs together ten times per second on average; errors of the job itself every five seconds. Positions and estimates
 change with every plan; writing them all would cost more than planning. Current values are in the `waits` of a cycle's
-result. Fair-share usage of queues is written as often.
+result. Fair-share usage of queues is written as often; `queue_usage` has their other usage.
 """
 
 from __future__ import annotations
@@ -176,8 +176,10 @@ def queue_status_writes(
     fair_share_usage: FairShare,
     now: float,
     refresh_s: float,
+    new_usage: Mapping[str, spec.QueueUsageStatus],
 ) -> list[WriteQueueStatus]:
-    """Active and Overcommitted at once when they change, fair-share usage at most every `refresh_s`."""
+    """Active and Overcommitted at once when they change, fair-share usage at most every `refresh_s`, `new_usage` of
+    queues by name."""
     writes = []
     for queue in queues:
         ready, generation = readiness[queue.metadata.name], queue.metadata.generation
@@ -191,8 +193,10 @@ def queue_status_writes(
         fair_share = queue.status.fair_share
         if now >= (0.0 if fair_share is None else fair_share.at) + refresh_s:
             fair_share = fair_share_usage.status(queue.metadata.name, now) or fair_share
-        if conditions is not queue.status.conditions or fair_share is not queue.status.fair_share:
-            status = queue.status.model_copy(update={"conditions": conditions, "fair_share": fair_share})
+        usage = new_usage.get(queue.metadata.name, queue.status.usage)
+        new = {"conditions": conditions, "fair_share": fair_share, "usage": usage}
+        if any(value is not getattr(queue.status, field) for field, value in new.items()):
+            status = queue.status.model_copy(update=new)
             writes.append(WriteQueueStatus(queue.metadata.name, status))
     return writes
 

@@ -18,7 +18,6 @@ from tests.cluster.operator.installing import CRDS
 from tests.manifests.objects import job
 
 from muster.cluster_client.client import KubeContext, KubernetesClusterClient
-from muster.errors import Refused as RefusedToUser
 from muster.visibility.types import BASE_PATH, GROUP
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -142,11 +141,11 @@ def test_a_user_header_without_the_certificate_of_the_api_server_is_refused(serv
 def test_a_standby_answers_with_what_the_leader_wrote(served: Served) -> None:
     leader = served.leader
     served.ask(leader)
-    told = {route: served.plane.api.get(f"{BASE_PATH}/{route}") for route in ("queues", "jobs", "nodes")}
-    assert told["jobs"]["source"]["leading"]
+    reported = {route: served.plane.api.get(f"{BASE_PATH}/{route}") for route in ("queues", "jobs", "nodes")}
+    assert reported["jobs"]["source"]["leading"]
     served.ask(1 - leader)
     source: dict[str, Any] = {}
-    for route, before in told.items():
+    for route, before in reported.items():
         now = served.plane.api.get(f"{BASE_PATH}/{route}")
         assert now["items"] == [{**item, "share": 0.0} if "share" in item else item for item in before["items"]]
         source = now["source"]
@@ -182,7 +181,8 @@ def test_while_no_operator_runs_muster_says_so_and_shows_what_is_written(served:
     (row,) = admin.queues()
     assert row["admitted"] == 1
     assert any("the operator does not answer" in notice for notice in admin.notices())
-    with pytest.raises(RefusedToUser, match="the operator does not answer, and usage"):
-        alice.queues()
+    (written,) = alice.queues()
+    assert (written["admitted"], written["resources"][0]["used"]) == (1, row["resources"][0]["used"])
+    assert any("wrote into the queues last" in notice for notice in alice.notices())
     assert alice.live_job("waits", "team-a").status.queue_position is not None
     assert any("that it wrote last" in notice for notice in alice.notices())

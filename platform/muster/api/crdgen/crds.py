@@ -89,10 +89,13 @@ KINDS = (
         (
             PrinterColumn("Parent", ".spec.parent"),
             PrinterColumn("Weight", ".spec.weight", "number"),
+            PrinterColumn("Pending", ".status.usage.pendingJobs", "integer", "Pending jobs, with queues below."),
+            PrinterColumn("Admitted", ".status.usage.admittedJobs", "integer", "Admitted jobs, with queues below."),
             PrinterColumn("Active", _condition("Active", "status")),
             PrinterColumn("Overcommitted", _condition("Overcommitted", "status")),
             PrinterColumn("Reason", _condition("Active", "reason")),
             _AGE,
+            PrinterColumn("Used", ".status.usage.flavors[*].used", wide=True),
             PrinterColumn("Message", _condition("Active", "message"), wide=True),
         ),
     ),

@@ -75,8 +75,10 @@ from muster.api.spec.queues import (
     FlavorSpec,
     FlavorStatus,
     Queue,
+    QueueFlavorUsage,
     QueueSpec,
     QueueStatus,
+    QueueUsageStatus,
     TopologyLevel,
 )
 
@@ -120,8 +122,10 @@ __all__ = [
     "ProgressStatus",
     "Quantities",
     "Queue",
+    "QueueFlavorUsage",
     "QueueSpec",
     "QueueStatus",
+    "QueueUsageStatus",
     "RolePlacementStatus",
     "RoleSpec",
     "Seconds",

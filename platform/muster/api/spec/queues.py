@@ -92,12 +92,38 @@ class FairShareStatus(StatusModel):
     """Time of the computation."""
 
 
+class QueueFlavorUsage(StatusModel):
+    """Charged usage of one flavor, by resource."""
+
+    flavor: str
+    """Name of the flavor."""
+    used: dict[str, str] = {}
+    """Charged usage of the queue and all queues below it."""
+    borrowed: dict[str, str] = {}
+    """The part of the usage above the guarantee."""
+
+
+class QueueUsageStatus(StatusModel):
+    """Jobs and charged usage of the queue and all queues below it, updated at most every 30 s."""
+
+    pending_jobs: int
+    """Number of pending jobs."""
+    admitted_jobs: int
+    """Number of admitted jobs."""
+    flavors: list[QueueFlavorUsage] = []
+    """Usage by flavor."""
+    at: Time
+    """Time at which it was computed. It has not changed since, except in the last 30 s."""
+
+
 class QueueStatus(StatusModel):
-    """Conditions (Active, Overcommitted) and fair-share usage."""
+    """Conditions (Active, Overcommitted), usage, and fair-share usage."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
     """Active: False in a cycle, with a missing parent, or if the spec cannot be decoded; the queue then admits nothing.
     Overcommitted: the children's guarantees exceed the queue's, or its own exceed all nodes."""
+    usage: QueueUsageStatus | None = None
+    """Jobs and charged usage."""
     fair_share: FairShareStatus | None = None
     """Past usage, which determines the order among siblings."""
 
