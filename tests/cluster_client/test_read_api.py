@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Server, forbidden, unavailable
+from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Handler, Server, forbidden, unavailable
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, read, two_queues
 
@@ -56,6 +56,16 @@ def test_while_the_operator_is_down_the_command_says_what_is_not_known(cluster: 
     assert "the operator does not answer" in shown.err
     assert "usage is not that of the last scheduling cycle" in shown.err
     assert len([path for _, path in cluster.asked if path.startswith(BASE_PATH)]) == 1
+
+
+def test_an_operator_that_refuses_the_api_server_counts_as_one_that_does_not_answer(cluster: Server) -> None:
+    def unauthorized(handler: Handler) -> None:
+        handler.say(401, {"kind": "Status", "reason": "Unauthorized", "message": "through the API server only"})
+
+    cluster.fail("GET", f"{BASE_PATH}/.*", unauthorized, times=9)
+    client = cluster.client()
+    assert [row["name"] for row in client.queues()] == ["research"]
+    assert len(client.notices()) == 1
 
 
 def test_without_operator_and_rights_the_error_names_both(cluster: Server) -> None:

@@ -28,8 +28,9 @@ from muster.visibility.types import (
 )
 
 T = TypeVar("T")
-_OWN_ERRORS = ("Unreachable", "Unauthorized", "InvalidAnswer")
-"""Reasons of errors that are not the operator's: the same request to the API server would fail as well."""
+_OWN_ERRORS = ("Unreachable", "InvalidAnswer")
+"""Reasons of errors that are not the operator's: other requests to the API server would fail as well. Unauthorized may
+be the operator's, if it does not accept the API server's certificate yet; else the next request fails with it."""
 NO_OPERATOR = "the operator does not answer"
 
 
