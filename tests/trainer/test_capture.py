@@ -235,6 +235,23 @@ def snapshot_tracer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Step
     return StepTracer(TraceConfig(), context, Reporter(context), reader), run
 
 
+def test_a_step_that_runs_out_of_memory_ends_the_recording_with_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "device_traces": [[]]})
+    tracer, run = snapshot_tracer(tmp_path, monkeypatch)
+    for step in range(5, 10):
+        tracer.next_transition(step)
+        tracer.begin_step(step)
+    tracer.save_snapshot(9)
+    assert [file.name for file in (tmp_path / "memory").iterdir()] == ["rank-0.attempt-0.steps-9-10.pickle"]
+    assert [answer.state for answer in read_answers(run)] == ["written"]
+    tracer.save_snapshot(9)  # nothing is recorded any more
+    tracer.close(9)
+    assert [answer.state for answer in read_answers(run)] == ["written"]
+
+
 def test_training_continues_if_memory_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("recording is not supported")

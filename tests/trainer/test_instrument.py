@@ -55,6 +55,27 @@ def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start:
     assert (heartbeat["phase"], heartbeat["step"], heartbeat["step_time_s"]) == ("done", 0, None)
 
 
+OUT_OF_MEMORY = """
+import sys
+from muster_components.trainer import instrument
+
+instrument.OptimizerWatcher.on_out_of_memory = lambda self: print("saved", flush=True)
+sys.exit(instrument.main(sys.argv[1:]))
+"""
+
+
+def test_a_memory_snapshot_is_saved_if_and_only_if_a_script_ends_because_it_is_out_of_memory(
+    start: Starter, tmp_path: Path
+) -> None:
+    (tmp_path / "patched.py").write_text(OUT_OF_MEMORY)
+    for name, saved in (("OutOfMemoryError", True), ("RuntimeError", False)):
+        source = f"class OutOfMemoryError(RuntimeError): pass\nraise {name}('CUDA out of memory')"
+        ranks = start(1, script(tmp_path, source), module="patched")
+        assert ranks.end() == [1]
+        assert ("saved\n" in ranks.log_text()) == saved
+        assert "CUDA out of memory" in ranks.log_text()
+
+
 def test_configured_steps_that_a_script_does_not_reach_are_reported(start: Starter, tmp_path: Path) -> None:
     ranks = start(1, "--trace_steps", "200:205", script(tmp_path, "print('no torch')"), module=ATTACH)
     assert ranks.end() == [0]

@@ -100,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run_program(target)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which need not be imported
+            watcher.on_out_of_memory()
         shown = _strip_own_frames(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(shown), shown)  # the script may have set its own
         return EXIT_IMPORT if _is_import_of_torch(error) else EXIT_FAILED

@@ -196,7 +196,11 @@ class TrainLoop:
                 self._read(pending, leave=0)
                 took_s = self._untimed(lambda step=step: self._tracer.begin_step(step))  # type: ignore[misc]
                 self._tracing_s = {transition: took_s}
-            pending.append(self._stepper.launch(step, stop=self._stop.requested))
+            try:
+                pending.append(self._stepper.launch(step, stop=self._stop.requested))
+            except torch.OutOfMemoryError:
+                self._tracer.save_snapshot(step)
+                raise
             save_now = every > 0 and step % every == 0
             self._read(pending, leave=0 if save_now else self._read_lag)
             if save_now:

@@ -81,6 +81,11 @@ class OptimizerWatcher:
             self._clock.restart_step(optimizer)
         self._step_ended_at = time.perf_counter()
 
+    def on_out_of_memory(self) -> None:
+        """Call if the script ends because the GPU has no memory left."""
+        if self._tracer is not None:
+            self._tracer.save_snapshot(self._step + 1)
+
     def on_finish(self) -> None:
         """Call after the script has ended."""
         self._write_metrics(self._clock.drain())

@@ -112,6 +112,11 @@ class StepTracer:
             self._answer(self._requested, "failed", last + 1, f"the run ended after step {last}")
         self._covered, self._requested, self._inbox = False, None, None
 
+    def save_snapshot(self, step: int) -> None:
+        """`step` ran out of memory: write the memory snapshot that is being recorded, if any."""
+        if self._window is not None and self._window.is_snapshot:
+            self._stop_and_write(step + 1)
+
     def _on_request(self, request: ProfileRequest, step: int) -> None:
         """Accept or reject a request, or withdraw an earlier one."""
         assert self._inbox is not None
