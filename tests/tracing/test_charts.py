@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from muster.tracing.charts import LinePlot, LineSeries, Outlier, line_chart
 
 FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
@@ -44,3 +46,13 @@ def height_of(tick: str, chart: str) -> float:
     found = re.search(rf'y="([\d.]+)" text-anchor="end">{tick}</text>', chart)
     assert found is not None
     return float(found[1]) - 4
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-300, 5.0, -1e99, 1e99])
+def test_a_curve_of_equal_values_of_any_size_is_drawn(value: float) -> None:
+    """A run may report anything as its loss."""
+    curve = LineSeries("loss", "c0", ((1, value), (2, value)))
+    chart = line_chart([curve], LinePlot("t"))
+    (path,) = re.findall(r'<path class="curve c0" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', chart)
+    assert path[1] == path[3]
+    assert 0 <= float(path[1]) <= 240

@@ -115,7 +115,7 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
     x_lo, x_hi = min(p[0] for p in points), max(p[0] for p in points)
     shown = [p[1] for p in points if plot.y_limit is None or p[1] <= plot.y_limit] or [p[1] for p in points]
     y_lo, y_hi = (0.0 if plot.y_from_zero else min(shown)), max(shown)
-    y_ticks = tick_values(y_lo, y_hi if y_hi > y_lo else y_lo + 1, 5)
+    y_ticks = tick_values(y_lo, y_hi if y_hi > y_lo else y_lo + _unit_at(y_lo), 5)
     y_lo, y_hi = min(y_lo, y_ticks[0]), max(y_hi, y_ticks[-1])
     names = [f"{name}{plot.y_suffix}" for name in tick_labels(y_ticks, as_time=plot.y_is_time)]
     left, right, top, bottom = 12 + GLYPH_PX * max(map(len, names)), 16, 12, 34
@@ -318,13 +318,15 @@ def svg_element(width: float, height: float, title: str, parts: Sequence[str]) -
     )
 
 
-MIN_RANGE = 1e-100  # ticks of a shorter axis could not be distinguished
+# Ticks of a shorter axis could not be distinguished.
+MIN_RANGE = 1e-100
+MIN_RELATIVE_RANGE = 1e-12
 
 
 def tick_values(lo: float, hi: float, target_count: int, *, integer: bool = False) -> list[float]:
     """About `target_count` round numbers that span [lo, hi]; at least two."""
-    if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < MIN_RANGE:
-        return [lo, lo + 1]
+    if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < max(MIN_RANGE, MIN_RELATIVE_RANGE * abs(lo)):
+        return [lo, lo + _unit_at(lo)]
     rough = (hi - lo) / max(target_count - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -332,6 +334,11 @@ def tick_values(lo: float, hi: float, target_count: int, *, integer: bool = Fals
     step = round(step) if integer else step
     first, last = math.floor(lo / step + 1e-9), math.ceil(hi / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
+
+
+def _unit_at(value: float) -> float:
+    """1, or more for values to which adding 1 makes no difference."""
+    return max(1.0, 1e-6 * abs(value))
 
 
 def tick_labels(values: Sequence[float], *, as_time: bool = False) -> list[str]:

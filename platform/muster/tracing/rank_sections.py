@@ -48,7 +48,7 @@ def rank_sections(report: Report) -> list[ChartSection]:
 def _heat_map(title: str, grid: StepGrid, hint: str) -> ChartSection:
     known = [seconds for row in grid.seconds for seconds in row if seconds is not None]
     low, high = np.quantile(known, (0.02, 0.98)).tolist()
-    bounds = np.linspace(low, max(high, low * MIN_RANGE), HEAT_LEVELS + 1)[1:-1]
+    bounds = np.linspace(low, max(high, low * MIN_RANGE, 1e-9), HEAT_LEVELS + 1)[1:-1]
     rows = tuple(_numbers("rank", *ranks) for ranks in grid.ranks)
     columns = tuple(f"{first:,}" for first, _ in grid.steps)
     cells = tuple(
