@@ -39,13 +39,14 @@ METRICS = {
     "cpu_q1": "lower quartile of the CPU times",
     "total_cpu": "CPU time of the whole process",
 }
-WARMUP = 4
+WARMUP_SHARE = 0.25
+"""Of the iterations of a run, at its start: they do not count."""
 Measure = Callable[[int], dict[str, float]]
 
 
 def summarise(times: Sequence[tuple[float, float]], total_cpu_s: float) -> dict[str, float]:
     """The metrics of one run."""
-    wall, cpu = zip(*times[WARMUP:], strict=True)
+    wall, cpu = zip(*times[round(WARMUP_SHARE * len(times)) :], strict=True)
     return {
         "wall": median(wall),
         "wall_q1": quantiles(wall, n=4)[0],
@@ -138,7 +139,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--min-runs", type=int, help="of each side; default 12, with a GPU 6")
     parser.add_argument("--max-runs", type=int, default=24, help="of each side")
-    parser.add_argument("--iterations", type=int, default=30, help="of a run on a GPU")
+    parser.add_argument("--iterations", type=int, default=80, help="of a run on a GPU")
     parser.add_argument("--matrix", type=int, default=2048, help="size of the matrices on a GPU")
     parser.add_argument("--out", type=Path, help="default: gate-DEVICE.jsonl")
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="SECONDS", help="begin no pair later")
