@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import pickle
+import random
 import resource
 from pathlib import Path
 from typing import Any
@@ -208,11 +208,27 @@ def test_the_events_of_every_device_are_kept_apart(snapshot: dict[str, Any]) -> 
     ]
 
 
-def test_a_snapshot_can_be_printed_as_json_in_the_error(tmp_path: Path) -> None:
-    """An error never contains a huge or deeply nested value."""
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_snapshot_is_analysed_or_refused_with_a_reason(tmp_path: Path, seed: int) -> None:
+    whole = pickle.dumps(train(ModelAllocator(), 1, Training(layers=(1 << 20,))).snapshot())
+    chance = random.Random(seed)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path = tmp_path / "a.pickle"
+        path.write_bytes(damaged)
+        found = analyse_snapshot_file(path, MemoryLimits(memory_bytes=1 << 30))
+        if isinstance(found, UnreadableSnapshot):
+            assert found.reason
+        else:
+            assert all(sum(one.memory.peak.by_category.values()) == one.memory.peak.in_use_bytes for one in found)
+
+
+def test_an_error_never_contains_a_large_or_deeply_nested_value() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InvalidTrace) as caught:
         decode_snapshot({"segments": [{"address": deep, "blocks": []}], "device_traces": []}, EVENTS)
-    assert len(json.dumps(str(caught.value))) < 500
+    assert len(str(caught.value)) < 500

@@ -107,7 +107,8 @@ def capture(
     options = _parse_options(recorded)
     kind = "Memory" if memory else "Trace"
     spec = TraceCaptureSpec(job=name, kind=kind, steps=steps, ranks=ranks, options=options)  # type: ignore[arg-type]
-    with closing(connect().capture(spec, space)) as states:  # Ctrl-C withdraws it
+    client = connect()
+    with closing(client.capture(spec, space)) as states:  # Ctrl-C withdraws it
         last = deque(_shown(states, as_json), maxlen=1).pop()
     if as_json:
         print_json([last])
@@ -117,6 +118,8 @@ def capture(
     if not as_json:
         if memory:
             print(f"snapshots: {last.status.location or 'in the run folder of the job'}/memory")
+            if client.run_dir(name, space) is not None:
+                print(f"analysis: muster memory {job}" + (f" -n {namespace}" if namespace else ""))
             return
         print(f"traces: {last.status.location or 'in the run folder of the job'}")
         print(f"report: muster report {job}" + (f" -n {namespace}" if namespace else ""))

@@ -78,10 +78,9 @@ class DeviceUsage:
     def by_category(self, event: int) -> dict[str, int]:
         """Bytes in use after an event, by category."""
         chosen = self.allocations.in_use_at(event)
-        totals = np.bincount(
-            self.category[chosen], weights=self.allocations.size[chosen].astype(np.float64), minlength=len(ORDER)
-        )
-        return {str(category): int(total) for category, total in zip(ORDER, totals, strict=True) if total}
+        totals = np.zeros(len(ORDER), dtype=np.int64)
+        np.add.at(totals, self.category[chosen], self.allocations.size[chosen])
+        return {str(category): total for category, total in zip(ORDER, totals.tolist(), strict=True) if total}
 
     def holders(self, event: int) -> dict[tuple[str, int], tuple[int, int]]:
         """Bytes and number of the allocations in use after an event, by category and stack."""
