@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tracing.kineto import GpuRank, gpu_job, training_steps, write_trace
+from tests.tracing.kineto import Event, GpuRank, gpu_job, step, training_steps, write_trace
 from tests.tracing.runs import Page, gpu_run_folder, metrics_line, page_of, run_folder
 
 from muster.tracing.report import Report, build, load
@@ -79,6 +79,21 @@ def test_waits_say_who_waits_and_for_whom(tmp_path: Path) -> None:
     assert {"rank 0: waits 12.0 ms per step for others", "rank 1: others wait 12.0 ms per step for it"} <= set(
         titles(report)
     )
+
+
+def test_waits_in_collectives_that_overlap_are_counted_once(tmp_path: Path) -> None:
+    """Rank 0 waits from 100 to 700 µs in one all-reduce and from 200 to 800 µs in another, as gloo runs them."""
+    for rank, entries in enumerate([(100, 200), (700, 800)]):
+        events = [step(20, 0, 1000)]
+        for thread, entry in enumerate(entries, start=2):
+            end = 510 + 100 * thread
+            events.append(Event(f"gloo:all_reduce_{thread}", entry, end - entry, "user_annotation", thread))
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    report = build(tmp_path)
+    assert [wait.waits_ms for wait in report.waits] == pytest.approx([0.7, 0])
+    assert [wait.awaited_ms for wait in report.waits] == pytest.approx([0, 0.7])
+    assert report.without_waiting is not None
+    assert np.array(report.without_waiting.seconds, dtype=float)[:, 0] == pytest.approx([0.0003, 0.001])
 
 
 def test_the_bandwidth_of_collectives_is_that_of_nccl_tests(tmp_path: Path) -> None:

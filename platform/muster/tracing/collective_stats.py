@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.tracing.exposed_waits import exposed_waits
 from muster.tracing.rank_comparison import MatchedCollective, RankComparison
 
 MAX_KINDS = 24
@@ -42,13 +43,11 @@ class CollectiveStats:
 
 def rank_waits(comparison: RankComparison) -> tuple[RankWait, ...]:
     """One per rank, in order; empty if no rank waits."""
-    waited, caused = comparison.waited_ms(), comparison.caused_wait_ms()
-    if not any(values.any() for values in waited.values()):
+    waits = exposed_waits(comparison)
+    if not waits.waited_ms.any():
         return ()
-    return tuple(
-        RankWait(record.rank, float(waited[record.rank].mean()), float(caused[record.rank].mean()))
-        for record in comparison.records
-    )
+    means = zip(waits.waited_ms.mean(axis=1).tolist(), waits.awaited_ms.mean(axis=1).tolist(), strict=True)
+    return tuple(RankWait(record.rank, *ms) for record, ms in zip(comparison.records, means, strict=True))
 
 
 def collective_stats(comparison: RankComparison) -> tuple[CollectiveStats, ...]:

@@ -36,16 +36,18 @@ class ClockOffset:
 class MatchedCollective:
     """One collective on all its ranks, in nanoseconds on a common clock.
 
-    `skew_ns` is the time from the first entry to the last, which is that of `awaited_rank`; `wait_ns` is per rank, and
-    `exposed_wait_ns` the part of it in which the rank computed nothing. `transfer_ns` is from the last entry to the
-    end, `exposed_ns` the mean over ranks of the exposed time without waiting. `bus_gb_s` is NCCL's bus bandwidth.
-    `block` is the module that FSDP gathers or reduces, empty for other collectives.
+    `skew_ns` is the time from the first entry to the last, which is that of `awaited_rank`. Per rank: `entry_ns` is its
+    entry on its own clock, `wait_ns` its wait, `exposed_wait_ns` the part of it in which the rank computed nothing.
+    `transfer_ns` is from the last entry to the end, `exposed_ns` the mean over ranks of the exposed time without
+    waiting. `bus_gb_s` is NCCL's bus bandwidth. `block` is the module that FSDP gathers or reduces, empty for other
+    collectives.
     """
 
     name: str
     step: int
     ranks: tuple[int, ...]
     awaited_rank: int
+    entry_ns: tuple[int, ...]
     skew_ns: float
     wait_ns: tuple[float, ...]
     exposed_wait_ns: tuple[float, ...]
@@ -79,15 +81,6 @@ class RankComparison:
     def per_step(self, record: RankRecord, values: Matrix) -> Matrix:
         """A rank's values of the common steps."""
         return values[np.isin(record.steps, self.steps)]
-
-    def waited_ms(self) -> dict[int, Matrix]:
-        """Per rank and step the exposed time that it waits for later ranks, in milliseconds."""
-        at = {step: i for i, step in enumerate(self.steps)}
-        waited = {record.rank: np.zeros(len(self.steps)) for record in self.records}
-        for collective in self.collectives:
-            for rank, wait in zip(collective.ranks, collective.exposed_wait_ns, strict=True):
-                waited[rank][at[collective.step]] += wait / 1e6
-        return waited
 
     def pipeline_bubble(self) -> PipelineBubble | None:
         """The bubble in the steps that all ranks have; None unless all ranks are in a pipeline of one schedule."""
@@ -203,6 +196,7 @@ def _measure(
         step=int(table.step[row]),
         ranks=tuple(records[i].rank for i in order),
         awaited_rank=records[order[int(entry.argmax())]].rank,
+        entry_ns=tuple(int(table.start[row]) for table, row in tables),
         skew_ns=last - float(entry.min()),
         wait_ns=tuple(wait.tolist()),
         exposed_wait_ns=tuple(np.minimum(wait, exposed).tolist()),

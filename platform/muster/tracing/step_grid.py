@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.exposed_waits import exposed_waits
 from muster.tracing.rank_comparison import RankComparison
 from muster.tracing.spans import Int64
 
@@ -80,14 +81,14 @@ def _slowest_rows(means: NDArray[np.float64], first: int) -> list[int | None]:
 def grid_without_waiting(comparison: RankComparison) -> StepGrid | None:
     """The time of each common step without that in which the rank waited for others in collectives."""
     steps = np.array(comparison.steps, dtype=np.int64)
-    waited = comparison.waited_ms()
+    waited = exposed_waits(comparison).waited_ms
     return step_grid(
         [
             (
                 record.rank,
                 steps,
-                np.maximum(comparison.per_step(record, record.step_ms) - waited[record.rank], 0) / 1e3,
+                np.maximum(comparison.per_step(record, record.step_ms) - waited[i], 0) / 1e3,
             )
-            for record in comparison.records
+            for i, record in enumerate(comparison.records)
         ]
     )
