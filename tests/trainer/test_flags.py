@@ -181,6 +181,17 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
             ("--activation_checkpointing", "budget:0.5", "--backend", "eager"),
             "budget:0.5 requires compilation with --backend inductor or aot_eager; got eager; use full",
         ),
+        (
+            ("--offload_activations", "--activation_checkpointing", "full", "--no_compile"),
+            "recomputed without compilation; use --activation_checkpointing none; got full",
+        ),
+        (("--offload_activations", "--backend", "cudagraphs"), "use --backend inductor; got cudagraphs"),
+        (("--offload_activations", "--cuda_graph"), "which is not captured; remove --cuda_graph"),
+        (("--offload_activations", "--parallel", "tp=2"), "split by tp; got --parallel tp=2,fsdp"),
+        (
+            ("--offload_activations", "--float8", "tensorwise", "--float8_emulate"),
+            "gathered in float8; use --float8 rowwise; got tensorwise",
+        ),
         (("--async_tp",), "--async_tp requires --parallel tp=N and compilation"),
         (("--async_tp", "--parallel", "tp=2"), "--async_tp requires GPUs"),
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),

@@ -82,7 +82,7 @@ class ParallelConfig:
 
     `auto`: what the planner chooses instead of the values here (planning/planner.py). `schedule`: of pipelines (None:
     1F1B). `reshard`: free gathered weights after forward (None: by size). `symmetric_memory`: instead of NCCL within a
-    host.
+    host. `offload_activations`: to host memory, until backward.
     """
 
     spec: ParallelSpec = ParallelSpec()
@@ -90,6 +90,7 @@ class ParallelConfig:
     symmetric_memory: bool = False
     precision: Precision | None = None
     recompute: Recompute = "none"
+    offload_activations: bool = False
     reshard: bool | None = None
     async_tp: bool = False
     auto: frozenset[Choice] = frozenset()
@@ -231,6 +232,7 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
         raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
     _validate_float8(config)
+    _validate_offload(config)
     if config.compile.backend is not None and config.compile.enabled is False:
         raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
     if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
@@ -257,6 +259,25 @@ def _validate_float8(config: TrainConfig) -> None:
         raise InputError(f"--async_tp is for matrix products in bf16; remove it; got --float8 {float8.recipe}")
     if config.compile.autograd:
         raise InputError(f"--compiled_autograd is for layers in bf16; remove it; got --float8 {float8.recipe}")
+
+
+def _validate_offload(config: TrainConfig) -> None:
+    parallel, compiled = config.parallel, config.compile
+    if not parallel.offload_activations:
+        return
+    flag = "--offload_activations"
+    if compiled.cuda_graph:
+        raise InputError(f"{flag} copies on a stream of its own, which is not captured; remove --cuda_graph")
+    if compiled.backend == "cudagraphs":
+        raise InputError(
+            f"{flag} needs memory that is not part of a CUDA graph; use --backend inductor; got cudagraphs"
+        )
+    if compiled.autograd:
+        raise InputError(f"{flag} does not move what compiled autograd saves; remove --compiled_autograd")
+    if parallel.spec.tp > 1:
+        raise InputError(f"{flag} is not for weights that are split by tp; got --parallel {parallel.spec}")
+    if config.float8.recipe == "tensorwise":
+        raise InputError(f"{flag} is not for weights that are gathered in float8; use --float8 rowwise; got tensorwise")
 
 
 def parse_trace_config(

@@ -96,6 +96,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 precision=None if flags.precision == "auto" else flags.precision,
                 recompute="none" if flags.activation_checkpointing in (None, _AUTO) else flags.activation_checkpointing,
                 auto=_automatic_choices(flags),
+                offload_activations=flags.offload_activations,
                 async_tp=flags.async_tp,
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
             ),
@@ -272,6 +273,12 @@ def _flag_parser() -> FlagParser:
         metavar="none|selective|full|budget:F|auto",
         help="recompute activations in the backward pass; budget:0.5: compiled modules save half of what they would "
         "(default: none; with --parallel auto: auto)",
+    )
+    _add_switch(
+        group,
+        "offload_activations",
+        default=False,
+        help_text="keep activations in host memory between forward and backward",
     )
     group.add_argument(
         "--reshard",

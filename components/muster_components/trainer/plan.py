@@ -124,6 +124,11 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
             f"--activation_checkpointing {recompute} requires compilation with --backend "
             f"{' or '.join(BUDGET_BACKENDS)}; got {got}; use full"
         )
+    if config.parallel.offload_activations and backend is None and recompute != "none":
+        raise InputError(
+            "--offload_activations does not move the inputs of blocks that are recomputed without compilation; "
+            f"use --activation_checkpointing none; got {recompute}"
+        )
     if config.parallel.async_tp and backend not in (None, DEFAULT_BACKEND):
         raise InputError(f"--async_tp requires --backend {DEFAULT_BACKEND}; got {backend}")
     if config.compile.cuda_graph and not (on_gpu and mesh.world_size == 1):
@@ -173,7 +178,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
         compile_backend=backend,
-        cuda_graph=config.compile.cuda_graph is not False,
+        cuda_graph=config.compile.cuda_graph is not False and not config.parallel.offload_activations,
         precision=resolved,
         checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
         log_every=config.log_every or max(1, min(10, config.steps // 10)),

@@ -245,6 +245,8 @@ def _print_header(
         modes.append(f"float8 {config.float8.recipe} in {layers} linear layers")
     if config.parallel.recompute != "none":
         modes.append(f"{config.parallel.recompute} recompute")
+    if config.parallel.offload_activations:
+        modes.append("activations offloaded")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
     print_line(f"muster trainer: {model.name}, {format_count(parallel.parameter_count)} parameters ({model.summary})")
     print_line(f"  {ranks} on {device}, {', '.join(modes)}; torch {torch.__version__}")

@@ -120,6 +120,25 @@ def test_float8_takes_less_time_and_gathers_blocks_in_half_the_bytes_of_bf16() -
     assert tensorwise.time.communication < bf16.time.communication == rowwise.time.communication
 
 
+def test_offload_leaves_few_activations_on_the_gpu_and_takes_the_time_that_copies_cannot_hide() -> None:
+    flags = ("--model", "gpt:124m", "--data", "unused", "--seq_len", "512", "--global_batch", "64")
+    made = planner(2, *flags)
+    found = []
+    for more in ((), ("--offload_activations",)):
+        prediction = made.predict(resolve_plan(config_of(*flags, "--no_cuda_graph", *more), made.host))
+        assert prediction is not None
+        found.append(prediction)
+    kept, moved = found
+    assert moved.memory.activations < 0.35 * kept.memory.activations
+    assert moved.memory.optimizer == kept.memory.optimizer
+    assert "--offload_activations" in moved.flag_list()
+    assert kept.time.offload == 0.0 < moved.time.offload
+    made.device = dataclasses.replace(H100, host_link=1e15)
+    prediction = made.predict(moved.plan)
+    assert prediction is not None
+    assert prediction.time.offload == 0.0
+
+
 def test_float8_is_not_planned_for_gpus_without_it() -> None:
     with pytest.raises(InputError, match="--float8 rowwise requires GPUs of compute"):
         print_plan(config_of(*MODEL, "--float8", "rowwise", "--plan", "1x1", "--device", "a100"))

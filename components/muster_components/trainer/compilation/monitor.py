@@ -151,6 +151,7 @@ def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) ->
             "float8_emulate": plan.config.float8.emulate,
             "deterministic": plan.config.deterministic,
             "recompute": plan.config.parallel.recompute,
+            "offload_activations": plan.config.parallel.offload_activations,
             "async_tp": plan.config.parallel.async_tp,
             "symmetric_memory": plan.config.parallel.symmetric_memory,
             "compiled_autograd": plan.config.compile.autograd,

@@ -29,6 +29,7 @@ from muster_components.trainer.parallel.schedules import Schedule, build_schedul
 from muster_components.trainer.parallel.sharding import (
     ModelPart,
     ParallelModel,
+    activation_offload,
     parallelize_part,
     parameter_count,
     tied_names,
@@ -113,6 +114,7 @@ def parallelize_stages(
         parameter_count(module),
         autocast=False,
         tied=tied_names(module),
+        offload=activation_offload(plan, [stage.part for stage in stages], device),
         uncounted=uncounted,
     )
     return PipelineModel(parallel, schedule, stages, copies)
@@ -242,7 +244,8 @@ class PipelinedForwardBackward:
         losses: list[Tensor] = []
         with record_function("forward and backward"):
             targets = torch.zeros(self._micro_batches, device=self._device)  # not used: the batch has the targets
-            self._schedule.step(target=targets, losses=losses, return_outputs=False, **batch)
+            with self._pipeline.parallel.forward_context():
+                self._schedule.step(target=targets, losses=losses, return_outputs=False, **batch)
             for part in self._pipeline.parallel.parts:
                 part.collect_gradients()
             sum_shared_gradients(self._pipeline.shared)

@@ -34,6 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from muster_components.trainer.compilation.backends import find_backend
 from muster_components.trainer.config import Recompute, memory_budget
 from muster_components.trainer.models.interface import TrainModel
+from muster_components.trainer.parallel.activation_offload import ActivationOffload
 from muster_components.trainer.parallel.float8 import convert_to_float8, update_scales
 from muster_components.trainer.parallel.gradients import redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
@@ -94,6 +95,7 @@ class ParallelModel:
     autocast: bool
     tied: Mapping[str, str] = field(default_factory=dict)
     """Of each parameter's further names, the first one, by which checkpoints have it."""
+    offload: ActivationOffload | None = None
     uncounted: frozenset[nn.Parameter] = frozenset()
     """Parameters that other parts count in the gradient norm: copies of tied ones in pipeline stages."""
 
@@ -102,10 +104,13 @@ class ParallelModel:
         return [parameter for part in self.parts for parameter in part.model.parameters()]
 
     def forward_context(self) -> AbstractContextManager[object]:
-        """The context of forward: autocast if the weights stay float32 (DDP in bf16)."""
+        """The context of forward: autocast if the weights stay float32 (DDP in bf16), and activation offload."""
+        stack = contextlib.ExitStack()
         if self.autocast:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+            stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16))
+        if self.offload is not None:
+            stack.enter_context(self.offload.context())
+        return stack
 
     def gradient_sync_context(self, *, last_micro_batch: bool) -> AbstractContextManager[object]:
         """The context of a micro-step: DDP and the replicas of HSDP reduce gradients only in the last one of a step.
@@ -128,7 +133,14 @@ def parallelize(model: TrainModel, plan: TrainPlan, device: torch.device, mesh: 
     count, tied = parameter_count(module), tied_names(module)
     part = parallelize_part(model, module, plan, device, mesh)
     autocast = plan.precision == "bf16" and isinstance(part.module, DistributedDataParallel)
-    return ParallelModel((part,), mesh, device, count, autocast, tied)
+    return ParallelModel((part,), mesh, device, count, autocast, tied, activation_offload(plan, [part], device))
+
+
+def activation_offload(plan: TrainPlan, parts: Sequence[ModelPart], device: torch.device) -> ActivationOffload | None:
+    """What moves the activations of these parts to the host; None if the plan does not."""
+    if not plan.config.parallel.offload_activations:
+        return None
+    return ActivationOffload([part.module for part in parts], device)
 
 
 def parallelize_part(
@@ -151,7 +163,7 @@ def parallelize_part(
     compiled_autograd = plan.config.compile.autograd
     if compiled_autograd or plan.compile_backend is None:
         pass  # compiled autograd compiles what DDP wraps
-    elif one_gpu and len(blocks) <= MAX_FUSED_BLOCKS:
+    elif one_gpu and len(blocks) <= MAX_FUSED_BLOCKS and not parallel.offload_activations:
         model.compile_whole(module, find_backend(plan.compile_backend))
     else:
         backend = find_backend(plan.compile_backend)

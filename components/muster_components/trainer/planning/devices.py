@@ -26,6 +26,8 @@ class GpuKind:
     hbm: float
     link: float
     network: float = 50e9
+    host_link: float = 64e9
+    """To the memory of the host, in one direction."""
     float8: bool = True
     """Whether matrix products can be computed in float8."""
 
@@ -43,7 +45,14 @@ class GpuKind:
 
 
 def _kind(
-    name: str, gib: float, hbm_tb: float, link_gb: float, network_gb: float = 50, *, float8: bool = True
+    name: str,
+    gib: float,
+    hbm_tb: float,
+    link_gb: float,
+    network_gb: float = 50,
+    *,
+    host_gb: float = 64,
+    float8: bool = True,
 ) -> GpuKind:
     return GpuKind(
         name=name,
@@ -51,24 +60,26 @@ def _kind(
         hbm=hbm_tb * 1e12,
         link=link_gb * 1e9,
         network=network_gb * 1e9,
+        host_link=host_gb * 1e9,
         float8=float8,
     )
 
 
 GPU_KINDS: Final = (
     _kind("B200", 178, 8.0, 900, 100),
-    _kind("GH200", 94.5, 4.0, 450),
+    _kind("GH200", 94.5, 4.0, 450, host_gb=450),
     _kind("H200", 139.5, 4.8, 450),
     _kind("H20", 95, 4.0, 450),
     _kind("H100 PCIe", 79, 2.0, 64),
     _kind("H100 NVL", 93, 3.9, 300),
     _kind("H100", 79, 3.35, 450),
-    _kind("A100", 79, 2.04, 300, 25, float8=False),
-    _kind("L40S", 44.4, 0.864, 32, 25),
-    _kind("L4", 22, 0.3, 32, 12.5),
+    _kind("A100", 79, 2.04, 300, 25, host_gb=32, float8=False),
+    _kind("L40S", 44.4, 0.864, 32, 25, host_gb=32),
+    _kind("L4", 22, 0.3, 32, 12.5, host_gb=32),
 )
 """More specific names first. Memory as `torch.cuda.get_device_properties` reports it; HBM bandwidth, and half of the
-bidirectional bandwidth of NVLink (of PCIe without NVLink), from NVIDIA's data sheets. Network: one adapter of 800 Gb/s
+bidirectional bandwidth of NVLink (of PCIe without NVLink), from NVIDIA's data sheets. Host: PCIe 5.0 or 4.0 with 16
+lanes, NVLink-C2C of GH200. Network: one adapter of 800 Gb/s
 for each B200, 400 Gb/s for each Hopper GPU, 200 Gb/s for each A100 and L40S, 100 Gb/s for each L4, as in DGX and HGX
 systems."""
 

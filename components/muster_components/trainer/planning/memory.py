@@ -25,6 +25,10 @@ _MOMENTS: Final = 8
 WORKSPACE_BYTES: Final = 64 * 1024**2
 """Of cuBLAS and cuBLASLt on Hopper GPUs."""
 
+OFFLOAD_PARTS: Final = 3
+"""Whose activations are on the GPU although they are offloaded: of the part that runs, and of those whose copies are
+under way."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -37,6 +41,8 @@ class Candidate:
     schedule: Schedule
     bf16: bool
     reshard: bool | None = None
+    offloads: bool = False
+    """Whether activations are in host memory between forward and backward."""
     gathers_float8: bool = False
     """Whether FSDP2 gathers the weights of blocks in float8."""
 
@@ -138,6 +144,8 @@ def _rank_memory(profile: ModelProfile, parts: Sequence[Part], candidate: Candid
         tensor_parallel(profile.cost(part, candidate.recompute, candidate.micro_batch), part, mesh.tp) for part in parts
     ]
     retained = [0.0, *accumulate(cost.retained for cost in costs)]
+    if candidate.offloads:
+        retained = [held - retained[max(0, number - OFFLOAD_PARTS)] for number, held in enumerate(retained)]
     state = _RankState(parts, candidate)
     base = MemoryEstimate(
         parameters=state.own * _FLOAT32,
@@ -146,7 +154,7 @@ def _rank_memory(profile: ModelProfile, parts: Sequence[Part], candidate: Candid
         buffers=WORKSPACE_BYTES,
     )
     if mesh.pp > 1:
-        others = schedule.in_flight(pp_rank, mesh.pp, candidate.micro_steps) - 1
+        others = 0 if candidate.offloads else schedule.in_flight(pp_rank, mesh.pp, candidate.micro_steps) - 1
         # Of each micro-batch, what is received from the stage before, and the gradient from the stage after.
         received = 2 * max(cost.output for cost in costs) * candidate.micro_steps * schedule.stages_per_rank
         base = replace(base, activations=base.activations + others * retained[-1], buffers=base.buffers + received)

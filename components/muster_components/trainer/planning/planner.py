@@ -81,6 +81,7 @@ class Prediction:
             *flags,
             f"--micro_batch={plan.micro_batch}",
             f"--activation_checkpointing={plan.config.parallel.recompute}",
+            *(["--offload_activations"] if plan.config.parallel.offload_activations else []),
         ]
 
 
@@ -114,6 +115,7 @@ class Planner:
             schedule=plan.schedule,
             bf16=plan.precision == "bf16",
             reshard=plan.config.parallel.reshard,
+            offloads=plan.config.parallel.offload_activations,
             gathers_float8=plan.config.float8.recipe == "tensorwise",
         )
         profile = self._profile(plan, candidate)
@@ -229,7 +231,8 @@ class Planner:
         return min(fitting, key=lambda pair: (pair[1].time.total, pair[0]), default=None)
 
     def _profile(self, plan: TrainPlan, candidate: Candidate) -> ModelProfile:
-        one_gpu = plan.mesh.world_size == 1 and not plan.config.compile.autograd
+        config = plan.config
+        one_gpu = plan.mesh.world_size == 1 and not (config.compile.autograd or config.parallel.offload_activations)
         # Other backends are taken to save what eager execution does.
         compiled = plan.compile_backend == DEFAULT_BACKEND
         options = ProfileOptions(

@@ -35,6 +35,8 @@ NETWORK_SHARE: Final = 0.8
 that lasts."""
 HIDDEN_SHARE: Final = 0.8
 """Of the computation that can hide the network's collectives: the first gather and the last reduction cannot."""
+HOST_SHARE: Final = 0.8
+"""Of the bandwidth to host memory; not measured."""
 PIPELINE_STALLS: Final = 0.14
 """Of the computation, what a pipeline waits beside its ideal bubble: stages that are not equal, and messages that come
 late. Fitted to TorchTitan's pipelines of Llama 8B on 2, 4 and 8 H200s."""
@@ -62,6 +64,8 @@ class StepTimeEstimate:
     """Waiting in a pipeline."""
     launches: float = 0.0
     """Waiting for the CPU, where kernels are short."""
+    offload: float = 0.0
+    """Waiting for activations to be copied to the host and back."""
 
     @property
     def total(self) -> float:
@@ -98,12 +102,13 @@ def _rank_time(
 ) -> StepTimeEstimate:
     mesh, steps = candidate.mesh, candidate.micro_steps
     work = Work()
-    hidden = 0.0
+    hidden = retained = 0.0
     for part in parts:
         cost = profile.cost(part, candidate.recompute, candidate.micro_batch)
         hidden = max(hidden, cost.output)
         cost = tensor_parallel(cost, part, mesh.tp)
         work = work + cost.forward + cost.backward
+        retained += cost.retained
     matmuls = steps * work.matmul_flops / (device.flops * (MATMUL_SHARE if candidate.bf16 else FLOAT32_SHARE))
     attention = steps * work.attention_flops / (device.flops * ATTENTION_SHARE)
     other = steps * (work.traffic / (device.hbm * TRAFFIC_SHARE) + work.kernels * KERNEL_S)
@@ -118,6 +123,7 @@ def _rank_time(
     if mesh.pp > 1:
         share = candidate.schedule.bubble(mesh.pp, steps)
         bubble = compute * (share / (1 - share) + PIPELINE_STALLS)
+    copies = 2 * steps * retained / (device.host_link * HOST_SHARE) if candidate.offloads else 0.0
     return StepTimeEstimate(
         matmuls=matmuls,
         attention=attention,
@@ -126,6 +132,7 @@ def _rank_time(
         communication=_communication(parts, candidate, device, gpus_per_host, compute, hidden),
         bubble=bubble,
         launches=launches,
+        offload=max(0.0, copies - compute),
     )
 
 
