@@ -45,7 +45,7 @@ def test_the_hash_of_the_spec_differs_where_a_parameter_of_the_job_does() -> Non
 
 def test_parameters_become_fields_of_the_job() -> None:
     found = job(
-        queue="red", priority=5, max_runtime="2h", trace_steps="20:25", replicas=4, cpu="8", memory="64Gi", gpus=8,
+        queue="red", priority=5, max_runtime="2h", trace_steps="20:25", replicas=4.0, cpu="8", memory="64Gi", gpus=8,
         env={"A": "b"}, namespace="team-b", run_volume="runs", command=["train", "--steps", 20],
     )  # fmt: skip
     spec, container = found.spec, found.spec.roles[0].template.spec.containers[0]
