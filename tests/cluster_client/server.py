@@ -144,7 +144,8 @@ class Handler(BaseHTTPRequestHandler):
             meta = self.body.get("metadata", {})
             if meta.get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
                 return 422, _invalid("metadata.uid", "field is immutable")
-            changed = {**there, "spec": {**there.get("spec", {}), **self.body.get("spec", {})}}
+            spec = {**there.get("spec", {}), **self.body.get("spec", {})}
+            changed = {**there, "metadata": {**there["metadata"], **meta}, "spec": spec}
             there = changed if dry else self.kept.put(path, changed)
         return 200, there
 

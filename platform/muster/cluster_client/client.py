@@ -14,6 +14,7 @@ from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import Replica, read_log
 from muster.cluster_client.read_api import OperatorReader
+from muster.cluster_client.workspace import submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
@@ -82,6 +83,10 @@ class KubernetesClusterClient:
         """Submit a job and return it with server-set fields; `dry_run` only validates. Raises `Refused` if it could
         never start, as far as the user may read what that depends on."""
         return self.submit_all([job], dry_run)[0]
+
+    def submit_with_archive(self, job: TrainingJob, archive: bytes) -> TrainingJob:
+        """Submit a job with an archive of code as a ConfigMap that is deleted with it."""
+        return submit_with_archive(self._kube_client, job, archive)
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         """Submit jobs, all of them or none: all are checked first, and what was created before one is refused after

@@ -47,6 +47,7 @@ def _path_segment(field: str, name: str) -> str:
 
 PODS = Resource("", "v1", "pods", "Pod", True)
 SERVICES = Resource("", "v1", "services", "Service", True)
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", True)
 SECRETS = Resource("", "v1", "secrets", "Secret", True)
 NODES = Resource("", "v1", "nodes", "Node", False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)

@@ -33,6 +33,7 @@ from muster.torchx.appdef import (
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.scheduler import MusterScheduler, cfg_mapping, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options
+from muster.torchx.workspace import pack_workspace, unpack_in_pod
 
 BACKEND = "muster"
 CONTEXT_ENV = "MUSTER_CONTEXT"
@@ -44,10 +45,11 @@ _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job and its target cluster."""
+    """A job, its target cluster, and the code that its pods unpack."""
 
     job: TrainingJob
     context: KubeContext
+    archive: bytes | None = None  # of the workspace
 
 
 class KubernetesScheduler(MusterScheduler):
@@ -74,12 +76,20 @@ class KubernetesScheduler(MusterScheduler):
             for notice in (*notices, *_default_image_notices(app)):
                 logger.warning(notice)
             job = to_training_job(sized, unique_job_name(sized), cfg, namespace=_context_namespace(target))
-            return AppDryRunInfo(Submission(with_cluster_settings(job, sized, settings), target), _submission_yaml)
+            archive = pack_workspace(settings[".workspace"]) if settings.get(".workspace") else None
+            request = Submission(with_cluster_settings(job, sized, settings), target, archive)
+            return AppDryRunInfo(request, _submission_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         submission: Submission = dryrun_info.request
         with as_submission_refused():
-            submitted = self._record_submission(self._client_of(submission.context).submit(submission.job))
+            client, archive = self._client_of(submission.context), submission.archive
+            job = (
+                client.submit(submission.job)
+                if archive is None
+                else client.submit_with_archive(submission.job, archive)
+            )
+            submitted = self._record_submission(job)
         self._context_by_app[submitted] = submission.context
         if submission.context != self._default_context:
             logger.info(
@@ -169,6 +179,8 @@ def with_cluster_settings(job: TrainingJob, app: AppDef, settings: Mapping[str, 
         if not role.image:
             raise SubmissionRefused(f"role {role.name}: image: must not be empty in a cluster; use --image")
         _complete_pod(entry["template"]["spec"], role, settings)
+        if settings.get(".workspace"):
+            unpack_in_pod(entry["template"]["spec"], job.metadata.name)
     return validate_job(document)
 
 

@@ -192,6 +192,14 @@ SETTINGS = (
         _KUBERNETES_BACKEND,
     ),
     Setting(
+        "workspace",
+        ".workspace",
+        str.strip,
+        "folder whose files the pods get as their working directory, without an image build (default: none)",
+        str,
+        _KUBERNETES_BACKEND,
+    ),
+    Setting(
         "context",
         ".context",
         str.strip,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +185,28 @@ def test_components_without_a_number_of_gpus_get_all_of_a_node(pool: Pool, runne
     resources = job.spec.roles[0].template.spec.containers[0].resources
     assert resources.limits == {"nvidia.com/gpu": "4"}
     assert resources.requests["cpu"] == "86"  # of 96: DaemonSets and the collector need some
+
+
+def test_code_of_a_folder_reaches_the_pods_and_is_deleted_with_the_job(
+    pool: Pool, torchx: TorchX, tmp_path: Path
+) -> None:
+    pool.set_up()
+    pool.wait_until_seen()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('trained')\n")
+    (tmp_path / "code" / "vocabulary.bin").write_bytes(os.urandom(990_000))  # close to the limit
+    cfg = f"queue={pool.queue('red')},workspace={tmp_path / 'code'}"
+    ran = torchx("run", "-s", "muster", "-cfg", cfg, "utils.python", "--script", "train.py")
+    assert ran.returncode == 0, ran.stderr
+    name = name_of(AppHandle(ran.stdout.strip().splitlines()[-1]))
+    path = f"/api/v1/namespaces/{pool.namespace}/configmaps/{name}-workspace"
+    config_map = pool.api.get(path)
+    assert config_map["immutable"] is True
+    assert list(config_map["binaryData"]) == ["workspace.tar.gz"]
+    pool.wait_for_phase(name, "Running")
+    (pod,) = pool.pods(name)
+    assert {"name": f"{name}-workspace"} in [
+        {"name": volume["configMap"]["name"]} for volume in pod["spec"]["volumes"] if "configMap" in volume
+    ]
+    pool.delete(name)
+    pool.wait("the archive is gone", lambda: pool.api.gone(path))
