@@ -147,3 +147,18 @@ def test_bisect_names_the_commit_and_skips_one_that_does_not_run(home: Path, tmp
     assert (ended.code, ended.rows[0]["firstBad"]) == (0, [])
     ended = muster("bench", "compare", "HEAD~2", "HEAD~1", "--suite", str(suite), "--json")
     assert json.loads(ended.out)[0]["outcome"] == "regression"
+
+
+def test_a_suspended_job_continues_after_the_run_that_was_stopped(home: Path, tmp_path: Path, muster: Muster) -> None:
+    suite, out = write_suite(tmp_path, COUNTED, SLOW_RUNS), tmp_path / "r.jsonl"
+    words = ["bench", "compare", ".", "env:TIME=0.55", "--suite", str(suite), "--out", str(out)]
+    command = subprocess.Popen([sys.executable, "-c", "import muster.cli; muster.cli.main()", *words])
+    eventually(lambda: recorded_runs(out) >= 2)
+    name = muster("jobs", "--json").rows[0]["metadata"]["name"]
+    muster("suspend", name)
+    eventually(lambda: muster("jobs", "--json").rows[0]["status"]["phase"] == "Suspended")
+    kept = recorded_runs(out)
+    muster("resume", name)
+    assert command.wait() == 5
+    assert kept < 12 == recorded_runs(out)
+    assert 12 <= len((tmp_path / "started").read_text()) <= 13

@@ -11,6 +11,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 from tests.local.support import eventually, shell_job
+from tests.tracing.kineto import Event, step, write_trace
 
 from muster.api.spec import TraceCaptureStatus
 from muster.api.spec.captures import CapturedRank
@@ -163,3 +164,24 @@ def test_a_running_job_of_this_host_is_profiled_and_reported(
         assert "muster_components.trainer.instrument SCRIPT" in muster("trace", "plain").err
     finally:
         client.down(force=True)
+
+
+def test_diff_lists_what_changed_and_refuses_a_side_without_traces(
+    muster: Muster, cluster: MemoryClient, tmp_path: Path
+) -> None:
+    for name, duration in (("a", 100.0), ("b", 150.0)):
+        write_trace(
+            tmp_path / name / "0.json", [step(1, 0, 1000), Event("aten::mm", 10, duration), step(2, 1000, 1000)]
+        )
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert muster("trace", "diff", a, b).out == "operator aten::mm: +0.025 ms a step (0.05 -> 0.075 ms, 0.5 calls)\n"
+    (row,) = muster("trace", "diff", a, b, "--json").rows
+    assert (row["kind"], row["name"], row["aMilliseconds"], row["bMilliseconds"]) == (
+        "operator",
+        "aten::mm",
+        0.05,
+        0.075,
+    )
+    (tmp_path / "empty").mkdir()
+    ended = muster("trace", "diff", a, str(tmp_path / "empty"))
+    assert (ended.code, "must have a readable trace" in ended.err) == (2, True)

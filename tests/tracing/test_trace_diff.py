@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
+from muster.errors import InvalidTrace
 from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
 from muster.tracing.rank_record import RankRecord
+from muster.tracing.rank_records import read_rank_records
 from muster.tracing.trace_diff import diff_work
 
 
@@ -74,3 +76,13 @@ def test_without_a_device_operators_are_compared_by_their_own_time(tmp_path: Pat
     assert (change.kind, change.name, change.a_calls, change.b_calls) == ("operator", "aten::mm", 1, 1)
     assert (change.a_ms, change.b_ms) == pytest.approx((0.1, 0.15))
     assert change.describe() == "operator aten::mm: +0.05 ms a step (0.1 -> 0.15 ms, 1 calls)"
+
+
+def test_ranks_are_read_from_a_folder_or_one_trace_and_a_side_without_traces_is_refused(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_trace(tmp_path / "run" / f"{rank}.json", gpu_steps(2, [("gemm", 500)]), rank=rank, world_size=2)
+    assert [one.rank for one in read_rank_records(tmp_path / "run")] == [0, 1]
+    assert [one.rank for one in read_rank_records(tmp_path / "run" / "1.json")] == [1]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidTrace, match="empty: must have a readable trace"):
+        read_rank_records(tmp_path / "empty")

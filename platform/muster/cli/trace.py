@@ -160,7 +160,33 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
         print_renderable(analysis_tables(report, hta=compat == "hta"))
 
 
-trace.add_section("Verbs", capture, analyze)
+@click.command()
+@click.argument("a", type=FILE, metavar="A", help="A job, a run folder, any folder of traces, or a trace.")
+@click.argument("b", type=FILE, metavar="B", help="Another one of the same program.")
+@click.option("--limit", cls=PlainOption, type=click.IntRange(min=1), default=20, metavar="N", help="Rows; default 20.")
+@namespace_option
+@json_option
+def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> None:
+    """Show what changed from A to B: kernels (without a device, operators) and collectives, the largest change first.
+
+    Times are means per step and rank. Exit code 2: a side has no readable trace.
+    """
+    from muster.cli.analysis import resolve_run
+    from muster.cli.views.bench import change_row
+    from muster.tracing.rank_records import read_rank_records
+    from muster.tracing.trace_diff import diff_work
+
+    workers = len(os.sched_getaffinity(0))
+    sides = [read_rank_records(resolve_run(run, namespace)[0], workers=workers) for run in (a, b)]
+    changes = diff_work(*sides)
+    if as_json:
+        print_json([change_row(change) for change in changes])
+        return
+    for change in changes[:limit]:
+        print_text(change.describe())
+
+
+trace.add_section("Verbs", capture, analyze, diff)
 
 
 def _is_given(ctx: click.Context, option: str) -> bool:

@@ -63,7 +63,7 @@ def _comparison_row(result: BenchmarkResult) -> dict[str, Any]:
         "metric": result.metric,
         "medianSeconds": None if result.medians_s is None else {"a": result.medians_s[0], "b": result.medians_s[1]},
         "metrics": {metric: _interval_row(interval) for metric, interval in result.intervals.items()},
-        "changes": [_change_row(change) for change in result.changes],
+        "changes": [change_row(change) for change in result.changes],
         "error": result.error,
     }
 
@@ -78,7 +78,8 @@ def _interval_row(interval: RatioInterval) -> dict[str, Any]:
     }
 
 
-def _change_row(change: WorkChange) -> dict[str, Any]:
+def change_row(change: WorkChange) -> dict[str, Any]:
+    """One kernel, operator or collective, as JSON."""
     return {
         "kind": change.kind,
         "name": change.name,
@@ -133,7 +134,7 @@ def bisect_row(result: BisectResult, describe: Callable[[str], str]) -> dict[str
             }
             for step in result.steps
         ],
-        "changes": [_change_row(change) for change in result.changes],
+        "changes": [change_row(change) for change in result.changes],
     }
 
 
