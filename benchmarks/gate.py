@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+import numpy as np
 from gate_program import UNITS, send_torch_times
 
 from muster.bench.statistics import Criteria, Outcome, RatioInterval, paired_ratio
@@ -49,9 +50,9 @@ def summarise(times: Sequence[tuple[float, float]], total_cpu_s: float) -> dict[
     wall, cpu = zip(*times[round(WARMUP_SHARE * len(times)) :], strict=True)
     return {
         "wall": median(wall),
-        "wall_q1": quantiles(wall, n=4)[0],
+        "wall_q1": float(np.quantile(wall, 0.25)),
         "cpu": median(cpu),
-        "cpu_q1": quantiles(cpu, n=4)[0],
+        "cpu_q1": float(np.quantile(cpu, 0.25)),
         "total_cpu": total_cpu_s,
     }
 

@@ -55,6 +55,7 @@ def test_another_file_is_not_taken_for_results(tmp_path: Path, text: str) -> Non
 def test_the_value_of_a_run_is_the_median_after_the_warm_up() -> None:
     assert RECORD.value("wall", 1) == 1.5
     assert RECORD.value("wall", 0) == 1.75
+    assert RECORD.value("wall", 1, 0.25) == 1.25
     assert RECORD.value("cpu", 0) is None
     assert RECORD.value("totalCpu", 99) == 0.5
     with pytest.raises(InvalidSpec, check=has("warmup: must be below the number of iterations of one@A, 4; got 4")):

@@ -38,8 +38,9 @@ def test_each_variant_is_a_benchmark_with_its_environment_and_all_share_the_rate
         "benchmarks:\n"
         "- {name: a, command: [x], env: {SIZE: '1', MODE: m}, variants: {small: {}, large: {SIZE: '9'}},"
         " trace: {startStep: 5, steps: 3}}\n"
-        "- {name: b, command: [y]}\n"
+        "- {name: b, command: [y], quantile: 0.25}\n"
     )
+    assert [one.quantile for one in suite.benchmarks] == [0.5, 0.5, 0.25]
     assert [(one.name, one.env, one.trace_steps) for one in suite.benchmarks] == [
         ("a.small", {"SIZE": "1", "MODE": "m"}, "5:8"),
         ("a.large", {"SIZE": "9", "MODE": "m"}, "5:8"),
@@ -86,6 +87,7 @@ def test_a_suite_survives_its_file_of_results() -> None:
         ("benchmarks: [{name: a, command: [x], env: {A-B: x}}]", "benchmarks[0].env", "names of variables"),
         ("benchmarks: [{name: a, command: [x], env: {MUSTER_JOB: x}}]", "benchmarks[0].env", "got 'MUSTER_JOB'"),
         ("benchmarks: [{name: a, command: [x], metric: time}]", "benchmarks[0].metric", "must be 'wall', 'cpu' or"),
+        ("benchmarks: [{name: a, command: [x], quantile: 1}]", "benchmarks[0].quantile", "must be less than 1; got 1"),
         ("benchmarks: [{name: a, command: [x], warmup: -1}]", "benchmarks[0].warmup", "must be at least 0; got -1"),
         (f"{MINIMAL}\ncriteria: {{minRuns: 4}}", "criteria.minRuns", "must be at least 5; got 4"),
         (f"{MINIMAL}\ncriteria: {{minRuns: 30}}", "criteria.minRuns", "must be at most maxRuns (24); got 30"),

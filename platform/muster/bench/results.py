@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from muster.bench.suite import Benchmark, Metric, is_time
 from muster.errors import InvalidSpec, Refused
@@ -44,7 +44,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     def key(self) -> RunKey:
         return RunKey(self.program, self.repetition, self.traced)
 
-    def value(self, metric: Metric, warmup: int) -> float | None:
+    def value(self, metric: Metric, warmup: int, quantile: float = 0.5) -> float | None:
         """The run's value of a metric; None if it was not recorded. Raises `InvalidSpec` if the warm-up is all."""
         if metric == "totalCpu":
             return self.total_cpu_s if is_time(self.total_cpu_s) else None
@@ -54,7 +54,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         if len(times) <= warmup:
             message = f"warmup: must be below the number of iterations of {self.program}, {len(times)}; got {warmup}"
             raise InvalidSpec(message, field="warmup")
-        return median(times[warmup:])
+        return float(np.quantile(times[warmup:], quantile))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -172,7 +172,7 @@ def values_by_repetition(
     found = {}
     for run in runs:
         if run.program == program and not run.traced and not run.error:
-            value = run.value(metric, benchmark.warmup)
+            value = run.value(metric, benchmark.warmup, benchmark.quantile)
             if value is not None:
                 found[run.repetition] = value
     return found
