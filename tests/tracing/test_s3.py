@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,19 @@ def test_muster_report_fetches_the_traces_of_both_ranks_from_s3(
     assert report["loss"] is not None
     again = muster("report", "llama", "-n", "team", "--out", str(tmp_path / "there"))
     assert again.out.splitlines()[-1] == str(tmp_path / "there" / "report.html")
+
+
+def test_a_collector_that_is_killed_at_any_call_to_s3_continues_its_upload(tmp_path: Path) -> None:
+    """Three parts: before and after it has begun the upload, sent each part, and completed it."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.tracing.killed_at_every_call", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert [int(line) for line in ended.stdout.split()] == [3, 3, 3, 3, 2, 2, 1, 1, 0, 0]
 
 
 def test_a_new_attempt_without_its_old_folder_keeps_the_entries_in_the_store(tmp_path: Path, store: TraceStore) -> None:

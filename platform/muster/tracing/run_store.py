@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import secrets
 import shutil
@@ -25,14 +26,14 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
 from muster.errors import ClusterError, InvalidSpec, Refused
-from muster.tracing import HOW_TO_TRACE
+from muster.tracing import HOW_TO_TRACE, multipart_upload
+from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import parse_trace_name
 
 # Backends that write in place but rename atomically. In object stores an object is visible only once it is complete,
 # and a rename is a copy.
 RENAME_PROTOCOLS = frozenset({"file", "local", "memory", "sftp", "ssh", "hdfs", "webhdfs", "smb", "arrow_hdfs"})
-_PART_BYTES = 16 << 20  # of a multipart upload: S3 allows 10,000 parts of at least 5 MiB
 _UPLOAD_SUFFIX = ".upload.tmp"
 BLOCK_BYTES = 1 << 20
 # zlib's default: 30% smaller than level 1 in twice the time, still over 150 MB/s.
@@ -44,18 +45,20 @@ _RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|heartbeats/rank-\d+\.json|{
 _MANIFEST_NAME = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
 MAX_FETCH_BYTES = 16 << 30
 _MAX_FETCHED_FILES = 20_000
-_CLIENT_OPTIONS = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
+_CLIENT_OPTIONS: dict[str, dict[str, Any]] = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
 
 
 class TraceStore:
     """A folder or bucket prefix given by URL: `s3://bucket/run`, `gs://...`, `file:///...` or a plain path.
 
-    fsspec's backends read credentials from the environment; `options` are passed to the backend. The constructor raises
+    fsspec's backends read credentials from the environment; `options` are passed to the backend. With `states`, an
+    upload of a large file to S3 that was interrupted continues. The constructor raises
     ValueError for an unknown protocol and ImportError if the backend's package is not installed.
     """
 
-    def __init__(self, url: str, **options: object) -> None:
+    def __init__(self, url: str, states: UploadStates | None = None, **options: object) -> None:
         self.url = url
+        self._states = states
         filesystem, root = url_to_fs(url, **options)
         self._fs: Any = filesystem
         self._root: str = root.rstrip("/")
@@ -71,7 +74,7 @@ class TraceStore:
         """
         target = self._path(name)
         self._make_folder(target)
-        self._publish(target, lambda place: self._upload_stream(source, place))
+        self._publish(target, lambda place: self._upload_stream(source, place, name))
         self._verify_size(name, source.tell())
 
     def put_bytes(self, name: str, data: bytes) -> None:
@@ -81,11 +84,20 @@ class TraceStore:
         self._publish(target, lambda place: self._fs.pipe_file(place, data))
         self._verify_size(name, len(data))
 
-    def _upload_stream(self, source: IO[bytes], place: str) -> None:
+    def _upload_stream(self, source: IO[bytes], place: str, name: str) -> None:
+        if (
+            self._states is not None
+            and hasattr(self._fs, "call_s3")
+            and source.seek(0, os.SEEK_END) > multipart_upload.PART_BYTES
+        ):
+            sha256 = content_digest(source).sha256
+            multipart_upload.upload_in_parts(self._fs, place, source, self._states, name, sha256=sha256)
+            source.seek(0, os.SEEK_END)
+            return
         source.seek(0)
-        out = self._fs.open(place, "wb", block_size=_PART_BYTES)
+        out = self._fs.open(place, "wb", block_size=multipart_upload.PART_BYTES)
         try:
-            shutil.copyfileobj(source, out, _PART_BYTES)
+            shutil.copyfileobj(source, out, multipart_upload.PART_BYTES)
         except BaseException:
             if isinstance(out, AbstractBufferedFile):  # close() would publish the part uploaded so far
                 with suppress(Exception):
@@ -142,7 +154,7 @@ class TraceStore:
         local.parent.mkdir(parents=True, exist_ok=True)
         with SharedFolder(local.parent).new_file(local.name, owner="download") as new, self.open(name) as source:
             remaining = max_bytes
-            while block := source.read(min(remaining + 1, _PART_BYTES)):
+            while block := source.read(min(remaining + 1, multipart_upload.PART_BYTES)):
                 if len(block) > remaining:
                     raise OSError(f"{self.url}: {name} must have at most {max_bytes} bytes; it has grown")
                 new.file.write(block)

@@ -17,6 +17,7 @@ from typing import IO
 
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
+from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
 from muster.tracing.run_store import ContentDigest, TraceStore, compress, content_digest
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
@@ -261,7 +262,8 @@ class Collector:
 
     def _open_store(self) -> TraceStore:
         if self.store is None:
-            self.store = TraceStore(self.options.store or "")
+            states = UploadStates(self.run_folder, self.options.owner)
+            self.store = TraceStore(self.options.store or "", states)
         return self.store
 
     def _defer(self, name: TraceName, now: float, error: Exception) -> None:
