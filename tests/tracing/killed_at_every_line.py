@@ -92,16 +92,19 @@ def check_all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good
-    assert (store / f"{GOOD}.gz").read_bytes() == (traces / f"{GOOD}.gz").read_bytes()
+    summary = f"summaries/{GOOD}"
+    for name in (f"{GOOD}.gz", summary):
+        assert (store / name).read_bytes() == (traces / name).read_bytes()
     names = [path.name for path in traces.glob("manifest-*.json")]
     for name in names:
         assert (store / name).read_bytes() == (traces / name).read_bytes()
     found = (path.relative_to(traces) for path in traces.rglob("*") if path.is_file())
     left = sorted(str(path) for path in found if path.suffix != ".lock")
-    assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz"]), left
+    assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz", summary]), left
 
 
 def main(folder: Path) -> int:
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]  # has threads, which a fork does not copy
     good = trace_text(training_steps(5))
     bad = good[: len(good) // 2]
     run_dir = folder / "run"

@@ -124,6 +124,7 @@ def test_muster_report_fetches_the_traces_of_both_ranks_from_s3(
         "traces/manifest-trainer-0.json",
         "traces/manifest-trainer-1.json",
         *(f"traces/{name}" for name in traces),
+        *(f"traces/summaries/{name.removesuffix('.json.gz')}.parquet" for name in traces),
     )
     ended = muster("report", "llama", "-n", "team")
     assert (ended.code, ended.err) == (0, "")

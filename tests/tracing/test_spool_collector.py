@@ -145,7 +145,7 @@ def test_a_trace_that_kills_its_reader_repeatedly_is_quarantined_and_does_not_de
 ) -> None:
     killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
 
-    def dies(file: IO[bytes], path: Path, max_bytes: int) -> int:
+    def dies(file: IO[bytes], path: Path, *_: object) -> int:
         if path.name == killer.name:
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
         return validate_trace(file, path)
@@ -167,7 +167,7 @@ def test_a_trace_that_kills_its_reader_repeatedly_is_quarantined_and_does_not_de
 def test_a_trace_that_fails_its_reader_repeatedly_is_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(file: IO[bytes], path: Path, max_bytes: int) -> int:
+    def fails(file: IO[bytes], path: Path, *_: object) -> int:
         raise MemoryError
 
     monkeypatch.setattr(spool_collector, "validate_trace", fails)
@@ -189,7 +189,7 @@ def test_errors_of_a_store_or_a_disk_do_not_count_as_read_attempts(
     for _ in range(2 * spool_collector.MAX_READ_ATTEMPTS):
         assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
 
-    def unread(file: IO[bytes], path: Path, max_bytes: int) -> int:
+    def unread(file: IO[bytes], path: Path, *_: object) -> int:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:

@@ -29,6 +29,7 @@ from muster.tracing.json_stream import (
     NOT_A_TRACE,
     TOO_LARGE,
     EventArguments,
+    EventCallback,
     RawEvent,
     TraceHeader,
     TraceLimits,
@@ -62,13 +63,21 @@ MAX_TIME_US = 1e17  # three thousand years: a larger time or duration is not one
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
 
 
-def validate_trace(file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES) -> int:
-    """Decode the complete file without keeping it; returns the number of events.
+def validate_trace(
+    file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES, on_events: EventCallback | None = None
+) -> int:
+    """Decode the complete file without keeping it; returns the number of events. `on_events` gets those of each block.
 
     Raises InvalidTrace as `stream_file` does, or if the trace has no events.
     """
     counts: list[int] = []
-    stream_file(file, path, lambda events: counts.append(len(events)), max_bytes=max_bytes)
+
+    def count(events: list[RawEvent]) -> None:
+        counts.append(len(events))
+        if on_events is not None:
+            on_events(events)
+
+    stream_file(file, path, count, max_bytes=max_bytes)
     if not sum(counts):
         raise InvalidTrace(f"{path}: has no events")
     return sum(counts)

@@ -45,7 +45,9 @@ _RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|heartbeats/rank-\d+\.json|{
 _MANIFEST_NAME = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
 MAX_FETCH_BYTES = 16 << 30
 _MAX_FETCHED_FILES = 20_000
-_CLIENT_OPTIONS: dict[str, dict[str, Any]] = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
+_CLIENT_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}
+}
 
 
 class TraceStore:

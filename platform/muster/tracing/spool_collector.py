@@ -11,18 +11,21 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
+from muster.tracing.event_totals import EventTotals, encode_totals
+from muster.tracing.missing_ranks import missing_ranks
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
 from muster.tracing.run_store import ContentDigest, TraceStore, compress, content_digest
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
 from muster.tracing.trace_files import (
     MAX_MANIFEST_BYTES,
+    SUMMARIES,
     TRACES,
     Manifest,
     SpoolClaims,
@@ -176,7 +179,7 @@ class Collector:
                 self._quarantine(name, ContentDigest(size, ""), reason, now)
                 return
             try:
-                self._validate(name, source)
+                totals = self._validate(name, source)
             except InvalidTrace as error:
                 reason = str(error).removeprefix(f"{self._display_path(name)}: ")
                 self._quarantine(name, content_digest(source, size), reason, now)
@@ -184,25 +187,42 @@ class Collector:
             with self.run_folder.new_file(f"{TRACES}/{name.archive_name}", owner=self.options.owner) as packed:
                 published = compress(source, packed.file, size)
                 packed.publish()
-                self._record(_trace_entry(name, name.archive_name, published, size, None, now), upload=packed.file)
+                entry = _trace_entry(name, name.archive_name, published, size, None, now)
+                self._record(replace(entry, summary=self._write_summary(name, totals)), upload=packed.file)
         self.run_folder.remove(self.claims.path(name))
         log(self.options, f"collected {name.archive_name}: {size} bytes as {published.bytes}")
+
+    def _write_summary(self, name: TraceName, totals: EventTotals) -> str | None:
+        """Write the sums of the events beside the trace, and into the store; None where the folder is not writable."""
+        suffix, content = encode_totals(totals.table())
+        file = f"{name.summary_name}{suffix}"
+        try:
+            self.run_folder.make_folder(f"{TRACES}/{SUMMARIES}")
+            self.run_folder.write(f"{TRACES}/{file}", content, owner=self.options.owner)
+        except OSError as error:  # such as a link in place of the folder
+            log(self.options, f"cannot write {file}: {error}")
+            return None
+        if self.options.store:
+            self._open_store().put_bytes(f"{TRACES}/{file}", content)
+        return file
 
     def _display_path(self, name: TraceName) -> Path:
         return self.run_folder.path / self.claims.path(name)
 
-    def _validate(self, name: TraceName, source: IO[bytes]) -> None:
-        """Decode the trace. Raises InvalidTrace, also after `MAX_READ_ATTEMPTS` reads that did not end."""
+    def _validate(self, name: TraceName, source: IO[bytes]) -> EventTotals:
+        """Decode the trace and sum its events. Raises InvalidTrace, also after `MAX_READ_ATTEMPTS` unfinished reads."""
         attempts = self.claims.read_attempts(name)
         if attempts >= MAX_READ_ATTEMPTS:
             raise InvalidTrace(f"{self._display_path(name)}: its reader was killed or failed {attempts} times")
         self.claims.begin_read(name)
+        totals = EventTotals()
         try:
-            validate_trace(source, self._display_path(name), self.options.max_trace_bytes)
+            validate_trace(source, self._display_path(name), self.options.max_trace_bytes, totals.add)
         except (InvalidTrace, OSError):
             self.claims.end_read(name)
             raise
         self.claims.end_read(name)
+        return totals
 
     def _quarantine(self, name: TraceName, digest: ContentDigest, reason: str, now: float) -> None:
         """Move a corrupt trace to `traces/corrupt/` and record it in the manifest."""
@@ -224,7 +244,7 @@ class Collector:
         # its entry is kept.
         listed_in = self._find_manifest(entry)
         if listed_in is None:
-            changed = self.manifest.with_entry(entry)
+            changed = self._with_missing_ranks(self.manifest.with_entry(entry))
             write_manifest(self.run_folder, changed, owner=self.options.owner)
             self.manifest = listed_in = changed
         if store is not None:
@@ -250,6 +270,10 @@ class Collector:
     def upload(self, name: str, content: bytes) -> None:
         """Upload a file of the run folder. Raises the errors of the store's backend."""
         self._open_store().put_bytes(name, content)
+
+    def _with_missing_ranks(self, manifest: Manifest) -> Manifest:
+        others = [other for other in read_manifests(self.run_folder) if other.name != manifest.name]
+        return replace(manifest, missing=missing_ranks(self.run_folder, [manifest, *others], self.options.ranks))
 
     def _find_manifest(self, entry: TraceEntry) -> Manifest | None:
         """The manifest that already lists this file with this content, or None."""

@@ -29,6 +29,8 @@ MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
 MAX_MANIFEST_BYTES = 16 << 20
 """Limit for reading a manifest."""
 SPOOL = f"{TRACES}/spool"
+SUMMARIES = "summaries"
+"""The folder of summaries in that of the traces."""
 CLAIMED = "claimed"
 LOCK_TIMEOUT_S = 2.0
 """Another collector holds this pod's lock for some milliseconds while it takes over claims of a killed predecessor."""
@@ -40,7 +42,8 @@ _ATTEMPTS_SUFFIX = ".tries"
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
     """One trace. `file` is relative to the traces folder; `bytes` and `sha256` are those of that file, `raw_bytes`
-    is the size of the JSON text; `collected_at` is in Unix seconds; `reason` is set unless `status` is "ok".
+    is the size of the JSON text; `collected_at` is in Unix seconds; `reason` is set unless `status` is "ok". `summary`
+    is the file with the sums of its events (`event_totals`).
     """
 
     file: str
@@ -54,6 +57,17 @@ class TraceEntry:
     status: Literal["ok", "corrupt", "dropped"]
     reason: str | None
     collected_at: float
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRanks:
+    """Ranks that have no trace of these steps, of an attempt in which others have; the steps are half-open."""
+
+    attempt: int
+    start_step: int
+    end_step: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +81,13 @@ class WaitingTrace:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The traces of one pod's collector; both lists are ordered by file."""
+    """The traces of one pod's collector, ordered by file, those that wait, and the ranks of the pod without one."""
 
     role: str
     index: int
     traces: tuple[TraceEntry, ...] = ()
     waiting: tuple[WaitingTrace, ...] = ()
+    missing: tuple[MissingRanks, ...] = ()
 
     @property
     def name(self) -> str:
@@ -150,6 +165,11 @@ class TraceName:
     def spool_name(self) -> str:
         """The name of the finished trace in the spool, as the profiler hook writes it."""
         return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
+
+    @property
+    def summary_name(self) -> str:
+        """The path of its summary in the traces folder, without suffix."""
+        return f"{SUMMARIES}/{self.spool_name.removesuffix('.json')}"
 
     @property
     def archive_name(self) -> str:
@@ -295,10 +315,11 @@ def claim_owners(run: SharedFolder) -> list[str]:
 
 def remove_temporary_files(run: SharedFolder, owner: str) -> None:
     """Remove incomplete files of a killed collector. The caller must hold its lock."""
-    for name in run.file_names(TRACES):
-        if is_temporary_of(owner, name):
-            with suppress(OSError):
-                run.remove(f"{TRACES}/{name}")
+    for folder in (TRACES, f"{TRACES}/{SUMMARIES}"):
+        with suppress(OSError):
+            for name in run.file_names(folder):
+                if is_temporary_of(owner, name):
+                    run.remove(f"{folder}/{name}")
 
 
 def _claim_folder(owner: str) -> str:
