@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from muster.errors import InvalidTrace
+from muster.tracing.compiled_regions import CompiledRegion, compiled_regions
 from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
     KernelType,
@@ -67,6 +68,7 @@ class TraceSummary:
     `memory` is known if the profiler recorded it.
     `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
     CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
+    `compiled_regions` are those of the graphs among the operators.
     """
 
     source: str
@@ -92,6 +94,7 @@ class TraceSummary:
     timelines: tuple[StepTimeline, ...]
     hta: HtaMetrics | None
     hta_stream_idle: tuple[StreamIdle, ...]
+    compiled_regions: dict[str, CompiledRegion]
     memory: MemoryCurve | None = None
 
     @property
@@ -178,6 +181,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         timelines=step_timelines(lanes, steps),
         hta=hta_metrics(trace) if len(work) else None,
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
+        compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
     )
     return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes, critical_path=critical_path))

@@ -22,6 +22,7 @@ class CompilationRecord(msgspec.Struct):
     kind: Literal["graph", "backward", "graph_break"]
     attempt: Count = 0
     step: Count | None = None
+    compile_id: str | None = None
     function: str | None = None
     file: str | None = None
     line: int | None = None

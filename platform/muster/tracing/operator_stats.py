@@ -11,6 +11,9 @@ from muster.tracing.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.spans import Int64, groups
 from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME, nested_events
 
+COMPILED_PREFIX = "compiled "
+"""Of names of compiled graphs by source line (`compiled_regions`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorStats:
@@ -87,6 +90,8 @@ def short_name(name: str, max_length: int = 64) -> str:
     >>> short_name("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)")
     'elementwise_kernel<CUDAFunctor_add>'
     """
+    if name.startswith(COMPILED_PREFIX):
+        return _truncate(name, max_length)
     if graph := COMPILED_GRAPH.match(name):
         return f"compiled graph {graph[1][:8]}"
     if name.startswith(("Memcpy", "Memset")) or ("<" not in name and "(" not in name):

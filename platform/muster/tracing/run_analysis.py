@@ -11,9 +11,10 @@ import numpy as np
 from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
-from muster.tracing.analysis import AnalysedTrace, UnreadableTrace, summarise_trace_files
+from muster.tracing.analysis import AnalysedTrace, TraceSummary, UnreadableTrace, summarise_trace_files
 from muster.tracing.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
 from muster.tracing.compilation import Compilation, steady_compilations, summarise_compilation
+from muster.tracing.compiled_regions import compiled_places, name_graphs
 from muster.tracing.critical_path import CriticalPath, critical_path
 from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
@@ -121,7 +122,7 @@ def analyse_run(
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
     comparison = None
     if is_single_job(folder, summaries):
-        summaries = in_common_steps(summaries)
+        summaries = [_with_named_graphs(folder, trace) for trace in in_common_steps(summaries)]
         records = [trace.record for trace in analysed if trace.record is not None]
         if len({record.rank for record in records}) == len(records) == len(analysed):
             last_step = {m.rank: int(m.step[-1]) for m in folder.metrics}
@@ -166,6 +167,12 @@ def analyse_run(
     others = _other_windows(folder, window)
     others += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
     return replace(report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped)))
+
+
+def _with_named_graphs(folder: RunFolder, trace: TraceSummary) -> TraceSummary:
+    """Compiled graphs by the function and line in the trainer's records."""
+    places = compiled_places(folder.compilation.get(-1 if trace.rank is None else trace.rank, ()))
+    return replace(trace, operators=name_graphs(trace.operators, trace.compiled_regions, places))
 
 
 def _other_windows(folder: RunFolder, window: StepWindow | None) -> list[str]:
