@@ -32,9 +32,11 @@ class CompiledRegion:
 
 def compiled_regions(trace: Trace) -> dict[str, CompiledRegion]:
     """By the name of each graph's annotation the region that most of its calls belong to."""
+    is_region, is_graph = matching_names(trace, REGION), matching_names(trace, COMPILED_GRAPH)
+    if not is_region.any() or not is_graph.any():
+        return {}
     events = nested_events(trace)
-    regions = events[matching_names(trace, REGION)[events.name]] if len(events) else events
-    graphs = events[matching_names(trace, COMPILED_GRAPH)[events.name]] if len(events) else events
+    regions, graphs = events[is_region[events.name]], events[is_graph[events.name]]
     if not len(regions) or not len(graphs):
         return {}
     regions = regions[np.argsort(regions.start, kind="stable")]

@@ -85,7 +85,8 @@ def device_work_types(trace: Trace, work: Events) -> NDArray[np.int8]:
 def nested_events(trace: Trace) -> Events:
     """Operators and annotations of the CPU that nest within a thread: all but sends and receives."""
     events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
-    return events[~matching_names(trace, POINT_TO_POINT_NAME)[events.name]] if len(events) else events
+    apart = matching_names(trace, POINT_TO_POINT_NAME)
+    return events[~apart[events.name]] if apart.any() else events  # without a copy, of the largest part of most traces
 
 
 def matching_names(trace: Trace, pattern: re.Pattern[str]) -> Mask:
