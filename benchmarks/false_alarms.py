@@ -105,6 +105,7 @@ def count(layout: str, runs: int, slow_loader_ms: float) -> LayoutCounts:
         counts.runs += 1
         counts.with_verdict += bool(verdicts)
         counts.against_a_rank += any(verdict.ranks for verdict in verdicts)
+        print(f"{layout}: run {counts.runs}, {len(verdicts)} verdicts", file=sys.stderr, flush=True)
         counts.verdicts.update(f"{verdict.cause} {list(verdict.ranks) or 'all'}" for verdict in verdicts)
     return counts
 
