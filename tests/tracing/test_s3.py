@@ -102,7 +102,7 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
     with collector(
         folder, "--until-idle", *where, "--termination-message-path", str(ending), pod=index, env=without
     ) as process:
-        _, log_text = process.communicate(timeout=100)
+        _, log_text = process.communicate(timeout=280)
     assert process.returncode == 0, log_text
     assert "testing" not in log_text  # neither key
     words: dict[str, Any] = json.loads(ending.read_text())
