@@ -20,7 +20,8 @@ TimesOf = Callable[[dict[str, Any], int], list[float] | str]
 class FakeCluster:
     """`attempts` are how many runs each attempt of a job does before it is killed; the last one does all that are left.
 
-    As on Kubernetes without a durable run folder, an attempt begins with the first run.
+    As on Kubernetes without a durable run folder, an attempt begins with the first run. With `deletes_logs`, as there,
+    only the current attempt has a log.
     """
 
     times_of: TimesOf
@@ -29,6 +30,8 @@ class FakeCluster:
     submitted: list[TrainingJob] = field(default_factory=list)
     statuses: list[TrainingJobStatus] = field(default_factory=list)  # before the job runs
     end: str = "Succeeded"
+    deletes_logs: bool = False
+    attempt: int = 0  # that the last status had
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         self.submitted += jobs
@@ -43,11 +46,13 @@ class FakeCluster:
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         job = self.job(name, namespace)
         while self.statuses:
+            self.attempt = self.statuses[0].attempt
             yield job.model_copy(update={"status": self.statuses.pop(0)})
-        yield self._with(job, self.end, len(self.attempts))
+        self.attempt = len(self.attempts)
+        yield self._with(job, self.end, self.attempt)
 
     def log_attempts(self, name: str, namespace: str = "default") -> Mapping[tuple[str, int], int]:
-        return {("bench", 0): len(self.attempts)}
+        return {} if self.deletes_logs else {("bench", 0): len(self.attempts)}
 
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         return self.folder
@@ -58,6 +63,8 @@ class FakeCluster:
         plan = json.loads(self.job(name, namespace).spec.roles[0].template.spec.containers[0].command[3])
         runs = plan["runs"]
         assert options.attempt is not None
+        if self.deletes_logs and options.attempt < self.attempt:
+            raise NotFound("its pods and logs are deleted", field="attempt", reason="LogUnavailable")
         done = [*self.attempts, len(runs)][options.attempt]
         yield "output of something else"
         for number, repetition, traced in runs[:done]:

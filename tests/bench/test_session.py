@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from muster.bench.session import JobFailed, Session, Side, WantedRun, build_job
 from muster.bench.statistics import Outcome
 from muster.bench.suite import parse_suite, resolve_suite
 from muster.client import ClusterClient
+from muster.errors import NotFound
 from muster_components.bench.plan import parse_plan
 
 A, B = Side("A", "/a"), Side("B", "/b", env=(("X", "$(HOME) $$y"),))
@@ -99,6 +101,60 @@ def test_an_interrupted_command_collects_what_its_job_has_done_and_submits_the_r
     assert (result.outcome, len(cluster.submitted)) == (Outcome.REGRESSION, 2)
     (command,) = (one.command for one in cluster.submitted[1].spec.roles[0].template.spec.containers)
     assert len(parse_plan(command[3])) == 12 - 7
+
+
+def running(attempt: int) -> TrainingJobStatus:
+    return TrainingJobStatus.model_validate({"phase": "Running", "attempt": attempt})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "statuses"),
+    [((), []), ((3,), [running(1)]), ((3, 5), [running(0)]), ((3, 5, 2), [running(0), running(2)])],
+    ids=["finished before it was seen", "restarted before it was seen", "restarted twice", "restarted often"],
+)
+def test_where_logs_are_deleted_with_their_attempt_the_current_attempt_is_read(
+    tmp_path: Path, attempts: tuple[int, ...], statuses: list[TrainingJobStatus]
+) -> None:
+    cluster = FakeCluster(steady, attempts=attempts, statuses=statuses, deletes_logs=True)
+    current = session(tmp_path, cluster)
+    compare_sides(current, A, B)
+    assert (len(current.results.runs), len(cluster.submitted)) == (12, 1)
+
+
+@pytest.mark.parametrize("attempts", [(), (3,)], ids=["finished", "restarted"])
+def test_an_interrupted_command_collects_its_job_where_logs_are_deleted_with_their_attempt(
+    tmp_path: Path, attempts: tuple[int, ...]
+) -> None:
+    cluster = FakeCluster(steady, statuses=[running(0)], deletes_logs=True)
+    lines = cluster.log_lines
+
+    def interrupted(*arguments: Any) -> Iterator[str]:
+        yield from list(lines(*arguments))[:4]
+        raise KeyboardInterrupt
+
+    cluster.log_lines = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        compare_sides(session(tmp_path, cluster), A, B)
+    cluster.log_lines, cluster.attempts = lines, attempts  # type: ignore[method-assign]
+    cluster.statuses += [running(1)] if attempts else []
+    again = session(tmp_path, cluster)
+    assert compare_sides(again, A, B)[0].outcome is Outcome.REGRESSION
+    assert (len(again.results.runs), len(cluster.submitted)) == (12, 1)
+
+
+def test_only_a_deleted_job_is_replaced(tmp_path: Path) -> None:
+    cluster = FakeCluster(steady, end="Failed")
+    cluster.log_lines = lambda *arguments: iter([])  # type: ignore[method-assign]
+    with pytest.raises(JobFailed):
+        compare_sides(session(tmp_path, cluster), A, B)
+
+    def other_role(*arguments: Any) -> Iterator[str]:
+        raise NotFound("job has no role 'bench'", field="role", reason="RoleNotFound")
+
+    cluster.log_lines = other_role  # type: ignore[method-assign, assignment]
+    with pytest.raises(NotFound, match="no role"):
+        compare_sides(session(tmp_path, cluster), A, B)
+    assert len(cluster.submitted) == 1
 
 
 def test_a_job_that_was_deleted_is_replaced(tmp_path: Path) -> None:

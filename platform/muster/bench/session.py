@@ -172,15 +172,20 @@ class Session:
                     )
                 if self.results.add_run(record) and record.error and not record.error.startswith(NOT_STARTED):
                     self.note(f"{record.program}, run {record.repetition}: {record.error}")
-        except NotFound:
-            if not resumed:
+        except NotFound as error:
+            if not resumed or error.reason != NotFound.reason:
                 raise
 
     def _lines(self, ref: JobRef) -> Iterator[str]:
-        """The lines of all attempts, in order."""
+        """The lines of all attempts whose logs exist, in order."""
         attempt = 0
         while self._has_started(ref, attempt):
-            yield from self.client.log_lines(ref.name, ref.namespace, ROLE, 0, LogOptions(attempt=attempt, follow=True))
+            options = LogOptions(attempt=attempt, follow=True)
+            try:
+                yield from self.client.log_lines(ref.name, ref.namespace, ROLE, 0, options)
+            except NotFound as error:
+                if error.reason != "LogUnavailable":  # Kubernetes deletes the logs of an attempt with its pods
+                    raise
             attempt += 1
 
     def _has_started(self, ref: JobRef, attempt: int) -> bool:
@@ -192,7 +197,8 @@ class Session:
                 if status.phase == "Running" and status.attempt >= attempt:
                     return True
                 if has_terminated(status):
-                    return self.client.log_attempts(ref.name, ref.namespace).get((ROLE, 0), -1) >= attempt
+                    newest = self.client.log_attempts(ref.name, ref.namespace).get((ROLE, 0), status.attempt)
+                    return newest >= attempt
                 waiting = find_condition(status, "Admitted")
                 reason = waiting.message if waiting is not None and status.phase == "Pending" else ""
                 if reason and reason != shown:
