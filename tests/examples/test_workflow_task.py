@@ -18,7 +18,7 @@ from tests.local.support import eventually, processes_of
 from muster.api.spec import TrainingJob
 from muster.local.client import LocalClient
 
-SCRIPT = EXAMPLES / "12-workflow-engines" / "train.sh"
+SCRIPT = EXAMPLES / "13-workflow-engines" / "train.sh"
 JOB = """
 apiVersion: muster.dev/v1alpha1
 kind: TrainingJob
@@ -106,6 +106,6 @@ def test_sigterm_cancels_the_job(task: Task) -> None:
 
 @pytest.mark.slow
 def test_the_example_submits_one_job_for_two_runs_of_a_task() -> None:
-    out = run("12-workflow-engines", limit_s=240)
+    out = run("13-workflow-engines", limit_s=240)
     assert out.count("nightly-training submitted") == 1
     assert out.count("Succeeded after") == 2
