@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.bench.suites import write_suite
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
+
+import muster.bench.compare as muster_compare
+from muster.bench.session import Session, Side
 
 
 @pytest.fixture
@@ -94,3 +98,41 @@ def test_in_a_cluster_an_image_is_required_and_revisions_are_refused(muster: Mus
     ended = muster(*words)
     assert (ended.code, ended.error["field"]) == (2, "A")
     assert "git revisions can be compared on this host only" in ended.error["message"]
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, check=True)
+
+
+@pytest.fixture
+def committed(suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The suite in a repository with one commit."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    folder = Path(suite).parent
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return suite
+
+
+def test_a_command_removes_its_own_worktrees_and_finds_them_again_after_an_interruption(
+    muster: Muster, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def compared(session: Session, a: Side, b: Side) -> tuple[()]:
+        assert a.folder is not None
+        folders.append(Path(a.folder))
+        if len(folders) == 1:
+            raise KeyboardInterrupt
+        return ()
+
+    monkeypatch.setattr(muster_compare, "compare_sides", compared)
+    words = ("bench", "compare", "HEAD", ".", "--suite", committed, "--out")
+    assert muster(*words, "a.jsonl").code == 130
+    assert muster(*words, "b.jsonl").code == 0
+    assert [folder.exists() for folder in folders] == [True, False]
+    assert muster(*words, "a.jsonl").code == 0
+    assert folders[2] == folders[0]
+    assert not folders[0].exists()

@@ -11,6 +11,8 @@ from tests.local.support import has
 from muster.errors import InvalidSpec
 from muster.local.worktrees import Repository
 
+OWNER = Path("/results/a.jsonl")
+
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
@@ -34,10 +36,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
 
 def test_a_worktree_has_the_sources_of_its_commit_and_can_be_removed(repository: Repository) -> None:
     commit = repository.commit("HEAD~2", "A")
-    folder = repository.worktree(commit)
+    folder = repository.worktree(commit, OWNER)
     assert (folder / "file").read_text() == "0"
-    assert repository.worktree(commit) == folder
-    repository.remove(commit)
+    assert repository.worktree(commit, OWNER) == folder
+    repository.remove(commit, OWNER)
     assert not folder.exists()
     assert git(repository.top, "worktree", "list").count("\n") == 0
     assert (repository.top / "file").read_text() == "2"
@@ -45,11 +47,21 @@ def test_a_worktree_has_the_sources_of_its_commit_and_can_be_removed(repository:
 
 def test_a_worktree_that_a_kill_left_incomplete_or_that_was_changed_is_made_again(repository: Repository) -> None:
     commit = repository.commit("HEAD~1", "A")
-    folder = repository.worktree(commit)
+    folder = repository.worktree(commit, OWNER)
     (folder / "file").unlink()
-    assert (repository.worktree(commit) / "file").read_text() == "1"
+    assert (repository.worktree(commit, OWNER) / "file").read_text() == "1"
     (folder / "file").write_text("changed")
-    assert (repository.worktree(commit) / "file").read_text() == "1"
+    assert (repository.worktree(commit, OWNER) / "file").read_text() == "1"
+
+
+def test_commands_with_other_results_have_their_own_worktrees_of_a_commit(repository: Repository) -> None:
+    commit, other = repository.commit("HEAD", "A"), Path("/results/b.jsonl")
+    mine, theirs = repository.worktree(commit, OWNER), repository.worktree(commit, other)
+    (theirs / "file").write_text("changed by its program")
+    repository.remove(commit, OWNER)
+    assert not mine.exists()
+    assert repository.worktree(commit, OWNER) == mine
+    assert (theirs / "file").read_text() == "changed by its program"
 
 
 def test_commits_after_good_up_to_bad_are_listed_oldest_first(repository: Repository) -> None:

@@ -57,7 +57,7 @@ def run_suite(suite_file: str, out: Path | None, namespace: str | None, as_json:
     from muster.cli.views.bench import run_rows, run_table
 
     suite = _load_suite(suite_file)
-    session = _session(suite, {"kind": "run"}, out, namespace)
+    session = _session(suite, {"kind": "run"}, _results_path(suite, out), namespace)
     with _hint_on_interrupt(session):
         session.execute(suite_runs(suite, _working_side("A", suite)))
     rows = run_rows(suite, session.results.runs)
@@ -94,10 +94,11 @@ def compare(a: str, b: str, suite_file: str | None, out: Path | None, namespace:
         if suite_file is None:
             usage_error("--suite SUITE.yaml is required, unless A and B are files of results", "--suite")
         suite = _load_suite(suite_file)
-        sources = _Sources(suite)
+        results_file = _results_path(suite, out)
+        sources = _Sources(suite, results_file)
         sides = sources.side("A", a), sources.side("B", b)
         plan = {"kind": "compare", "sides": [sources.identity(text, name) for text, name in ((a, "A"), (b, "B"))]}
-        session = _session(suite, plan, out, namespace)
+        session = _session(suite, plan, results_file, namespace)
         with _hint_on_interrupt(session):
             results = compare_sides(session, *sides)
         sources.clean_up()
@@ -130,12 +131,13 @@ def bisect(good: str, bad: str, suite_file: str | None, out: Path | None, namesp
     if suite_file is None:
         usage_error("--suite SUITE.yaml is required", "--suite")
     suite = _load_suite(suite_file)
-    sources = _Sources(suite)
+    results_file = _results_path(suite, out)
+    sources = _Sources(suite, results_file)
     first, last = sources.commit(good, "GOOD"), sources.commit(bad, "BAD")
     commits = sources.repository("GOOD").commits_between(first, last)
     if not commits:
         usage_error(f"BAD must be a commit after GOOD; both are {first[:12]}", "BAD")
-    session = _session(suite, {"kind": "bisect", "good": first, "bad": last}, out, namespace)
+    session = _session(suite, {"kind": "bisect", "good": first, "bad": last}, results_file, namespace)
     search = Bisection(
         session, first, commits, sources.folder_of, sources.done_with, print_note if not as_json else lambda text: None
     )
@@ -189,12 +191,15 @@ def _component(name: str, arguments: list[str], field: str) -> tuple[list[str], 
     return component_command(name, arguments, field)
 
 
-def _session(suite: Suite, plan: dict[str, Any], out: Path | None, namespace: str | None) -> Session:
+def _results_path(suite: Suite, out: Path | None) -> Path:
+    return out or Path(RESULTS_FOLDER) / f"{suite.name}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+
+
+def _session(suite: Suite, plan: dict[str, Any], path: Path, namespace: str | None) -> Session:
     """Open the results file before anything is submitted."""
     from muster.bench.results import ResultsFile
     from muster.bench.session import Session
 
-    path = out or Path(RESULTS_FOLDER) / f"{suite.name}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
     whole = {**plan, "suite": suite.as_json(), "folder": str(suite.folder)}
     return Session(connect(), namespace or default_namespace(), suite, ResultsFile(path, whole), print_note)
 
@@ -228,8 +233,9 @@ def _compare_files(a: Path, b: Path) -> Any:
 class _Sources:
     """Sides from the words of the command line; the worktrees of revisions, which are removed in the end."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: Suite, results_file: Path) -> None:
         self._suite = suite
+        self._results_file = results_file
         self._repository: Repository | None = None
         self._commits: set[str] = set()
 
@@ -273,12 +279,13 @@ class _Sources:
         """The suite's folder in the worktree of a commit."""
         repository = self.repository("A")
         self._commits.add(commit)
-        return str(repository.worktree(commit) / self._suite.folder.relative_to(repository.top.resolve()))
+        folder = repository.worktree(commit, self._results_file)
+        return str(folder / self._suite.folder.relative_to(repository.top.resolve()))
 
     def done_with(self, commit: str) -> None:
         """Remove the worktree of a commit."""
         self._commits.discard(commit)
-        self.repository("A").remove(commit)
+        self.repository("A").remove(commit, self._results_file)
 
     def clean_up(self) -> None:
         """Remove all worktrees of this command."""

@@ -1,6 +1,7 @@
 """Folders with the sources of git commits, for programs that are compared or bisected on this host.
 
-They are detached worktrees below Muster's home, named by commit, so that a command that was killed finds them again.
+They are detached worktrees below Muster's home, named by commit and the results file of their command: a command that
+was killed finds them again, and another one does not remove them.
 """
 
 from __future__ import annotations
@@ -52,21 +53,22 @@ class Repository:
         """Short hash, author and subject."""
         return self._output("show", "--no-patch", "--format=%h %an: %s", commit).strip()
 
-    def worktree(self, commit: str) -> Path:
-        """A folder with the sources of a commit; created if it does not exist. Raises `Refused`, OSError."""
-        folder = self._worktrees() / commit
+    def worktree(self, commit: str, results: Path) -> Path:
+        """A folder with the sources of a commit for the command with this results file; created if it does not exist.
+        Raises `Refused`, OSError."""
+        folder = self._worktree_path(commit, results)
         if self._is_complete(folder, commit):
             return folder
-        self.remove(commit)
+        self.remove(commit, results)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         added = _git(self.top, "worktree", "add", "--force", "--detach", str(folder), commit)
         if added.returncode:
             raise Refused(f"git cannot create a worktree of {commit[:12]}: {added.stderr.strip()}", reason="NoWorktree")
         return folder
 
-    def remove(self, commit: str) -> None:
-        """Remove the worktree of a commit, if there is one."""
-        _git(self.top, "worktree", "remove", "--force", str(self._worktrees() / commit))
+    def remove(self, commit: str, results: Path) -> None:
+        """Remove the worktree of a commit for the command with this results file, if there is one."""
+        _git(self.top, "worktree", "remove", "--force", str(self._worktree_path(commit, results)))
         _git(self.top, "worktree", "prune")
 
     def _is_complete(self, folder: Path, commit: str) -> bool:
@@ -77,15 +79,18 @@ class Repository:
         status = _git(folder, "status", "--porcelain", "--untracked-files=no")
         return (head.stdout.strip(), status.returncode, status.stdout) == (commit, 0, "")
 
-    def _worktrees(self) -> Path:
-        digest = hashlib.sha256(os.fsencode(self.top)).hexdigest()[:12]
-        return home_path() / "worktrees" / f"{self.top.name}-{digest}"
+    def _worktree_path(self, commit: str, results: Path) -> Path:
+        return home_path() / "worktrees" / f"{self.top.name}-{_digest(self.top)}" / f"{commit}-{_digest(results)}"
 
     def _output(self, *arguments: str) -> str:
         done = _git(self.top, *arguments)
         if done.returncode:
             raise Refused(f"git {arguments[0]}: {done.stderr.strip()}", reason="GitFailed")
         return done.stdout
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
