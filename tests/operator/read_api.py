@@ -27,16 +27,22 @@ Right = tuple[str, str, str]
 
 @dataclass
 class FakeApi:
-    """Knows the CA of the proxy and the rights of users. `reviews` are the SubjectAccessReviews that it was asked."""
+    """Knows the CA of the proxy and the rights of users. `reviews` are the SubjectAccessReviews that it was asked,
+    `config` is what it answers instead of the ConfigMap, which was read `config_reads` times."""
 
     authority: Authority
     rights: set[Right] = field(default_factory=set)
     reviews: list[Right] = field(default_factory=list)
     specs: list[dict[str, Any]] = field(default_factory=list)
     fails: bool = False
+    config: bytes | None = None
+    config_reads: int = 0
 
     async def get(self, path: str) -> bytes:
         assert path.endswith("/extension-apiserver-authentication")
+        self.config_reads += 1
+        if self.config is not None:
+            return self.config
         data = {
             "requestheader-client-ca-file": self.authority.file.read_text(),
             "requestheader-allowed-names": json.dumps([PROXY]),
@@ -80,6 +86,7 @@ class ReadApi:
     api: FakeApi
     server_authority: Authority
     proxy: Issued
+    task: asyncio.Task[None]
 
     async def get(
         self,
@@ -124,7 +131,7 @@ async def serving(folder: Path, state: Callable[[], ReadState], *rights: Right) 
     task = asyncio.create_task(server.run())
     try:
         await until(lambda: listens(port), task)
-        yield ReadApi(folder, port, api, own, authority.issue(PROXY))
+        yield ReadApi(folder, port, api, own, authority.issue(PROXY), task)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -175,6 +175,35 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: 
     asyncio.run(run())
 
 
+def test_answers_that_were_given_up_keep_no_more_than_four_threads_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, encode, threads = threading.Event(), server._encode, list[str]()
+
+    def slow(*arguments: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        assert go.wait(60)
+        return encode(*arguments)
+
+    monkeypatch.setattr(server, "_encode", slow)
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(server, "_TIMEOUT_S", 0.3)
+                    for _ in range(2):
+                        found = await asyncio.gather(*(api.get(f"{BASE_PATH}/jobs") for _ in range(4)))
+                        assert {one.code for one in found} == {504}
+                assert 1 <= len(threads) <= 4
+            finally:
+                go.set()
+            assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
+            assert {name.split("_")[0] for name in threads} == {"read-api"}
+
+    asyncio.run(run())
+
+
 def test_kubectl_finds_the_resources_and_gets_tables(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(tmp_path, state, ("alice", LIST, ""), ("alice", "queues", "")) as api:
@@ -220,6 +249,35 @@ def test_new_certificates_are_served_without_a_restart(tmp_path: Path, monkeypat
             await until(answers)
             with pytest.raises(aiohttp.ClientError):
                 await api.get(f"{BASE_PATH}/jobs", certificate=old)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"<html>",
+        b"\xff",
+        b'{"data": []}',
+        b'{"data": {"requestheader-client-ca-file": "x", "requestheader-username-headers": "[\\"a\\"]"}}',
+        '{"data": {"requestheader-client-ca-file": "é", "requestheader-username-headers": "[\\"a\\"]"}}'.encode(),
+    ],
+)
+def test_a_config_map_that_cannot_be_read_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: bytes
+) -> None:
+    monkeypatch.setattr(server, "REFRESH_S", 0.02)
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
+            api.api.config = config
+            reads = api.api.config_reads
+
+            async def read_twice() -> bool:
+                return api.api.config_reads >= reads + 2
+
+            await until(read_twice, api.task)
+            assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
 
     asyncio.run(run())
 

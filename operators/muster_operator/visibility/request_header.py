@@ -42,7 +42,8 @@ class RequestHeaderConfig:
     @classmethod
     def from_config_map(cls, data: Mapping[str, str]) -> RequestHeaderConfig:
         """Of the ConfigMap's data. Raises `ClusterError` AggregationDisabled if the API server has no proxy
-        certificate, and InvalidAnswer for values that are no lists of strings."""
+        certificate, and InvalidAnswer for a CA that is not ASCII and values that are no
+        lists of strings."""
         client_ca = data.get("requestheader-client-ca-file", "")
         names = _texts(data, "requestheader-username-headers")
         if not client_ca.strip() or not names:
@@ -51,6 +52,9 @@ class RequestHeaderConfig:
                 " --requestheader-username-headers must be set"
             )
             raise ClusterError(message, reason="AggregationDisabled")
+        if not client_ca.isascii():
+            message = "requestheader-client-ca-file of the ConfigMap extension-apiserver-authentication must be ASCII"
+            raise ClusterError(message, reason="InvalidAnswer")
         return cls(
             client_ca,
             _texts(data, "requestheader-allowed-names"),

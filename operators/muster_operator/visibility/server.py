@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class VisibilityServer:
         self._api = api
         self._state = state
         self._access = AccessReviewer(api)
-        self._slots = asyncio.Semaphore(_CONCURRENT)
+        # Threads of its own: those of the event loop's executor decide for the leader.
+        self._threads = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="read-api")
         self._open = 0
         self._config: RequestHeaderConfig | None = None
 
@@ -74,11 +76,15 @@ class VisibilityServer:
             await runner.cleanup()
 
     async def _refresh(self, listener: TlsListener) -> None:
-        found = msgspec.json.decode(await self._api.get(CONFIG_MAP), type=_ConfigMap)
-        config = RequestHeaderConfig.from_config_map(found.data or {})
-        self._config = config
+        found = await self._api.get(CONFIG_MAP)
+        try:
+            data = msgspec.json.decode(found, type=_ConfigMap).data
+        except ValueError as error:
+            raise ClusterError(f"{CONFIG_MAP}: the answer is no ConfigMap: {found[:200]!r}") from error
+        config = RequestHeaderConfig.from_config_map(data or {})
         if await listener.serve(config.client_ca):
             _LOG.info("read API: serving", extra={"address": self._settings.address})
+        self._config = config
 
     async def _handle(self, request: web.Request) -> web.Response:
         transport = request.transport
@@ -120,8 +126,8 @@ class VisibilityServer:
         state = self._state()
         readable = await self._access.readable_namespaces(user, namespaces_in(state, wanted))
         as_table = accepts_table(request.headers.get("Accept", ""))
-        async with self._slots:
-            return _json(await asyncio.to_thread(_encode, state, wanted, readable, as_table))
+        loop = asyncio.get_running_loop()
+        return _json(await loop.run_in_executor(self._threads, _encode, state, wanted, readable, as_table))
 
 
 def _encode(state: ReadState, request: ReadRequest, readable: frozenset[str], as_table: bool) -> bytes:
