@@ -136,3 +136,44 @@ def test_a_command_removes_its_own_worktrees_and_finds_them_again_after_an_inter
     assert muster(*words, "a.jsonl").code == 0
     assert folders[2] == folders[0]
     assert not folders[0].exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("compare", ".", "HEAD"), ("compare", "HEAD", "env:X=1"), ("compare", "cmd:true", "."), ("run",)],
+    ids=" ".join,
+)
+def test_results_of_the_working_tree_are_not_continued_after_a_change_of_it(
+    muster: Muster, committed: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(muster_compare, "compare_sides", lambda session, a, b: ())
+    monkeypatch.setattr(Session, "execute", lambda session, runs: None)
+    suite = (committed,) if words == ("run",) else ("--suite", committed)
+    command = ("bench", *words, *suite, "--out", "r.jsonl", "--json")
+    assert muster(*command).code == 0
+    assert muster(*command).code == 0
+    with (Path(committed).parent / "program.py").open("a") as program:
+        program.write("changed = True")
+    ended = muster(*command)
+    assert (ended.code, ended.error["reason"]) == (3, "DifferentPlan")
+    assert "(different: sources)" in ended.error["message"]
+
+
+def test_results_of_two_commits_are_continued_after_a_change_of_the_working_tree(
+    muster: Muster, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muster_compare, "compare_sides", lambda session, a, b: ())
+    command = ("bench", "compare", "HEAD", "HEAD", "--suite", committed, "--out", "r.jsonl")
+    assert muster(*command).code == 0
+    (Path(committed).parent / "program.py").write_text("changed = True")
+    assert muster(*command).code == 0
+
+
+def test_sources_outside_of_a_repository_need_no_git(
+    muster: Muster, suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muster_compare, "compare_sides", lambda session, a, b: ())
+    command = ("bench", "compare", ".", "env:X=1", "--suite", suite, "--out", "r.jsonl")
+    assert muster(*command).code == 0
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert muster(*command).code == 0

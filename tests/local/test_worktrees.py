@@ -64,6 +64,21 @@ def test_commands_with_other_results_have_their_own_worktrees_of_a_commit(reposi
     assert (theirs / "file").read_text() == "changed by its program"
 
 
+def test_the_state_of_a_working_tree_changes_with_its_commit_and_with_each_change_of_a_tracked_file(
+    repository: Repository,
+) -> None:
+    file, states = repository.top / "file", [repository.state()]
+    for content in (b"new", b"\xff\n", b"\xff\r\n", b"\0a", b"\0b"):  # the last ones are no text to git
+        file.write_bytes(content)
+        states.append(repository.state())
+        assert repository.state() == states[-1]
+    file.write_text("2")
+    assert repository.state() == states[0]
+    git(repository.top, "commit", "--quiet", "--allow-empty", "--message", "next")
+    states.append(repository.state())
+    assert len(set(states)) == 7
+
+
 def test_commits_after_good_up_to_bad_are_listed_oldest_first(repository: Repository) -> None:
     commits = [repository.commit(name, "A") for name in ("HEAD~2", "HEAD~1", "HEAD")]
     assert repository.commits_between(commits[0], commits[2]) == commits[1:]

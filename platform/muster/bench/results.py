@@ -98,10 +98,11 @@ class ResultsFile:
         self.path = path
         self.runs: dict[RunKey, RunRecord] = {}
         self.jobs: list[JobRef] = []
+        plan = json.loads(json.dumps(plan))  # as it is read: with lists for tuples
         existing = path.stat().st_size if path.exists() else 0
         if existing:
             found, self.runs, self.jobs = read_results(path)
-            if found != json.loads(json.dumps(plan)):
+            if found != plan:
                 changed = sorted(key for key in {*found, *plan} if found.get(key) != plan.get(key))
                 raise Refused(
                     f"{path} has results of another comparison (different: {', '.join(changed)}); "

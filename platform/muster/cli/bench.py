@@ -24,6 +24,7 @@ from muster.cli.options import (
     selected_context,
 )
 from muster.cli.output import CommandExit, ExitCode, print_json, print_note, print_renderable, usage_error
+from muster.errors import InvalidSpec, Refused
 
 if TYPE_CHECKING:
     from muster.bench.session import Session, Side
@@ -57,7 +58,8 @@ def run_suite(suite_file: str, out: Path | None, namespace: str | None, as_json:
     from muster.cli.views.bench import run_rows, run_table
 
     suite = _load_suite(suite_file)
-    session = _session(suite, {"kind": "run"}, _results_path(suite, out), namespace)
+    plan = {"kind": "run", **_working_tree_state(suite)}
+    session = _session(suite, plan, _results_path(suite, out), namespace)
     with _hint_on_interrupt(session):
         session.execute(suite_runs(suite, _working_side("A", suite)))
     rows = run_rows(suite, session.results.runs)
@@ -98,6 +100,8 @@ def compare(a: str, b: str, suite_file: str | None, out: Path | None, namespace:
         sources = _Sources(suite, results_file)
         sides = sources.side("A", a), sources.side("B", b)
         plan = {"kind": "compare", "sides": [sources.identity(text, name) for text, name in ((a, "A"), (b, "B"))]}
+        if _is_working_tree(a) or _is_working_tree(b):
+            plan |= _working_tree_state(suite)
         session = _session(suite, plan, results_file, namespace)
         with _hint_on_interrupt(session):
             results = compare_sides(session, *sides)
@@ -223,6 +227,23 @@ def _working_side(label: str, suite: Suite) -> Side:
     return Side(label, None if selected_context() is not None else str(suite.folder))
 
 
+def _is_working_tree(text: str) -> bool:
+    """Whether a side is made of the sources as they are, not of a revision."""
+    return text == "." or text.startswith(("env:", "cmd:"))
+
+
+def _working_tree_state(suite: Suite) -> dict[str, str]:
+    """For the plan: results of other sources are not continued. Empty in a cluster and outside of a repository."""
+    from muster.local.worktrees import Repository
+
+    if selected_context() is not None:
+        return {}
+    try:
+        return {"sources": Repository.containing(suite.folder).state()}
+    except (InvalidSpec, Refused):
+        return {}
+
+
 def _compare_files(a: Path, b: Path) -> Any:
     from muster.bench.compare import compare_recorded
 
@@ -259,7 +280,7 @@ class _Sources:
 
     def identity(self, text: str, label: str) -> str:
         """What must be equal for the results of a side to be continued."""
-        return text if text == "." or text.startswith(("env:", "cmd:")) else self.commit(text, label)
+        return text if _is_working_tree(text) else self.commit(text, label)
 
     def repository(self, field: str) -> Repository:
         """The suite's repository. Raises `InvalidSpec`."""

@@ -53,6 +53,13 @@ class Repository:
         """Short hash, author and subject."""
         return self._output("show", "--no-patch", "--format=%h %an: %s", commit).strip()
 
+    def state(self) -> str:
+        """The commit of the working tree and a digest of the changes of tracked files. Raises `Refused` if there is no
+        commit."""
+        options = ("--full-index", "--no-ext-diff", "--no-textconv", "--no-color")  # the index line has a file's hash
+        changes = self._output("diff", *options, "HEAD").encode(errors="surrogateescape")
+        return f"{self._output('rev-parse', 'HEAD').strip()} {hashlib.sha256(changes).hexdigest()}"
+
     def worktree(self, commit: str, results: Path) -> Path:
         """A folder with the sources of a commit for the command with this results file; created if it does not exist.
         Raises `Refused`, OSError."""
@@ -99,7 +106,13 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a git hook
     try:
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            command,
+            env=environ,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except FileNotFoundError:
         raise Refused("git is not installed; it is needed to compare revisions", reason="NoGit") from None
