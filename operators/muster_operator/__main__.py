@@ -46,7 +46,7 @@ from muster_operator.visibility.state_source import StateSource
 from muster_operator.write_queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
-_VISIBILITY_RATE_LIMITS = ApiRateLimits(in_flight=16, per_s=200.0, burst=400)
+_REVIEW_RATE_LIMITS = ApiRateLimits(in_flight=16, per_s=200.0, burst=400)
 _LEASE_RATE_LIMITS = ApiRateLimits(in_flight=2, per_s=20.0, burst=20)
 
 
@@ -63,7 +63,7 @@ class Operator:
         api: AsyncKubeClient,
         fence: Fence,
         metrics: OperatorMetrics,
-        visibility_api: AsyncKubeClient | None = None,
+        review_api: AsyncKubeClient | None = None,
     ) -> None:
         self._settings = settings
         self._fence = fence
@@ -136,9 +136,9 @@ class Operator:
         )
 
         self._visibility = None
-        if visibility_api is not None:
+        if review_api is not None:
             source = StateSource(cache, self._leader, settings.identity, self._informers.unsynced, fence)
-            self._visibility = VisibilityServer(settings.visibility, visibility_api, source.state)
+            self._visibility = VisibilityServer(settings.visibility, api, review_api, source.state)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.
@@ -310,12 +310,12 @@ async def run_operator(settings: Settings, config: ClientConfig) -> None:
                 outages=outages,
             )
         )
-        visibility_api = None
+        review_api = None
         if settings.visibility.address:
-            visibility_api = await stack.enter_async_context(
-                AsyncKubeClient(config, _VISIBILITY_RATE_LIMITS, count=metrics.count_call)
+            review_api = await stack.enter_async_context(
+                AsyncKubeClient(config, _REVIEW_RATE_LIMITS, count=metrics.count_call)
             )
-        operator = Operator(settings, api, fence, metrics, visibility_api)
+        operator = Operator(settings, api, fence, metrics, review_api)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

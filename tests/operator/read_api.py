@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 from tests.cluster.controlplane.certificates import Authority, Issued
@@ -127,7 +128,10 @@ async def serving(folder: Path, state: Callable[[], ReadState], *rights: Right) 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     api = FakeApi(authority, set(rights))
-    server = VisibilityServer(VisibilitySettings(f"127.0.0.1:{port}", folder / "tls"), api, state)  # type: ignore[arg-type]
+    settings = VisibilitySettings(f"127.0.0.1:{port}", folder / "tls")
+    # Two clients with one method each: reviews must not use up the rate limit of the ConfigMap.
+    config_api, review_api = SimpleNamespace(get=api.get), SimpleNamespace(post=api.post)
+    server = VisibilityServer(settings, cast(Any, config_api), cast(Any, review_api), state)
     task = asyncio.create_task(server.run())
     try:
         await until(lambda: listens(port), task)

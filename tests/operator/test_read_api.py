@@ -12,7 +12,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from tests.cluster.controlplane.certificates import Authority
-from tests.operator.read_api import HOST, PROXY, FakeApi, serving, until
+from tests.operator.read_api import HOST, PROXY, serving, until
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, two_queues
 
@@ -21,9 +21,9 @@ from muster.local.service import ChangeNotifier, DaemonService
 from muster.model import Wait
 from muster.visibility.state import ReadState
 from muster.visibility.types import BASE_PATH
-from muster_operator.visibility import server
-from muster_operator.visibility.access import CACHE_S, AccessReviewer, list_jobs
-from muster_operator.visibility.request_header import RequestHeaderConfig, User
+from muster_operator.visibility import access, server
+from muster_operator.visibility.access import AccessReviewer
+from muster_operator.visibility.request_header import RequestHeaderConfig
 
 JOBS = (in_namespace(admitted("a"), "mine"), in_namespace(named("b"), "theirs"), in_namespace(named("c"), "mine"))
 WAITS = {"b": Wait("b", "QuotaExceeded", "no quota", 1), "c": Wait("c", "QuotaExceeded", "no quota", 2)}
@@ -131,7 +131,8 @@ def test_without_an_answer_about_rights_or_before_all_is_listed_nothing_is_shown
 def test_requests_beyond_the_limit_are_answered_with_retry_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_MAX_OPEN", 2)
+    monkeypatch.setattr(server, "_MAX_OPEN", 3)
+    monkeypatch.setattr(server, "_MAX_OPEN_PER_USER", 2)
     go, held = threading.Event(), threading.Semaphore(0)
     encode = server._encode
 
@@ -143,17 +144,22 @@ def test_requests_beyond_the_limit_are_answered_with_retry_after(
     monkeypatch.setattr(server, "_encode", slow)
 
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
-            first = [asyncio.create_task(api.get(f"{BASE_PATH}/jobs")) for _ in range(2)]
-            for _ in first:
+        rights = [(user, LIST, "") for user in ("alice", "bob", "carol")]
+        async with serving(tmp_path, state, *rights) as api:
+            first = []
+            for user, refused_user, message in (("alice", "", ""), ("alice", "alice", "2"), ("bob", "carol", "3")):
+                first.append(asyncio.create_task(api.get(f"{BASE_PATH}/jobs", user)))
                 await asyncio.to_thread(held.acquire)
-            refused = await api.get(f"{BASE_PATH}/jobs")
-            assert (refused.code, refused.body["reason"], refused.headers["Retry-After"]) == (
-                429, "TooManyRequests", "1",
-            )  # fmt: skip
+                if refused_user:
+                    refused = await api.get(f"{BASE_PATH}/jobs", refused_user)
+                    assert (refused.code, refused.body["reason"], refused.headers["Retry-After"]) == (
+                        429, "TooManyRequests", "1",
+                    )  # fmt: skip
+                    assert refused.body["message"].startswith(f"{message} requests")
             go.set()
-            assert [(await task).code for task in first] == [200, 200]
-            assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
+            assert [(await task).code for task in first] == [200, 200, 200]
+            for user, _, _ in rights:
+                assert (await api.get(f"{BASE_PATH}/jobs", user)).code == 200
 
     asyncio.run(run())
 
@@ -200,6 +206,23 @@ def test_answers_that_were_given_up_keep_no_more_than_four_threads_of_their_own(
                 go.set()
             assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
             assert {name.split("_")[0] for name in threads} == {"read-api"}
+
+    asyncio.run(run())
+
+
+def test_a_user_of_some_of_very_many_namespaces_must_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_NAMESPACES", 1)
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "mine"), ("alice", "nodes", ""), ("root", LIST, "")) as api:
+            refused = await api.get(f"{BASE_PATH}/jobs")
+            assert (refused.code, refused.body["reason"]) == (403, "Forbidden")
+            assert "name a namespace" in refused.body["message"]
+            assert api.api.reviews == [("alice", LIST, "")]
+            assert (await api.get(f"{BASE_PATH}/namespaces/mine/jobs")).names == ["a", "c"]
+            nodes = await api.get(f"{BASE_PATH}/nodes")
+            assert (nodes.code, [node["pods"] for node in nodes.body["items"]]) == (200, [[], []])
+            assert (await api.get(f"{BASE_PATH}/jobs", "root")).names == ["a", "c", "b"]
 
     asyncio.run(run())
 
@@ -278,24 +301,6 @@ def test_a_config_map_that_cannot_be_read_changes_nothing(
 
             await until(read_twice, api.task)
             assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
-
-    asyncio.run(run())
-
-
-def test_reviews_are_kept_for_seconds_only(tmp_path: Path) -> None:
-    api, now = FakeApi(Authority(tmp_path), {("alice", LIST, "mine")}), [0.0]
-    reviewer = AccessReviewer(cast(Any, api), lambda: now[0])
-    alice = User("alice")
-
-    async def run() -> None:
-        assert await reviewer.is_allowed(alice, list_jobs("mine"))
-        api.rights.clear()
-        now[0] = CACHE_S - 0.1
-        assert await reviewer.is_allowed(alice, list_jobs("mine"))
-        assert not await reviewer.is_allowed(User("alice", groups=("other",)), list_jobs("mine"))
-        now[0] = CACHE_S
-        assert not await reviewer.is_allowed(alice, list_jobs("mine"))
-        assert len(api.reviews) == 3
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from muster.visibility.discovery import accepts_table, discovery_documents, stat
 from muster.visibility.lists import answer, namespaces_in
 from muster.visibility.requests import ReadRequest, parse_request
 from muster.visibility.state import ReadState
-from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer
+from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces
 from muster_operator.visibility.listener import TlsListener
 from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderConfig, User
 
 _LOG = logging.getLogger("muster.operator")
 REFRESH_S = 30.0  # between looks at the certificate's files and at the ConfigMap
-_CONCURRENT, _MAX_OPEN = 4, 64  # answers being made, requests in progress
+_CONCURRENT, _MAX_OPEN, _MAX_OPEN_PER_USER = 4, 64, 8  # answers being made, requests in progress
 _TIMEOUT_S = 20.0
 _CLUSTER_SCOPED = {"queues": LIST_QUEUES, "nodes": LIST_NODES}
 
@@ -44,16 +45,23 @@ class _ConfigMap(msgspec.Struct):
 
 class VisibilityServer:
     """Answers the API server's proxy. `state` returns what is known now, and raises `ClusterError` if that is not
-    everything yet. `api` has rate limits of its own, so that readers do not delay scheduling."""
+    everything yet. `api` reads the ConfigMap. `review_api` asks what users may read, with rate limits of its own, so
+    that readers delay neither scheduling nor new certificates."""
 
-    def __init__(self, settings: VisibilitySettings, api: AsyncKubeClient, state: Callable[[], ReadState]) -> None:
+    def __init__(
+        self,
+        settings: VisibilitySettings,
+        api: AsyncKubeClient,
+        review_api: AsyncKubeClient,
+        state: Callable[[], ReadState],
+    ) -> None:
         self._settings = settings
         self._api = api
         self._state = state
-        self._access = AccessReviewer(api)
+        self._access = AccessReviewer(review_api)
         # Threads of its own: those of the event loop's executor decide for the leader.
         self._threads = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="read-api")
-        self._open = 0
+        self._open: Counter[str] = Counter()  # requests in progress by user
         self._config: RequestHeaderConfig | None = None
 
     async def run(self) -> None:
@@ -94,11 +102,11 @@ class VisibilityServer:
             return _status(401, "Unauthorized", "requests must come through the API server")
         if request.method != "GET":
             return _status(405, "MethodNotAllowed", f"the read API has only GET; got {request.method[:20]}")
-        if self._open >= _MAX_OPEN:
-            busy = _status(429, "TooManyRequests", f"{_MAX_OPEN} requests are in progress; retry")
-            busy.headers["Retry-After"] = "1"
-            return busy
-        self._open += 1
+        if self._open.total() >= _MAX_OPEN:
+            return _too_many(f"{_MAX_OPEN} requests are in progress; retry")
+        if self._open[user.name] >= _MAX_OPEN_PER_USER:
+            return _too_many(f"{_MAX_OPEN_PER_USER} requests of user {user.name!r} are in progress; retry")
+        self._open[user.name] += 1
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._answer(user, request)
@@ -108,10 +116,12 @@ class VisibilityServer:
             return _status(400, "BadRequest", str(error))
         except NotFound as error:
             return _status(404, "NotFound", str(error))
+        except TooManyNamespaces as error:
+            return _status(403, error.reason, str(error))
         except ClusterError as error:
             return _status(503, "ServiceUnavailable", str(error))
         finally:
-            self._open -= 1
+            self._open -= Counter([user.name])  # without users who have none left
 
     async def _answer(self, user: User, request: web.Request) -> web.Response:
         document = discovery_documents().get(request.path.rstrip("/"))
@@ -124,7 +134,12 @@ class VisibilityServer:
             message = f"user {user.name!r} cannot list {permission.resource}{group}"
             return _status(403, "Forbidden", message)
         state = self._state()
-        readable = await self._access.readable_namespaces(user, namespaces_in(state, wanted))
+        try:
+            readable = await self._access.readable_namespaces(user, namespaces_in(state, wanted))
+        except TooManyNamespaces:
+            if wanted.resource.namespaced:
+                raise
+            readable = frozenset()  # nodes, without their pods
         as_table = accepts_table(request.headers.get("Accept", ""))
         loop = asyncio.get_running_loop()
         return _json(await loop.run_in_executor(self._threads, _encode, state, wanted, readable, as_table))
@@ -139,6 +154,12 @@ def _encode(state: ReadState, request: ReadRequest, readable: frozenset[str], as
 
 def _json(body: bytes, code: int = 200) -> web.Response:
     return web.Response(body=body, status=code, content_type="application/json")
+
+
+def _too_many(message: str) -> web.Response:
+    response = _status(429, "TooManyRequests", message)
+    response.headers["Retry-After"] = "1"
+    return response
 
 
 def _status(code: int, reason: str, message: str) -> web.Response:
