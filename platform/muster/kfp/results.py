@@ -21,11 +21,17 @@ _METRICS = {"loss": "loss", "step": "step", "tokens_per_s": "tokens_per_second",
 
 
 def collect_metrics(client: ClusterClient, job: TrainingJob) -> dict[str, float]:
-    """The last reported loss, step, tokens per second and MFU, as far as known and finite; restarts and run time."""
-    name, namespace = job.metadata.name, job.metadata.namespace or "default"
-    heartbeat = leading_heartbeat(client.heartbeats(name, namespace)) or {}
-    metrics = {metric: heartbeat.get(field) for field, metric in _METRICS.items()}
-    found = {metric: float(value) for metric, value in metrics.items() if isinstance(value, int | float)}
+    """The last reported loss, step, tokens per second and MFU, as far as known and finite; restarts and run time.
+
+    An error is printed: the job has ended, so its step does not fail because of it."""
+    found: dict[str, float] = {}
+    try:
+        heartbeats = client.heartbeats(job.metadata.name, job.metadata.namespace or "default")
+        heartbeat = leading_heartbeat(heartbeats) or {}
+        metrics = {metric: heartbeat.get(field) for field, metric in _METRICS.items()}
+        found = {metric: float(value) for metric, value in metrics.items() if isinstance(value, int | float)}
+    except Exception as error:
+        print(f"muster: the last metrics cannot be read: {_reason(error)}", flush=True)
     found["restarts"] = float(job.status.restarts)
     if job.status.started_at is not None and job.status.finished_at is not None:
         found["run_seconds"] = round(job.status.ran_seconds + job.status.finished_at - job.status.started_at, 3)
@@ -39,7 +45,7 @@ def run_location(client: ClusterClient, job: TrainingJob) -> str:
 
 
 def write_report(client: ClusterClient, job: TrainingJob, path: Path) -> None:
-    """Write the report of the run as one HTML page; if there is none, a page that says why."""
+    """Write the report of the run as one HTML page; if there is none or it cannot be built, a page that says why."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         page = _report_page(client, job)
@@ -47,12 +53,17 @@ def write_report(client: ClusterClient, job: TrainingJob, path: Path) -> None:
             shutil.copyfile(page, path)
             return
         reason = "the run was not traced, or it is not in a store that this step can read"
-    except (MusterError, OSError, ImportError) as error:
-        reason = str(error)
+    except Exception as error:  # the job has ended; its step does not fail because of its report
+        reason = _reason(error)
+        print(f"muster: no report: {reason}", flush=True)
     location = run_location(client, job)
     lines = [status_message(job), f"No report: {reason}.", f"Run: {location}" if location else ""]
     body = "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
     path.write_text(f"<!doctype html><meta charset=utf-8><title>{html.escape(job.metadata.name)}</title>{body}\n")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, MusterError) else f"{type(error).__name__}: {error}"
 
 
 def _report_page(client: ClusterClient, job: TrainingJob) -> Path | None:
