@@ -53,18 +53,21 @@ def run_step(values: Mapping[str, Any], *, task: str, report_path: str) -> Pipel
     the process with 143.
     """
     parameters = parse_parameters(values)
-    cluster = connect()
-    target = Target(task, parameters.namespace or cluster.namespace, cluster.in_cluster, cluster.step_resources())
-    step = _Step(parameters, target, cluster)
+    step: _Step | None = None
     _raise_on_signals()
     try:
+        cluster = connect()
+        target = Target(task, parameters.namespace or cluster.namespace, cluster.in_cluster, cluster.step_resources())
+        step = _Step(parameters, target, cluster)
         job = step.follow(step.submit_or_adopt())
+        step.job = None  # it has ended
+        metrics = collect_metrics(cluster.client, job)
+        write_report(cluster.client, job, Path(report_path))
     except StepTerminated:
         _ignore_signals()
-        step.terminate()
+        if step is not None:
+            step.terminate()
         sys.exit(EXIT_TERMINATED)
-    metrics = collect_metrics(cluster.client, job)
-    write_report(cluster.client, job, Path(report_path))
     if job.status.phase != "Succeeded":
         raise JobNotSucceeded(f"job {_label(job)} {job.status.phase.lower()}: {status_message(job)}")
     return PipelineStepResult(_label(job), run_location(cluster.client, job), metrics)
@@ -75,7 +78,9 @@ class _Step:
     parameters: TrainParameters
     target: Target
     cluster: StepCluster
-    job: TrainingJob | None = None  # what a signal cancels; set before it is submitted, since an answer can be lost
+    job: TrainingJob | None = None
+    """What a signal cancels: set before it is looked for and submitted, since an earlier try's may run, and an answer
+    can be lost."""
 
     def submit_or_adopt(self) -> TrainingJob:
         """The job of an earlier try that runs or has succeeded, else a new one: a failed or cancelled job stays, and
@@ -83,9 +88,9 @@ class _Step:
         number = 1
         while True:
             wanted = build_job(self.parameters, self.target, number)
+            self.job = wanted
             found = self._find(wanted)
             if found is None:
-                self.job = wanted
                 try:
                     submitted = self.cluster.client.submit_all([wanted])[0]
                     _print(f"submitted {_label(submitted)} to queue {submitted.spec.queue}")
@@ -126,8 +131,11 @@ class _Step:
         if self.parameters.on_terminate == "leave":
             _print(f"terminated; {_label(self.job)} continues (on_terminate=leave)")
             return
+        name, namespace = self.job.metadata.name, self.job.metadata.namespace or "default"
         try:
-            connect().client.cancel(self.job.metadata.name, self.job.metadata.namespace or "default")
+            client = connect().client
+            _check_same_spec(client.job(name, namespace), self.job)
+            client.cancel(name, namespace)
             _print(f"terminated; {_label(self.job)} is being cancelled")
         except MusterError as error:
             _print(f"terminated; {_label(self.job)} was not cancelled: {error}")
