@@ -87,6 +87,26 @@ def test_the_path_changes_the_rank_at_each_collective(tmp_path: Path) -> None:
     assert path.step_ms == pytest.approx(74.0)
 
 
+@pytest.mark.timeout(60)
+def test_collectives_of_two_groups_in_opposite_order_do_not_lead_in_a_circle(tmp_path: Path) -> None:
+    """Rank 0 enters X and then Y, rank 1 Y and then X: each would wait for the other."""
+    for rank, order in enumerate(("XY", "YX")):
+        events: list[Event] = []
+        for number in range(3):
+            begin = number * 100 * MS
+            events.append(step(number, begin, 40 * MS))
+            for at, group in enumerate(order):
+                of = (("Collective name", group), ("Process Group Name", group))
+                which = 10 * number + at
+                events += [
+                    launch(which, begin + at),
+                    Event("ncclDevKernel", begin + (1 + 20 * at) * MS, 19 * MS, "kernel", 1, 20, which, of),
+                ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    path = path_of(tmp_path)
+    assert {"X", "Y"} <= {part.name for part in path.parts}
+
+
 def test_of_two_streams_the_one_that_ended_last_is_on_the_path(tmp_path: Path) -> None:
     """Stream 7 computes 10 ms, stream 8 copies 15 ms; a kernel that was launched early waits for both."""
     events: list[Event] = []

@@ -112,6 +112,7 @@ class _Walk:
         rank = max(range(len(ends)), key=lambda i: (ends[i], -i))
         paths = self._records[rank].paths
         node = NONE if paths is None else int(paths.end_of_step[places[rank]])
+        crossed: set[tuple[int, int]] = set()
         while node != NONE:
             record = self._records[rank]
             assert record.paths is not None
@@ -119,10 +120,15 @@ class _Walk:
                 self.ns[kind, name, record.rank] += ns
             node = int(record.paths.parent[node])
             if node != NONE and (row := int(record.paths.collective[node])) != NONE:
-                rank, node = self._cross(rank, node, row)
+                rank, node = self._cross(rank, node, row, crossed)
+                crossed.add((rank, node))
 
-    def _cross(self, rank: int, node: int, row: int) -> tuple[int, int]:
-        """Add the transfer of a collective; the rank that entered last, and the node there."""
+    def _cross(self, rank: int, node: int, row: int, crossed: set[tuple[int, int]]) -> tuple[int, int]:
+        """Add the transfer of a collective; the rank that entered last, and the node there.
+
+        The path stays on its rank where it has been there before: ranks that enter collectives of two groups in opposite
+        order each seem to wait for the other.
+        """
         table = self._records[rank].collectives
         name, number = table.labels[table.name[row]], self._records[rank].rank
         members = {r: at for r, at in self._members.get((rank, row), {}).items() if at in self._nodes[r]}
@@ -131,5 +137,8 @@ class _Walk:
             return rank, node
         entry = {r: float(self._records[r].collectives.start[at] + self._shift[r]) for r, at in members.items()}
         last = max(entry, key=lambda r: (entry[r], -r))
+        if (last, self._nodes[last][members[last]]) in crossed:
+            self.ns["communication", name, number] += int(table.end[row] - table.start[row])
+            return rank, node
         self.ns["collective", name, number] += max(float(table.end[row] + self._shift[rank]) - entry[last], 0.0)
         return last, self._nodes[last][members[last]]
