@@ -1,7 +1,7 @@
 # Every target first creates the environment that it needs, once.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
-#   make test     all tests: unit, TorchX's nightly release, Kubeflow's kfp, integration (slow, cluster and kubelets, each a target too)
+#   make test     all tests: unit, TorchX's nightly release, Kubeflow's kfp, integration (slow and cluster in one run), kubelets
 #   make check    format, lint, types, import rules, generated files, committed content, retired terms
 #   make fix      apply automatic fixes
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/api/spec
@@ -63,7 +63,7 @@ demo: setup
 	@bash examples/01-first-job/run.sh
 
 # Quick tests first; within each target, those that failed in the last run.
-test: unit matrix-torchx-nightly kfp integration
+test: unit matrix-torchx-nightly kfp integration kubelets
 
 unit: setup
 	$(call section,unit tests)
@@ -74,13 +74,13 @@ slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster and not frameworks" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
-# `slow`, `cluster` and `kubelets` in one run: tests on clusters mostly wait, those of the trainer compute. What takes
-# longest begins first.
+# `slow` and `cluster` in one run: tests on clusters mostly wait, those of the trainer compute. What takes longest begins
+# first.
 integration: setup
-	$(call section,slow tests and tests on real control planes and nodes)
+	$(call section,slow tests and tests on real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
 	@$(call pytest,.venv) -m "(slow or cluster) and not frameworks" -n $$(($(PLANES) + 2)) --dist loadfile --no-loadscope-reorder \
-	  --durations=10 tests/kubelets tests/examples tests/images tests/cluster $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
+	  --durations=10 tests/examples tests/cluster $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 # Each worker has its own control plane and runs whole files, since the tests of some files share another one. Missing
 # programs are built before the tests (minutes, once). MUSTER_SKIP_CLUSTER=1 skips these tests.

@@ -222,5 +222,5 @@ def test_make_runs_pytest_through_the_module_that_ci_names_and_plainly_otherwise
         return [line for line in made.stdout.splitlines() if " -m pytest " in line or " -m tools.rerun " in line]
 
     plain, again = commands(), commands("RUNNER=tools.rerun")
-    assert len(plain) == 3  # unit, TorchX's nightly release, integration
+    assert len(plain) == 5  # unit, TorchX's nightly release, kfp, integration, kubelets
     assert again == [line.replace(" -m pytest ", " -m tools.rerun ") for line in plain]

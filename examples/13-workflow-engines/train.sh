@@ -1,5 +1,5 @@
 #!/bin/sh
-# A task of a workflow engine: `train.sh JOB.yaml NAME` submits the job of the file, with NAME in the place of JOB_NAME,
+# A task of a workflow engine: `train.sh JOB.yaml NAME` submits the job of the file, with NAME in the place of job-name,
 # and ends with it. A retry of the task follows the job of the earlier try; one that has failed is followed by NAME-2,
 # NAME-3, ... SIGTERM cancels the job.
 set -u
@@ -16,7 +16,7 @@ done
 
 trap 'trap "" TERM INT; muster cancel "$job"; kill "$watch" 2> /dev/null; exit 143' TERM INT
 watch=
-exists || sed "s/JOB_NAME/$job/" "$file" | muster submit - || exit $?
+exists || sed "s/job-name/$job/" "$file" | muster submit - || exit $?
 muster watch "$job" --no-report &
 watch=$!
 wait "$watch"

@@ -375,7 +375,17 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
         active = {"type": "Active", "status": "False", "reason": "ParentNotFound", "lastTransitionTime": NOW}
         api.patch(f"{GROUP}/queues/shown/status", {"status": {"conditions": [active]}})
         header, line = plane.kubectl("get", "mq", "shown").splitlines()
-        assert header.split() == ["NAME", "PARENT", "WEIGHT", "ACTIVE", "OVERCOMMITTED", "REASON", "AGE"]
+        assert header.split() == [
+            "NAME",
+            "PARENT",
+            "WEIGHT",
+            "PENDING",
+            "ADMITTED",
+            "ACTIVE",
+            "OVERCOMMITTED",
+            "REASON",
+            "AGE",
+        ]
         assert line.split()[:-1] == ["shown", "company", "2", "False", "ParentNotFound"]
         assert "rack" in plane.kubectl("get", "mf", "shown")
         both = plane.kubectl("get", "muster", "-o", "name").split()

@@ -22,7 +22,7 @@ SCRIPT = EXAMPLES / "13-workflow-engines" / "train.sh"
 JOB = """
 apiVersion: muster.dev/v1alpha1
 kind: TrainingJob
-metadata: {name: JOB_NAME}
+metadata: {name: job-name}
 spec:
   queue: QUEUE
   failurePolicy: {maxRestarts: 0}

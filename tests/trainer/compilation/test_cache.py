@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import stat
 import zipfile
 from collections.abc import Callable
@@ -242,8 +243,9 @@ def numbered_entry(location: str, host: Path, number: int) -> CompileCache:
 @pytest.mark.timeout(900)
 def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_path: Path) -> None:
     """Two ranks compile; a later job on a host without compiled code finds all of it in the namespace's cache."""
-    compiler = tmp_path / "c++"
-    compiler.write_text('#!/bin/sh\necho "$@" >> "$COMPILED"\nexec c++ "$@"\n')
+    compiler = tmp_path / "bin" / "g++"  # found by PATH: Inductor reads CXX when it is imported, which may be earlier
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> "$COMPILED"\nexec {shutil.which("g++")} "$@"\n')
     compiler.chmod(0o755)
     flags = [flag for flag in TINY if flag != "--no_compile"]
     run = (*flags, "--compile", "--data", str(text), "--steps", "2", "--compile_cache", str(tmp_path / "shared"))
@@ -251,7 +253,8 @@ def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_pat
         host = {
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name / "inductor"),
             "MUSTER_NAMESPACE": "team-a",
-            "CXX": str(compiler),
+            "CXX": "g++",
+            "PATH": f"{compiler.parent}:{os.environ['PATH']}",
             "COMPILED": str(tmp_path / f"{name}.compiled"),
         }
         ranks = start(2, *run, run_dir=tmp_path / name, environ=host)
