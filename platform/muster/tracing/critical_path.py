@@ -126,8 +126,8 @@ class _Walk:
     def _cross(self, rank: int, node: int, row: int, crossed: set[tuple[int, int]]) -> tuple[int, int]:
         """Add the transfer of a collective; the rank that entered last, and the node there.
 
-        The path stays on its rank where it has been there before: ranks that enter collectives of two groups in opposite
-        order each seem to wait for the other.
+        The path stays on its rank where it has been there before: ranks that enter collectives of two groups in
+        opposite order each seem to wait for the other.
         """
         table = self._records[rank].collectives
         name, number = table.labels[table.name[row]], self._records[rank].rank
