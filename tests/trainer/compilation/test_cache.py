@@ -240,6 +240,13 @@ def numbered_entry(location: str, host: Path, number: int) -> CompileCache:
     return entry
 
 
+def test_an_entry_that_would_not_be_loaded_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_components.trainer.compilation.store.MAX_BYTES", 10)
+    entry = numbered_entry(str(tmp_path / "cache"), tmp_path / "host", 1)
+    assert not entry.save()
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.timeout(900)
 def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_path: Path) -> None:
     """Two ranks compile; a later job on a host without compiled code finds all of it in the namespace's cache."""

@@ -61,7 +61,10 @@ def read(path: str, forbidden: int) -> bytes | None:
 
 
 def write(path: str, content: bytes) -> None:
-    """Replace the file as a whole, readable by this user only. Raises OSError, and what the store raises."""
+    """Replace the file as a whole, readable by this user only. Raises UnusableEntry if `read` would refuse its size,
+    OSError, and what the store raises."""
+    if len(content) > MAX_BYTES:
+        raise UnusableEntry(f"must have at most {MAX_BYTES:,} bytes; got {len(content):,}")
     place = _resolve(path)
     if isinstance(place, tuple):
         files, name = place
