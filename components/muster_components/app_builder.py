@@ -89,6 +89,7 @@ class SchedulingArgs:
     max_runtime: str | None
     trace_steps: str | None
     trace_ranks: str | None
+    trace_every: int | None
 
 
 def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
@@ -188,17 +189,20 @@ def _check_integer(argument: str, value: object | None, minimum: int) -> int | N
 def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dict[str, str]:
     """Metadata for Muster's schedulers; `-cfg` takes precedence. Raises InvalidArgument."""
     try:
-        parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "")
+        every = "" if scheduling.trace_every is None else str(scheduling.trace_every)
+        parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "", every)
     except InputError as error:
         raise InvalidArgument(str(error)) from error
-    if scheduling.trace_ranks and not scheduling.trace_steps:
-        raise InvalidArgument(f"--trace_ranks {scheduling.trace_ranks} requires --trace_steps")
+    for name, value in (("trace_ranks", scheduling.trace_ranks), ("trace_every", every)):
+        if value and not scheduling.trace_steps:
+            raise InvalidArgument(f"--{name} {value} requires --trace_steps")
     values = {
         "queue": scheduling.queue,
         "priority": None if scheduling.priority is None else str(scheduling.priority),
         "max-runtime": scheduling.max_runtime,
         "trace-steps": scheduling.trace_steps,
         "trace-ranks": scheduling.trace_ranks,
+        "trace-every": every or None,
         "grace": GRACE_PERIOD,
         "failure-rules": json.dumps(rules),
     }

@@ -32,6 +32,7 @@ def fsdp(
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
+    trace_every: Optional[int] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -63,6 +64,7 @@ def fsdp(
         checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
         trace_ranks: ranks to profile, such as 0,3 (default: all)
+        trace_every: profile as many steps again every N steps (default: once)
         queue: queue that the job waits in
         priority: jobs of higher priority come first in the queue
         max_runtime: maximum run time from admission, such as 2h
@@ -98,6 +100,7 @@ def fsdp(
             max_runtime=max_runtime,
             trace_steps=trace_steps,
             trace_ranks=trace_ranks,
+            trace_every=trace_every,
         ),
     )
 
@@ -118,6 +121,7 @@ def ddp(
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
+    trace_every: Optional[int] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -157,6 +161,7 @@ def ddp(
             max_runtime=max_runtime,
             trace_steps=trace_steps,
             trace_ranks=trace_ranks,
+            trace_every=trace_every,
         ),
     )
 
@@ -179,6 +184,7 @@ def pipeline(
     checkpoint_every: Optional[int] = None,
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
+    trace_every: Optional[int] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -222,6 +228,7 @@ def pipeline(
             max_runtime=max_runtime,
             trace_steps=trace_steps,
             trace_ranks=trace_ranks,
+            trace_every=trace_every,
         ),
     )
 
@@ -244,6 +251,7 @@ def script(
     j: str = "1x1",
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
+    trace_every: Optional[int] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -266,6 +274,7 @@ def script(
         j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24; a step is an optimizer step
         trace_ranks: ranks to profile, such as 0,3 (default: all)
+        trace_every: profile as many steps again every N steps (default: once)
         queue: queue that the job waits in
         priority: jobs of higher priority come first in the queue
         max_runtime: maximum run time from admission, such as 2h
@@ -287,5 +296,6 @@ def script(
             max_runtime=max_runtime,
             trace_steps=trace_steps,
             trace_ranks=trace_ranks,
+            trace_every=trace_every,
         ),
     )

@@ -138,6 +138,12 @@ def test_every_container_has_the_documented_environment_first_and_cannot_overrid
 def test_a_trace_window_is_half_open() -> None:
     variables = environment(manifest(trace={"startStep": 20, "steps": 5, "ranks": [0, 3]}))
     assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_RANKS"]) == ("20:25", "0,3")
+    assert "MUSTER_TRACE_EVERY" not in variables
+
+
+def test_pods_are_told_how_often_steps_are_profiled_again() -> None:
+    variables = environment(manifest(trace={"startStep": 20, "steps": 5, "every": 1000}))
+    assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_EVERY"]) == ("20:25", "1000")
 
 
 def test_the_run_folder_is_the_pods_own_unless_the_template_defines_one() -> None:

@@ -67,6 +67,7 @@ OTHERWISE: dict[str, Any] = {
     "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "parallel": "hsdp=1x1",
     "seq_len": 64, "global_batch": 8, "lr": 0.5, "float8": "tensorwise",
     "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
+    "trace_every": 100,
     "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
     "memMB": 99, "env": {"A": "1"}, "image": "other", "script": "other.py", "m": "other",
 }  # fmt: skip
@@ -191,6 +192,12 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
         ({"trace_steps": "25:20"}, "--trace_steps must be FIRST:END"),
         ({"trace_ranks": "0"}, "--trace_ranks 0 requires --trace_steps"),
         ({"trace_steps": "1:2", "trace_ranks": "x"}, "--trace_ranks must be a list of ranks"),
+        ({"trace_every": 100}, "--trace_every 100 requires --trace_steps"),
+        (
+            {"trace_steps": "1:6", "trace_every": 5},
+            "--trace_every must be a number of steps above 5, the steps of a trace",
+        ),
+        ({"trace_steps": "1:6", "trace_every": "x"}, "--trace_every must be a number of steps above 5"),
         ({"j": "0x2"}, "-j must have at least one node and one process"),
         ({"j": "2x"}, "-j must be NODESxPROCESSES"),
         ({"j": "4:2x8"}, "-j must be MIN:MAXxPROCESSES with MIN not above MAX; got '4:2x8'"),

@@ -66,6 +66,8 @@ def to_training_job(
         if cfg.get(TRACE_STEPS):
             _check_traceable(roles, cfg[TRACE_STEPS])
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
+        if ".trace_every" in settings:
+            spec["trace"]["every"] = settings[".trace_every"]
     metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: to_kubernetes_name(app.name)}}
     return validate_job({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
 

@@ -38,6 +38,13 @@ def parse_replica_count(text: str) -> int:
     return int(text)
 
 
+def parse_step_count(text: str) -> int:
+    """A positive number of steps."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("must be a positive number of steps such as 500")
+    return int(text)
+
+
 def parse_bool(text: str) -> bool:
     """`true` or `false`, in any case."""
     if text.lower() not in ("true", "false"):
@@ -209,6 +216,9 @@ SETTINGS = (
     ),
     Setting("kubeconfig", ".kubeconfig", str.strip, "kubeconfig (default: $KUBECONFIG)", str, _KUBERNETES_BACKEND),
     Setting("trace_ranks", ".ranks", parse_ranks, "ranks to profile, such as 0,3; all when empty"),
+    Setting(
+        "trace_every", ".trace_every", parse_step_count, "profile as many steps again every N steps; once when empty"
+    ),
     Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),
     Setting("failure_rules", ".rules", parse_json_list, "failurePolicy.rules of the TrainingJob, as JSON"),
     Setting("ttl", "ttlSecondsAfterFinished", read_duration, "time after which a finished job is deleted"),
