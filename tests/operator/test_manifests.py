@@ -141,7 +141,7 @@ def test_a_trace_window_is_half_open() -> None:
     assert "MUSTER_TRACE_EVERY" not in variables
 
 
-def test_pods_are_told_how_often_steps_are_profiled_again() -> None:
+def test_pods_get_the_interval_of_repeated_traces() -> None:
     variables = environment(manifest(trace={"startStep": 20, "steps": 5, "every": 1000}))
     assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_EVERY"]) == ("20:25", "1000")
 
