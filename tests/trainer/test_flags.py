@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.flags import parse_train_config
-from muster_components.trainer.models.recipes import RECIPES, model_config
+from muster_components.trainer.models.recipes import RECIPES, llama_8b, model_config
 from muster_components.trainer.models.selection import FactorySource, HuggingFaceSource
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 
@@ -245,7 +246,14 @@ def test_help_is_printed_without_a_traceback() -> None:
     ("flags", "message"),
     [
         (("--model", "hf:"), "must be followed by a model type"),
-        (("--model", "gpt:1m", "--model_args", "a=1"), "--model_args is for hf: models and factories"),
+        (("--model", "gpt:1m", "--model_args", "a=1"), "--model_args: 'a' is no field of gpt:1m; fields: layers, dim,"),
+        (("--model", "gpt:1m", "--model_args", "layers=two"), "--model_args: layers must be of type int; got 'two'"),
+        (("--model", "gpt:1m", "--model_args", "layers=0"), "gpt:1m: layers must be above 0; got 0"),
+        (("--model", "gpt:1m", "--model_args", "heads=3"), "gpt:1m: dim must be a multiple of heads (3); got 128"),
+        (("--model", "llama:8b", "--model_args", "kv_heads=5"), "heads must be a multiple of kv_heads (5); got 32"),
+        (("--model", "gpt:1m", "--model_args", "dim=12"), "dim / heads must be even for rotary positions; got 3"),
+        (("--model", "gpt:1m", "--model_args", "dropout=1"), "dropout must be at least 0 and below 1; got 1.0"),
+        (("--model", "gpt:1m", "--model_args", "style=new"), "style must be modern or gpt2; got 'new'"),
         (("--model", "hf:llama", "--model_args", "a"), "--model_args must be KEY=VALUE,...; got 'a'"),
         (("--model", "hf:llama", "--model_args", "a=1,a=2"), "--model_args has 'a' twice"),
         (("--model", "my.module:build", "--vocab_size", "300"), "--vocab_size is for recipes and hf: models"),
@@ -257,6 +265,12 @@ def test_help_is_printed_without_a_traceback() -> None:
 def test_flags_that_do_not_fit_the_model_are_rejected(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         parse_train_config((*flags, "--data", "text"), {})
+
+
+def test_arguments_of_a_recipe_replace_its_fields() -> None:
+    flags = ("--model", "llama:8b", "--data", "x", "--vocab_size", "128256", "--model_args", "layers=8,dropout=0.1")
+    shape = dataclasses.replace(llama_8b(), layers=8, dropout=0.1, vocab_size=128256)
+    assert parse_train_config(flags, {}).model == shape
 
 
 def test_arguments_of_a_model_may_have_lists() -> None:

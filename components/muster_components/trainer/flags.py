@@ -202,7 +202,7 @@ def _flag_parser() -> FlagParser:
         "--model_args",
         default="",
         metavar="KEY=VALUE,...",
-        help="fields of the configuration of an hf: model, or arguments of the factory",
+        help="fields of a recipe or of the configuration of an hf: model, or arguments of the factory",
     )
     group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: tokens are bytes)")
     group.add_argument("--token_dtype", choices=TOKEN_DTYPES, help="of .bin files (default: uint16)")

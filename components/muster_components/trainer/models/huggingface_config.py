@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 from pathlib import Path
 from typing import Any, Final
 
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.selection import override_value
 
 TASKS: Final = {
     "image classification": "AutoModelForImageClassification",
@@ -56,7 +56,7 @@ def parse_overrides(overrides: dict[str, str], known: Any) -> dict[str, Any]:
                 f"--model_args: {key!r} is not in the configuration of {known.model_type}; {hint}"
                 f"Fields: {', '.join(sorted(field for field in fields if not field.startswith('_')))}"
             )
-        values[known.attribute_map.get(key, key)] = _value(key, text, getattr(known, key))
+        values[known.attribute_map.get(key, key)] = override_value(key, text, getattr(known, key))
     return values
 
 
@@ -79,18 +79,3 @@ def choose_task(config: Any) -> tuple[str, Any]:
         f"--model: {config.model_type} has no {', '.join(TASKS)} in Transformers; "
         "give a function that returns the model: --model my.module:factory"
     )
-
-
-def _value(key: str, text: str, current: object) -> object:
-    """The value written as in Python or YAML, of the type that the field has now. Raises InputError."""
-    words = {"true": True, "false": False, "null": None, "none": None}
-    try:
-        value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if isinstance(value, list | tuple) and isinstance(current, list | tuple):
-        return type(current)(value)
-    same_type = isinstance(value, bool) == isinstance(current, bool) and isinstance(value, type(current))
-    if current is None or value is None or same_type or (isinstance(current, float) and type(value) is int):
-        return float(value) if isinstance(current, float) and value is not None else value
-    raise InputError(f"--model_args: {key} must be of type {type(current).__name__}; got {text!r}")

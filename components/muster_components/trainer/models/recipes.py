@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from muster_components.trainer.errors import InputError
 
@@ -44,6 +44,21 @@ class ModelConfig:
     dropout: float = 0.0
     rope_theta: float = 10_000.0
     lr: float = 6e-4
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "dim", "heads", "kv_heads", "hidden", "rope_theta"):
+            if getattr(self, field) <= 0:
+                raise InputError(f"{self.name}: {field} must be above 0; got {getattr(self, field)}")
+        if self.dim % self.heads:
+            raise InputError(f"{self.name}: dim must be a multiple of heads ({self.heads}); got {self.dim}")
+        if self.heads % self.kv_heads:
+            raise InputError(f"{self.name}: heads must be a multiple of kv_heads ({self.kv_heads}); got {self.heads}")
+        if self.style == "modern" and self.head_dim % 2:
+            raise InputError(f"{self.name}: dim / heads must be even for rotary positions; got {self.head_dim}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"{self.name}: dropout must be at least 0 and below 1; got {self.dropout}")
+        if self.style not in get_args(Style):
+            raise InputError(f"{self.name}: style must be {' or '.join(get_args(Style))}; got {self.style!r}")
 
     @property
     def head_dim(self) -> int:

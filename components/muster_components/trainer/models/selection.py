@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig, model_config
@@ -52,9 +55,16 @@ def model_source(name: str, *, model_args: str = "", vocab_size: int | None = No
         if vocab_size is not None:
             raise InputError(f"--vocab_size is for recipes and hf: models; use --model_args with --model {name}")
         return FactorySource(name=name, args=tuple(args.items()))
-    if args:
-        raise InputError(f"--model_args is for hf: models and factories; got {model_args!r} with --model {name}")
-    return model_config(name, vocab_size=vocab_size)
+    return replace_fields(model_config(name, vocab_size=vocab_size), args)
+
+
+def replace_fields(config: ModelConfig, args: Mapping[str, str]) -> ModelConfig:
+    """The recipe with other values for fields of its shape. Raises InputError for an unknown field or a bad value."""
+    fields = [field.name for field in dataclasses.fields(config) if field.name not in ("name", "vocab_size", "lr")]
+    if unknown := [key for key in args if key not in fields]:
+        raise InputError(f"--model_args: {unknown[0]!r} is no field of {config.name}; fields: {', '.join(fields)}")
+    values: dict[str, Any] = {key: override_value(key, text, getattr(config, key)) for key, text in args.items()}
+    return dataclasses.replace(config, **values)
 
 
 def parse_model_args(text: str) -> dict[str, str]:
@@ -68,3 +78,18 @@ def parse_model_args(text: str) -> dict[str, str]:
             raise InputError(f"--model_args has {key.strip()!r} twice")
         args[key.strip()] = value.strip()
     return args
+
+
+def override_value(key: str, text: str, current: object) -> object:
+    """The value written as in Python or YAML, of the type that the field has now. Raises InputError."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    try:
+        value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(value, list | tuple) and isinstance(current, list | tuple):
+        return type(current)(value)
+    same_type = isinstance(value, bool) == isinstance(current, bool) and isinstance(value, type(current))
+    if current is None or value is None or same_type or (isinstance(current, float) and type(value) is int):
+        return float(value) if isinstance(current, float) and value is not None else value
+    raise InputError(f"--model_args: {key} must be of type {type(current).__name__}; got {text!r}")
