@@ -1,7 +1,8 @@
 """The critical path of a step across ranks: the chain of work and waits that determined how long the step took.
 
 It is followed back from the end of the slowest rank. Within a rank `local_path` says what was waited for. A collective
-cannot end before its last rank has entered: its transfer counts, and the path goes on at that rank.
+cannot end before its last rank has entered: its transfer counts, and the path goes on at that rank. So it does at the
+other rank of a send or a receive if that one came later.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.local_path import NONE
 from muster.tracing.rank_comparison import RankComparison, clock_shifts, match_collectives
 from muster.tracing.rank_record import RankRecord
+from muster.tracing.transfers import Peer, match_transfers
 
 MAX_PARTS = 15
 
@@ -23,8 +25,9 @@ class PathPart:
     """What takes time on the critical path on one rank: a `kind` and a name, in milliseconds per step.
 
     Kinds: `kernel`, `copy`, `operator` (on the CPU), `collective` (the transfer, after the last rank has entered),
-    `communication` (sends, receives, and collectives that could not be matched, with waiting), `host` (in the
-    annotation `name`, empty outside of all), `launch`, `gap`, and `other`: smaller parts together (`rank` None).
+    `transfer` (a send or a receive, after both ranks have called it), `communication` (what could not be matched, with
+    waiting), `host` (in the annotation `name`, empty outside of all), `launch`, `gap`, and `other`: smaller parts
+    together (`rank` None).
     """
 
     kind: str
@@ -64,6 +67,7 @@ _PHRASES = {
     "copy": "{}",
     "operator": "operator {}",
     "collective": "transfer of {}",
+    "transfer": "{} (transfer)",
     "communication": "{}, with waiting",
     "host": "host in {}",
     "launch": "kernel launches, {}",
@@ -100,6 +104,15 @@ class _Walk:
             else {row: i for i, row in enumerate(record.paths.collective.tolist()) if row >= 0}
             for record in self._records
         ]
+        self._peers = match_transfers(
+            [record.rank for record in ranks.records], [record.transfers for record in ranks.records], ranks.steps
+        )
+        self._posted = [
+            {}
+            if record.paths is None
+            else {event: i for i, event in enumerate(record.paths.posted.tolist()) if event >= 0}
+            for record in self._records
+        ]
         self.ns: defaultdict[tuple[str, str, int], float] = defaultdict(float)
 
     def follow(self, step: int) -> None:
@@ -122,6 +135,9 @@ class _Walk:
             if node != NONE and (row := int(record.paths.collective[node])) != NONE:
                 rank, node = self._cross(rank, node, row, crossed)
                 crossed.add((rank, node))
+            elif node != NONE and (event := int(record.paths.transfer[node])) != NONE:
+                rank, node = self._cross_transfer(rank, node, event, crossed)
+                crossed.add((rank, node))
 
     def _cross(self, rank: int, node: int, row: int, crossed: set[tuple[int, int]]) -> tuple[int, int]:
         """Add the transfer of a collective; the rank that entered last, and the node there.
@@ -142,3 +158,24 @@ class _Walk:
             return rank, node
         self.ns["collective", name, number] += max(float(table.end[row] + self._shift[rank]) - entry[last], 0.0)
         return last, self._nodes[last][members[last]]
+
+    def _cross_transfer(self, rank: int, node: int, event: int, crossed: set[tuple[int, int]]) -> tuple[int, int]:
+        """Add the time since both ranks have called the transfers of an event; where the path goes on: at the last
+        other rank that called while this one waited, else here."""
+        table, number = self._records[rank].transfers, self._records[rank].rank
+        start, end = (float(column[event] + self._shift[rank]) for column in (table.wait_start, table.end))
+        peers = self._peers.get((rank, event), ())
+        called = [
+            (float(self._records[peer.record].transfers.start[peer.event] + self._shift[peer.record]), peer.record, at)
+            for peer in peers
+            if (at := self._posted[peer.record].get(peer.event)) is not None and (peer.record, at) not in crossed
+        ]
+        late = max((one for one in called if start < one[0] <= end), default=None)
+        self.ns["transfer" if called else "communication", self._name(peers), number] += end - (late or (start,))[0]
+        return (rank, node) if late is None else late[1:]
+
+    @staticmethod
+    def _name(peers: Sequence[Peer]) -> str:
+        """What this rank does: send, receive, or both at once."""
+        directions = {peer.sends for peer in peers}
+        return "send/receive" if len(directions) != 1 else "receive" if True in directions else "send"

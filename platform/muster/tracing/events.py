@@ -92,6 +92,24 @@ class MemorySamples:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferCalls:
+    """Calls of sends and receives by the host, by start: what the events of their transfers do not say.
+
+    `peer` is the other rank's position in the process group, `group` the group's name as a position in `names`; -1:
+    not recorded.
+    """
+
+    start: Int64
+    end: Int64
+    sends: Mask
+    peer: Int32
+    group: Int32
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessGroup:
     """A process group of this rank as torch.distributed lists it: name, description (`mesh_pp`), global ranks."""
 
@@ -137,6 +155,8 @@ class Trace:
     details: TraceDetails | None = None
     """None unless `read_trace` was asked for some."""
     memory: MemorySamples | None = None
+    transfers: TransferCalls | None = None
+    """None if the trace has no sends or receives."""
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

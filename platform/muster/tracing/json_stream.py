@@ -56,6 +56,8 @@ class EventArguments(msgspec.Struct, gc=False):
     elements_in: Scalar = msgspec.field(name="In msg nelems", default=None)
     elements_out: Scalar = msgspec.field(name="Out msg nelems", default=None)
     dtype: Scalar = None
+    peer: Any = msgspec.field(name="Rank", default=None)  # of a send or a receive
+    inputs: Any = msgspec.field(name="Concrete Inputs", default=None)
     allocated: Scalar = msgspec.field(name="Total Allocated", default=None)
     device_type: Scalar = msgspec.field(name="Device Type", default=None)
 

@@ -3,7 +3,8 @@
 A kernel starts when the last of these has happened: the host has launched it, the kernel before it on its stream has
 ended, or a kernel of another stream that it waits for has ended. The host launches when it comes to it, or when the
 synchronisation that it waited in has ended, and with it the kernels before. On the CPU, the host goes on when the
-collective that it waits for has ended. Collectives also wait for other ranks: `critical_path` continues there.
+collective, send or receive that it waits for has ended. These also wait for other ranks: `critical_path` continues
+there.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from muster.tracing.operator_stats import short_name
 from muster.tracing.spans import Int64, Spans, covered_within, groups
 from muster.tracing.steps import StepTable
 from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
+from muster.tracing.transfers import TransferTable, is_transfer
 from muster.tracing.work_kinds import (
     IGNORED_ANNOTATION,
     NO_ANNOTATION,
-    POINT_TO_POINT_NAME,
     STEP_ANNOTATION,
     SYNCHRONISATION,
     device_work_types,
@@ -45,14 +46,18 @@ LAUNCHING: Label = ("launch", "from the call to the kernel")
 class LocalPaths:
     """The paths of one rank as trees, one for each step.
 
-    Nodes are collectives (`collective`: the row in the rank's table), ends of steps (`end_of_step`: the node of each
-    step) and places where paths meet (-1). The path from a node to its `parent` (-1: the start of the step) consists
-    of the parts from `first_part` to that of the next node: nanoseconds (`part_ns`) of `labels` (`part_label`). It
-    ends at the end of the parent, and begins at the start of a collective, else at the end of the node.
+    Nodes are collectives (`collective`: the row in the rank's table), waits for transfers (`transfer`: the event in the
+    rank's table), the beginnings of transfers (`posted`), ends of steps (`end_of_step`: the node of each step) and
+    places where paths meet. A column has -1 for other nodes. The path from a node to its `parent` (-1: the start of
+    the step) consists of the parts from `first_part` to that of the next node: nanoseconds (`part_ns`) of `labels`
+    (`part_label`). It ends at the end of the parent, and begins at the start of a collective or of a wait, else at
+    the end of the node.
     """
 
     labels: tuple[Label, ...]
     collective: Int64
+    transfer: Int64
+    posted: Int64
     parent: Int64
     first_part: Int64
     part_label: Int64
@@ -77,6 +82,8 @@ class _Graph:
     end: Int64
     label: list[Label]
     collective: Int64
+    transfer: Int64
+    posted: Int64
     before: Int64
     host_start: Int64
     host_end: Int64
@@ -85,11 +92,12 @@ class _Graph:
 
 CollectiveRows = Mapping[tuple[int, int], int]
 """The row of the collective with each start and end."""
+Rows = tuple[CollectiveRows, TransferTable]
 HostLabels = Callable[[int, int], Iterator[tuple[Label, int]]]
 
 
-def local_paths(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: CollectiveRows) -> LocalPaths:
-    """The paths of a trace with steps; `rows` are the collectives that other ranks take part in."""
+def local_paths(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: Rows) -> LocalPaths:
+    """The paths of a trace with steps; `rows` are the collectives and transfers that other ranks take part in."""
     on_device = len(steps.work) > 0
     host = _host_labels(trace, with_operators=not on_device)
     graphs = _device_graphs(trace, steps, rows) if on_device else _host_graphs(trace, steps, lanes, rows)
@@ -99,10 +107,11 @@ def local_paths(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: Coll
     return builder.build()
 
 
-def _device_graphs(trace: Trace, steps: StepTable, rows: CollectiveRows) -> Iterator[_Graph]:
+def _device_graphs(trace: Trace, steps: StepTable, rows: Rows) -> Iterator[_Graph]:
     work, types = steps.work, device_work_types(trace, steps.work)
     launched = launch_times(trace, work)
     runtime = trace.of_kind(EventKind.RUNTIME)
+    waits_for_transfers = rows[1].waits()
     waits = runtime[matching_names(trace, SYNCHRONISATION)[runtime.name]] if len(runtime) else runtime
     waits = waits[np.argsort(waits.end, kind="stable")]
     for i in range(len(steps)):
@@ -125,7 +134,9 @@ def _device_graphs(trace: Trace, steps: StepTable, rows: CollectiveRows) -> Iter
             start=start,
             end=end,
             label=_work_labels(trace, events, types[here]),
-            collective=np.array([rows.get(t, NONE) for t in _times(events)] + [NONE], dtype=np.int64),
+            collective=_rows_of(rows[0], events.start, events.end),
+            transfer=(transfer := _rows_of(waits_for_transfers, events.start, events.end)),
+            posted=transfer,
             before=np.where(by_host, synced, before),
             host_start=host_start,
             host_end=np.where(by_host, begun, start),
@@ -174,28 +185,61 @@ def _work_labels(trace: Trace, events: Events, types: np.ndarray[tuple[int], np.
     return [*labels, WAITING]
 
 
-def _host_graphs(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: CollectiveRows) -> Iterator[_Graph]:
-    """On the CPU the events are collectives and receives; everything between them is the host."""
+@dataclass(frozen=True, slots=True)
+class _HostEvents:
+    """What the host waits for on the CPU, and the instants at which transfers are posted, by end."""
+
+    start: Int64
+    end: Int64
+    name: Int64
+    thread: Int64
+    transfer: Int64
+    posted: Int64
+
+
+def _host_events(trace: Trace, steps: StepTable, lanes: CategorySpans, transfers: TransferTable) -> _HostEvents:
     communication = communication_events(trace, steps.work)
-    sent = matching_names(trace, POINT_TO_POINT_NAME)[communication.name]
-    received = np.array([name.endswith("recv") for name in trace.names], dtype=bool)[communication.name]
-    communication = communication[(~sent | received) & (communication.end > communication.start)]
+    sent = is_transfer(trace, communication)
     # One that ends while the rank computes delays nothing.
     moment = Spans(communication.end - 1, communication.end)
-    exposed = covered_within(lanes.exposed, moment) > 0
-    communication = communication[exposed]
+    exposed = (communication.end > communication.start) & (covered_within(lanes.exposed, moment) > 0)
+    events, apart = communication[exposed & ~sent], communication[sent]
+    # Each transfer twice: the wait for it, and its beginning.
+    number = _rows_of(transfers.events(), apart.start, apart.end)[:-1]
+    waited = (
+        np.flatnonzero((number != NONE) & (transfers.end > transfers.wait_start)[number]) if len(number) else number
+    )
+    known = np.flatnonzero(number != NONE)
+    none = np.full(len(events), NONE, dtype=np.int64)
+    columns = (
+        (events.start, transfers.wait_start[number[waited]], apart.start[known]),
+        (events.end, apart.end[waited], apart.start[known]),
+        (events.name, apart.name[waited], apart.name[known]),
+        (events.thread, apart.thread[waited], apart.thread[known]),
+        (none, number[waited], np.full(len(known), NONE)),
+        (none, np.full(len(waited), NONE), number[known]),
+    )
+    start, end, name, thread, transfer, posted = (np.concatenate(parts).astype(np.int64) for parts in columns)
+    order = np.argsort(end, kind="stable")
+    return _HostEvents(start[order], end[order], name[order], thread[order], transfer[order], posted[order])
+
+
+def _host_graphs(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: Rows) -> Iterator[_Graph]:
+    """On the CPU the events are collectives and transfers; everything between them is the host."""
+    events = _host_events(trace, steps, lanes, rows[1])
     for i in range(len(steps)):
         window = steps.windows.start[i], steps.windows.end[i]
-        here = np.flatnonzero((communication.start >= window[0]) & (communication.end <= window[1]))
-        events = communication[here[np.argsort(communication.end[here], kind="stable")]]
-        start, end = np.append(events.start, window[1]), np.append(events.end, window[1])
+        here = np.flatnonzero((events.start >= window[0]) & (events.end <= window[1]))
+        start, end = np.append(events.start[here], window[1]), np.append(events.end[here], window[1])
         before = np.minimum(np.searchsorted(events.end, start, side="right"), np.arange(len(end))) - 1
-        before = _prefer_previous(before, start, end, np.append(events.thread, NONE), SAME_THREAD_NS)
+        before = _prefer_previous(before, start, end, np.append(events.thread[here], NONE), SAME_THREAD_NS)
         yield _Graph(
             start=start,
             end=end,
-            label=[*(("communication", trace.names[name]) for name in events.name.tolist()), WAITING],
-            collective=np.array([rows.get(t, NONE) for t in _times(events)] + [NONE], dtype=np.int64),
+            label=[*(("communication", trace.names[name]) for name in events.name[here].tolist()), WAITING],
+            collective=_rows_of(rows[0], events.start[here], events.end[here]),
+            transfer=np.append(events.transfer[here], NONE),
+            posted=np.append(events.posted[here], NONE),
             before=before,
             host_start=np.where(before >= 0, end[before], window[0]),
             host_end=start,
@@ -203,8 +247,10 @@ def _host_graphs(trace: Trace, steps: StepTable, lanes: CategorySpans, rows: Col
         )
 
 
-def _times(events: Events) -> list[tuple[int, int]]:
-    return list(zip(events.start.tolist(), events.end.tolist(), strict=True))
+def _rows_of(rows: Mapping[tuple[int, int], int], start: Int64, end: Int64) -> Int64:
+    """The row of each event, -1 for others, and -1 for the end of the step."""
+    found = [rows.get(times, NONE) for times in zip(start.tolist(), end.tolist(), strict=True)]
+    return np.array([*found, NONE], dtype=np.int64)
 
 
 def _host_labels(trace: Trace, *, with_operators: bool) -> HostLabels:
@@ -242,6 +288,8 @@ class _TreeBuilder:
     def __init__(self) -> None:
         self._labels: dict[Label, int] = {}
         self._collective: list[int] = []
+        self._transfer: list[int] = []
+        self._posted: list[int] = []
         self._parent: list[int] = []
         self._first_part: list[int] = [0]
         self._part_label: list[int] = []
@@ -250,7 +298,7 @@ class _TreeBuilder:
 
     def add(self, graph: _Graph, host: HostLabels) -> None:
         before = graph.before.tolist()
-        node = (graph.collective >= 0).tolist()
+        node = ((graph.collective >= 0) | (graph.transfer >= 0) | (graph.posted >= 0)).tolist()
         node[-1] = True
         used = list(node)
         for i in reversed(range(len(before))):
@@ -266,7 +314,7 @@ class _TreeBuilder:
 
     def _add_node(self, graph: _Graph, i: int, node: list[bool], numbers: dict[int, int], host: HostLabels) -> None:
         sums: defaultdict[Label, int] = defaultdict(int)
-        if graph.collective[i] < 0:
+        if graph.collective[i] < 0 and graph.transfer[i] < 0:
             sums[graph.label[i]] += int(graph.end[i] - graph.start[i])
         at = i
         while True:
@@ -287,6 +335,8 @@ class _TreeBuilder:
                 self._part_ns.append(ns)
         self._first_part.append(len(self._part_ns))
         self._collective.append(int(graph.collective[i]))
+        self._transfer.append(int(graph.transfer[i]))
+        self._posted.append(int(graph.posted[i]))
         self._parent.append(numbers[earlier] if earlier >= 0 else NONE)
 
     def build(self) -> LocalPaths:
@@ -297,6 +347,8 @@ class _TreeBuilder:
                 np.array(column, dtype=np.int64)
                 for column in (
                     self._collective,
+                    self._transfer,
+                    self._posted,
                     self._parent,
                     self._first_part,
                     self._part_label,

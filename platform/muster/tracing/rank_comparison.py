@@ -1,7 +1,8 @@
 """The ranks of one job side by side: steps and collectives matched, clocks aligned, waits measured.
 
 The n-th collective of a process group within a step is the same one on all ranks. Its ranks end at almost the same
-time, which gives the difference of their clocks; the last rank to enter is the one that the others wait for.
+time, which gives the difference of their clocks; the last rank to enter is the one that the others wait for. Ranks
+that only send to each other are compared by their fastest transfers in both directions, as NTP compares clocks.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from numpy.typing import NDArray
 from muster.tracing.compilation import SteadyCompilation
 from muster.tracing.pipeline_bubble import PipelineBubble, pipeline_bubble
 from muster.tracing.rank_record import RankRecord
+from muster.tracing.transfers import match_transfers
 
 Matrix = NDArray[np.float64]
-MIN_SAMPLES = 3  # collectives that two ranks share, to compare their clocks
+MIN_SAMPLES = 3  # collectives that two ranks share, or transfers in each direction, to compare their clocks
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
     """What to subtract from a rank's times for those of the lowest rank, and the largest plausible error, in ns.
 
-    The error is the 90th percentile of the distance of matched ends from their median; None without matched ends.
+    The error is the 90th percentile of the distance of matched ends from their median, or half of the fastest round
+    trip of two transfers; None without either.
     """
 
     rank: int
@@ -120,7 +123,7 @@ def compare_ranks(records: Sequence[RankRecord], compiled: Sequence[SteadyCompil
     steps = tuple(sorted(common))
     longest = np.max([record.step_ms[np.isin(record.steps, steps)] for record in ordered], axis=0)
     rows = match_collectives(ordered, common)
-    clocks = _clock_offsets(ordered, rows)
+    clocks = _clock_offsets(ordered, rows, common)
     matched = tuple(_measure(ordered, members, clocks) for members in rows)
     return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks, tuple(compiled))
 
@@ -143,8 +146,11 @@ def match_collectives(records: Sequence[RankRecord], steps: set[int]) -> list[di
     return matched
 
 
-def _clock_offsets(records: Sequence[RankRecord], rows: Sequence[dict[int, int]]) -> tuple[ClockOffset, ...]:
-    """By the ends of matched collectives, from the lowest rank over all ranks that share collectives with it."""
+def _clock_offsets(
+    records: Sequence[RankRecord], rows: Sequence[dict[int, int]], steps: set[int]
+) -> tuple[ClockOffset, ...]:
+    """By the ends of matched collectives, from the lowest rank over all ranks that share collectives with it; then by
+    transfers."""
     differences: dict[tuple[int, int], list[float]] = {}
     for members in rows:
         first, *others = sorted(members)
@@ -153,17 +159,40 @@ def _clock_offsets(records: Sequence[RankRecord], rows: Sequence[dict[int, int]]
                 _absolute(records[other], int(records[other].collectives.end[members[other]]))
                 - _absolute(records[first], int(records[first].collectives.end[members[first]]))
             )
-    offsets: dict[int, tuple[float, float | None]] = {0: (0.0, 0.0)} if records else {}
-    for _ in records:  # at most one step from a known rank to the next in each round
-        for (a, b), values in differences.items():
-            if len(values) < MIN_SAMPLES or (a in offsets) == (b in offsets):
-                continue
+    by_collectives: dict[tuple[int, int], tuple[float, float]] = {}
+    for pair, values in differences.items():
+        if len(values) >= MIN_SAMPLES:
             middle = float(np.median(values))
-            error = float(np.quantile(np.abs(np.array(values) - middle), 0.9))
-            known, new, sign = (a, b, 1) if a in offsets else (b, a, -1)
-            base, base_error = offsets[known]
-            offsets[new] = (base + sign * middle, (base_error or 0.0) + error)
+            by_collectives[pair] = middle, float(np.quantile(np.abs(np.array(values) - middle), 0.9))
+    offsets: dict[int, tuple[float, float]] = {0: (0.0, 0.0)} if records else {}
+    for pairs in (by_collectives, {**_by_transfers(records, steps), **by_collectives}):
+        for _ in records:  # at most one step from a known rank to the next in each round
+            for (a, b), (middle, error) in pairs.items():
+                if (a in offsets) != (b in offsets):
+                    known, new, sign = (a, b, 1) if a in offsets else (b, a, -1)
+                    base, base_error = offsets[known]
+                    offsets[new] = (base + sign * middle, base_error + error)
     return tuple(ClockOffset(record.rank, *offsets.get(i, (0.0, None))) for i, record in enumerate(records))
+
+
+def _by_transfers(records: Sequence[RankRecord], steps: set[int]) -> dict[tuple[int, int], tuple[float, float]]:
+    """For two ranks that send to each other, how far the second clock is ahead, and the error, which is larger than any
+    difference that is not found."""
+    tables = [record.transfers for record in records]
+    delays: dict[tuple[int, int], list[float]] = {}
+    for (receiver, event), peers in match_transfers([record.rank for record in records], tables, steps).items():
+        for peer in peers:
+            if peer.sends:
+                sent = _absolute(records[peer.record], int(tables[peer.record].start[peer.event]))
+                received = _absolute(records[receiver], int(tables[receiver].end[event]))
+                delays.setdefault((peer.record, receiver), []).append(received - sent)
+    found = {}
+    for (a, b), there in delays.items():
+        back = delays.get((b, a), [])
+        if a < b and min(len(there), len(back)) >= MIN_SAMPLES:
+            ahead, error = (min(there) - min(back)) / 2, (min(there) + min(back)) / 2
+            found[a, b] = (0.0 if abs(ahead) <= error else ahead), max(error, 0.0)
+    return found
 
 
 def clock_shifts(records: Sequence[RankRecord], clocks: Sequence[ClockOffset]) -> Matrix:

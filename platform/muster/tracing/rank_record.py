@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.events import EventKind, Events, ProcessGroup, Trace, build_call_tree
 from muster.tracing.hta_breakdown import KernelType, launch_times
 from muster.tracing.local_path import LocalPaths, local_paths
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
@@ -16,6 +16,7 @@ from muster.tracing.pipeline_bubble import PipelinePhase, pipeline_phase
 from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
 from muster.tracing.steps import NO_STEP, StepTable
 from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
+from muster.tracing.transfers import TransferTable, is_transfer, pipeline_group, transfer_table
 from muster.tracing.work_kinds import (
     COMMUNICATION_NAME,
     FSDP_COLLECTIVE,
@@ -35,7 +36,6 @@ MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
 ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free)$")
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
-POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
 # Annotations around code that launches work: only time directly in them is blocked, not that of their operators.
 PHASE_NAME = re.compile(
     r"[Ff]orward|[Bb]ackward|PP:|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd"
@@ -95,6 +95,7 @@ class RankRecord:
     collectives: CollectiveTable
     stage: int | None
     windows: Spans
+    transfers: TransferTable
     paths: LocalPaths | None = None
     pipeline: PipelinePhase | None = None
 
@@ -111,6 +112,8 @@ def rank_record(
     communication = communication_events(trace, steps.work)
     runtime = trace.of_kind(EventKind.RUNTIME)
     collectives = _collectives(trace, steps, lanes, communication)
+    group = pipeline_group(trace, communication)
+    transfers = transfer_table(trace, steps, communication, lanes.exposed, group)
     return RankRecord(
         rank=trace.rank,
         on_device=len(steps.work) > 0,
@@ -124,9 +127,10 @@ def rank_record(
         blocked_ms=_blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
         collectives=collectives,
-        stage=_pipeline_stage(trace, communication),
+        stage=_pipeline_stage(trace, communication, group),
         windows=windows,
-        paths=local_paths(trace, steps, lanes, collectives.rows()) if critical_path else None,
+        transfers=transfers,
+        paths=local_paths(trace, steps, lanes, (collectives.rows(), transfers)) if critical_path else None,
         pipeline=pipeline_phase(trace, steps, lanes),
     )
 
@@ -199,7 +203,8 @@ def _collectives(trace: Trace, steps: StepTable, lanes: CategorySpans, events: E
     label_of = np.empty(len(events), dtype=np.int64)
     for same in groups(events.name * (len(trace.names) + 1) + events.collective + 1) if len(events) else []:
         name = collective_name(trace, events[same])
-        label_of[same] = -1 if POINT_TO_POINT.match(name) else labels.setdefault(name, len(labels))
+        label_of[same] = labels.setdefault(name, len(labels))
+    label_of[is_transfer(trace, events)] = -1
     keep = np.flatnonzero((step >= 0) & (label_of >= 0)) if len(events) else np.empty(0, dtype=np.int64)
     keep = keep[np.argsort(launched[keep], kind="stable")][:MAX_COLLECTIVES]
     events, step, label_of, launched = events[keep], step[keep], label_of[keep], launched[keep]
@@ -246,17 +251,8 @@ def _fsdp_blocks(trace: Trace, launched: Int64, labels: dict[str, int]) -> Int64
     return np.where(inside, codes[at], -1)
 
 
-def _pipeline_stage(trace: Trace, communication: Events) -> int | None:
+def _pipeline_stage(trace: Trace, communication: Events, group: ProcessGroup | None) -> int | None:
     """The rank's position in the group of its sends and receives; None without any."""
-    codes = [*np.unique(communication.name).tolist(), *np.unique(communication.collective).tolist()]
-    sends = [code for code in codes if code >= 0 and POINT_TO_POINT.match(trace.names[code])]
-    if not sends or trace.rank is None:
+    if trace.rank is None or not is_transfer(trace, communication).any():
         return None
-    of_sends = communication[np.isin(communication.name, sends) | np.isin(communication.collective, sends)]
-    used = {trace.names[code].split(" ")[0] for code in np.unique(of_sends.group[of_sends.group >= 0]).tolist()}
-    mine = [group for group in trace.process_groups if trace.rank in group.ranks and len(group.ranks) > 1]
-    named = [group for group in mine if group.name in used] or [g for g in mine if re.search("pp|pipe", g.description)]
-    chosen = named or mine[:1]
-    if chosen:
-        return min(chosen, key=lambda group: len(group.ranks)).ranks.index(trace.rank)
-    return trace.rank
+    return trace.rank if group is None else group.ranks.index(trace.rank)

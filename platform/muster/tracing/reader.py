@@ -22,6 +22,7 @@ from muster.tracing.events import (
     ProcessGroup,
     Trace,
     TraceThread,
+    TransferCalls,
 )
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
@@ -57,6 +58,14 @@ EVENT_KINDS = {
 }
 MAX_NAME_CHARACTERS = 256 << 20
 MEMORY_EVENT = "[memory]"
+# The operators of torch.distributed, with record_shapes (gloo), and NCCL's records of its calls.
+TRANSFER_OPERATORS = {"c10d::send": True, "c10d::recv_": False}
+CALL_RECORD = "record_param_comms"
+TRANSFER_RECORDS = {"send": True, "recv": False}
+TRANSFER_NAMES = frozenset({*TRANSFER_OPERATORS, CALL_RECORD})
+MAX_RANK = 1 << 30
+MAX_TRANSFERS = 200_000
+PEER_INPUT = 2  # of the operators: tensors, process group, peer, tag
 CPU_DEVICE_TYPE = 0  # c10::DeviceType
 MAX_TIME_US = 1e17  # three thousand years: a larger time or duration is not one
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
@@ -123,6 +132,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         pipeline=_pipeline(header),
         details=None if columns.details is None else columns.details.details(origin_us),
         memory=columns.memory_samples(origin_us),
+        transfers=columns.transfer_calls(origin_us),
     )
 
 
@@ -143,6 +153,8 @@ class _ColumnBuilder:
     details: DetailColumns | None = None
     memory: list[NDArray[np.float64]] = field(default_factory=list)
     """Rows of time in microseconds, bytes, and type of the device."""
+    transfers: list[tuple[float, float, bool, int, int]] = field(default_factory=list)
+    """Start and duration in microseconds, whether it sends, peer, group."""
 
     def add(self, events: list[RawEvent]) -> None:
         self.decoded_events += len(events)
@@ -193,6 +205,9 @@ class _ColumnBuilder:
     def _to_arrays(self, kept: list[RawEvent]) -> tuple[Any, ...]:
         names, threads, other = self.names, self.threads, EventKind.OTHER
         args = [event.args for event in kept] if self.details is None else [_arguments(event) for event in kept]
+        for event, a in zip(kept, args, strict=True):
+            if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
+                self._add_transfer(event, a)
         return (
             np.array([EVENT_KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
             np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
@@ -216,6 +231,25 @@ class _ColumnBuilder:
             ),
             np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
         )
+
+    def _add_transfer(self, event: RawEvent, args: EventArguments | None) -> None:
+        sends, peer, group = TRANSFER_OPERATORS.get(event.name), -1, -1
+        if args is not None and event.name == CALL_RECORD:
+            sends, peer = TRANSFER_RECORDS.get(str(args.collective)), _parse_id(args.peer)
+            group = -1 if args.group is None else self.names.setdefault(str(args.group), len(self.names))
+        elif args is not None and isinstance(args.inputs, list) and len(args.inputs) > PEER_INPUT:
+            peer = _parse_id(args.inputs[PEER_INPUT])
+        if sends is not None and event.ts is not None and event.dur is not None:
+            self.transfers.append((event.ts, event.dur, sends, min(peer, MAX_RANK), group))
+
+    def transfer_calls(self, origin_us: float) -> TransferCalls | None:
+        """By start; NCCL's records if there are any, since they are within the calls of the operators."""
+        known = [call for call in self.transfers if call[4] >= 0] or self.transfers
+        if not known:
+            return None
+        ts, dur, sends, peer, group = (np.array(column) for column in zip(*sorted(known), strict=True))
+        start, end = (np.rint((us - origin_us) * 1000).astype(np.int64) for us in (ts, ts + dur))
+        return TransferCalls(start, end, sends, peer.astype(np.int32), group.astype(np.int32))
 
     def memory_samples(self, origin_us: float) -> MemorySamples:
         """All samples of one kind of device."""
