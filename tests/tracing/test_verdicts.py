@@ -53,6 +53,28 @@ def test_a_rank_that_is_late_for_an_unknown_reason_is_named(tmp_path: Path) -> N
     assert [(verdict.ranks, verdict.cause) for verdict in report.verdicts] == [((2,), Cause.LATE_RANK)]
 
 
+def test_waits_at_the_same_time_in_several_collectives_count_once(tmp_path: Path) -> None:
+    """Two groups reduce at once, on two streams; rank 1 is 6 ms late for both."""
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, first, late = number * 100_000.0, 10 * number, 6_000.0 * rank
+            events += [
+                *(step(number, at, 91_000), *(launch(first + i, at + i) for i in range(3))),
+                kernel("gemm", at + 10, 80_000 + late, launch=first),
+            ]
+            for i, group in enumerate("01"):
+                of = (("Collective name", "allreduce"), ("Process Group Name", group))
+                begin = at + 80_010 + late
+                events.append(
+                    Event("ncclDevKernel", begin, at + 90_000 - begin, "kernel", 1, 20 + i, first + 1 + i, of)
+                )
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    (verdict,) = build(tmp_path).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), Cause.LATE_RANK)
+    assert verdict.cost_ms == pytest.approx(6)
+
+
 def test_clocks_of_hosts_are_compared_by_the_ends_of_collectives(tmp_path: Path) -> None:
     ahead = [0.0, 250_000.0, -90_000.0]
     ranks = [CLEAN, CLEAN, GpuRank(slowdown=1.075)]

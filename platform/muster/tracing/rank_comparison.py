@@ -98,19 +98,6 @@ class RankComparison:
             ]
         )
 
-    def caused_wait_ms(self) -> dict[int, Matrix]:
-        """Per rank and step the exposed time that the median other rank waits for it, in milliseconds."""
-        at = {step: i for i, step in enumerate(self.steps)}
-        caused = {record.rank: np.zeros(len(self.steps)) for record in self.records}
-        for collective in self.collectives:
-            waits = [
-                wait
-                for rank, wait in zip(collective.ranks, collective.exposed_wait_ns, strict=True)
-                if rank != collective.awaited_rank
-            ]
-            caused[collective.awaited_rank][at[collective.step]] += float(np.median(waits)) / 1e6
-        return caused
-
 
 def compare_ranks(records: Sequence[RankRecord], compiled: Sequence[SteadyCompilation] = ()) -> RankComparison | None:
     """Compare the ranks; None without a step that all have."""

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from muster.tracing.exposed_waits import exposed_waits
 from muster.tracing.formatting import format_list, format_seconds
 from muster.tracing.rank_comparison import MatchedCollective, RankComparison
 from muster.tracing.verdicts.host import min_cost_ms
@@ -70,18 +71,22 @@ def late_ranks(ranks: RankComparison, *, explained: AbstractSet[int]) -> Sequenc
 
     Stages of a pipeline wait for each other by design, and CPU ranks on one host disturb each other: no verdict there.
     """
-    caused = ranks.caused_wait_ms()
     if explained or not ranks.on_device or any(record.stage is not None for record in ranks.records):
         return ()
-    means = {rank: float(ms.mean()) for rank, ms in caused.items()}
-    worst = max(means, key=lambda rank: (means[rank], -rank))
-    others = [ms for rank, ms in caused.items() if rank != worst]
-    if not others:
+    awaited = exposed_waits(ranks).awaited_ms
+    if len(awaited) < 2:
         return ()
-    cost = means[worst] - max(float(ms.mean()) for ms in others)
-    leads = float(np.mean(caused[worst] > np.max(others, axis=0)))
+    means = awaited.mean(axis=1)
+    worst = int(np.argmax(means))
+    others = np.delete(awaited, worst, axis=0)
+    cost = float(means[worst] - others.mean(axis=1).max())
+    leads = float(np.mean(awaited[worst] > others.max(axis=0)))
     if cost < min_cost_ms(ranks) or leads < LATE_STEPS:
         return ()
     evidence = f"it is the last to enter in {round(100 * leads)}% of the steps"
     advice = "Trace it with stacks (with_stack) to see what it does before its collectives"
-    return (Verdict((worst,), None, Cause.LATE_RANK, cost, evidence, round(0.5 + 0.4 * leads, 2), advice),)
+    return (
+        Verdict(
+            (ranks.records[worst].rank,), None, Cause.LATE_RANK, cost, evidence, round(0.5 + 0.4 * leads, 2), advice
+        ),
+    )
