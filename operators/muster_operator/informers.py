@@ -57,7 +57,7 @@ class InformerSet:
             Reflector(api, resources.PRIORITY_CLASSES, objects.V1PriorityClass, cache.priority_classes),
             Reflector(api, resources.QUEUES, objects.RawCustomObject, cache.queues),
             Reflector(api, resources.FLAVORS, objects.RawCustomObject, cache.flavors),
-            Reflector(api, resources.TRAINING_JOBS, objects.RawTrainingJob, cache.jobs, _JOB_PAGE_SIZE),
+            Reflector(api, resources.TRAINING_JOBS, objects.RawCustomObject, cache.jobs, _JOB_PAGE_SIZE),
             Reflector(api, resources.TRACE_CAPTURES, objects.RawCustomObject, captures),
         ]
         self._tasks: list[asyncio.Task[None]] = []

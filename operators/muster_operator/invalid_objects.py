@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from muster.api import spec
 from muster.cluster import RecordEvent
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_finished, set_condition
 from muster.lifecycle.conditions import ADMITTED, with_condition
@@ -75,7 +75,7 @@ class InvalidObjectReporter:
 
     async def _read_again(self, key: str, one: InvalidJob) -> None:
         path = TRAINING_JOBS.path(one.metadata.namespace)
-        for item in await read_by_name(self.queue.api, path, one.metadata.name, RawTrainingJob):
+        for item in await read_by_name(self.queue.api, path, one.metadata.name, RawCustomObject):
             if item.metadata.uid == one.metadata.uid and self.cache.jobs.invalid.get(key) is one:
                 self.cache.jobs.on_upsert(item)
 

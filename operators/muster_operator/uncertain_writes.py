@@ -178,7 +178,7 @@ class UncertainWrites:
                 for pod in await read_by_name(self.api, collection, name, objects.V1Pod):
                     self.cache.pods.on_read(pod)
             else:
-                for job in await read_by_name(self.api, collection, name, objects.RawTrainingJob):
+                for job in await read_by_name(self.api, collection, name, objects.RawCustomObject):
                     self.cache.jobs.on_read(job)
         except ClusterError:
             raise

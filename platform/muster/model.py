@@ -48,10 +48,6 @@ class Resources:
         """Every amount multiplied by `factor`."""
         return Resources.of({name: amount * factor for name, amount in self.items})
 
-    def minus(self, other: Resources) -> Resources:
-        """Difference by resource; may be negative."""
-        return self.plus(other.times(-1))
-
     def capped(self, limit: int = MAX_AMOUNT) -> Resources:
         """No amount above `limit`; the same value when none is."""
         for _, amount in self.items:

@@ -17,7 +17,7 @@ from tests.operator.objects import job_document, node_seen, read
 from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig
-from muster.kube.objects import RawCustomObject, RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.lifecycle import Timeouts
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -168,7 +168,7 @@ class OperatorHarness:
     def submit(self, name: str, version: int, status: dict[str, Any] | None = None, **spec: Any) -> None:
         """A watch delivers a job."""
         document = job_document(name, version, **spec)
-        self.cache.jobs.on_upsert(read(RawTrainingJob, document if status is None else {**document, "status": status}))
+        self.cache.jobs.on_upsert(read(RawCustomObject, document if status is None else {**document, "status": status}))
 
     def phase(self, name: str) -> str:
         """The phase that was last acknowledged."""

@@ -9,7 +9,7 @@ import msgspec
 
 from muster.api import spec
 from muster.cluster import CreatePod
-from muster.kube.objects import RawTrainingJob, V1Node, V1Pod
+from muster.kube.objects import RawCustomObject, V1Node, V1Pod
 from muster.lifecycle import pod_name
 
 T = TypeVar("T")
@@ -39,9 +39,9 @@ def job(name: str = "llama", **fields: Any) -> spec.TrainingJob:
     return spec.TrainingJob.model_validate(job_document(name, **fields))
 
 
-def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> RawTrainingJob:
+def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> RawCustomObject:
     """The same as a watch delivers it."""
-    return read(RawTrainingJob, job_document(name, version, **fields))
+    return read(RawCustomObject, job_document(name, version, **fields))
 
 
 def capture_document(

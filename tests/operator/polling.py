@@ -12,7 +12,7 @@ from tests.operator.objects import job_document, pod_seen, read
 
 from muster.cluster import RecordEvent
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawTrainingJob, V1Container
+from muster.kube.objects import RawCustomObject, V1Container
 from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
@@ -25,7 +25,7 @@ POD = pod_name("llama", UID, "trainer", 0, 0)
 CHOICES = CollectorSidecarConfig(image="x")
 
 
-def seen_job(version: int = 1, **status: Any) -> RawTrainingJob:
+def seen_job(version: int = 1, **status: Any) -> RawCustomObject:
     admitted = {
         "type": "Admitted",
         "status": "True",
@@ -33,7 +33,7 @@ def seen_job(version: int = 1, **status: Any) -> RawTrainingJob:
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     document = job_document(version=version, stallTimeoutSeconds=60)
-    return read(RawTrainingJob, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
+    return read(RawCustomObject, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
 
 
 class PollerHarness:

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.caches import new_cache, relist, unmanaged_usage
 from tests.operator.objects import job_document, job_seen, name_of, node_seen, pod_seen, read, terminated
 
-from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Namespace, V1Pod
+from muster.kube.objects import RawCustomObject, V1Namespace, V1Pod
 from muster.model import NodeTaint, Resources
 from muster_operator.cache.cached_pod import created_pod, pod_view
 from muster_operator.cache.pod_requests import effective_request
@@ -246,7 +246,9 @@ def test_a_pod_that_reappears_is_visible_once() -> None:
 def test_tombstones_of_an_attempt_are_dropped_with_the_next_one_and_with_the_job() -> None:
     cache, _ = new_cache()
     for attempt in (0, 1):
-        cache.jobs.on_upsert(read(RawTrainingJob, job_document(version=5 + attempt) | {"status": {"attempt": attempt}}))
+        cache.jobs.on_upsert(
+            read(RawCustomObject, job_document(version=5 + attempt) | {"status": {"attempt": attempt}})
+        )
         pod = pod_seen("", 5 + attempt, owner="uid-llama", slot=(0, attempt), phase="Failed")
         cache.pods.on_upsert(pod)
         cache.pods.on_delete(pod)

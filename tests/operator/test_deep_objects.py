@@ -17,7 +17,7 @@ from muster.api import spec
 from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawCustomObject, RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.events import PendingEvent
 from muster_operator.write_queue import written_metadata
@@ -29,12 +29,12 @@ def deep(levels: int) -> str:
     return '{"x":' * levels + "0" + "}" * levels
 
 
-def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None) -> RawTrainingJob:
+def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None) -> RawCustomObject:
     """The job as a watch delivers it."""
     document = job_document("deep", version) | ({} if status is None else {"status": status})
     document["spec"]["roles"][0]["template"]["spec"]["odd"] = "ODD"
     text = json.dumps(document).replace('"ODD"', deep(levels)).encode()
-    return decode_truncated(msgspec.json.Decoder(RawTrainingJob).decode, text)
+    return decode_truncated(msgspec.json.Decoder(RawCustomObject).decode, text)
 
 
 @pytest.mark.parametrize("levels", [59, 240, 940, 960, 980, 1500, 9990])
@@ -61,7 +61,7 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
     }
     status = {"conditions": [admitted], "phase": "Running"}
     cache, _ = new_cache()
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("deep"), "status": status}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("deep"), "status": status}))
     cache.jobs.on_upsert(deep_job(5000, 2, status))
     (job,) = cache.observe().jobs
     assert job.status.phase == "Running"
@@ -95,7 +95,7 @@ def test_an_exception_while_one_job_is_read_is_reported_and_hides_no_other(
     cache, _ = new_cache()
     read_one = cache.jobs._reader.read
 
-    def fails(item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
+    def fails(item: RawCustomObject, before: CachedJob | None) -> CachedJob:
         if item.metadata.name == "odd":
             raise KeyError("a bug")
         return read_one(item, before)

@@ -13,7 +13,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
 
@@ -29,7 +29,7 @@ class Late(Server):
         if request.method != "GET":
             return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
         answer: dict[str, Any] = {"items": [job_document("llama", 5)]}
-        self.cache.jobs.on_delete(read(RawTrainingJob, job_document("llama", 7)))
+        self.cache.jobs.on_delete(read(RawCustomObject, job_document("llama", 7)))
         self.cache.jobs.on_bookmark(7)
         return web.json_response(text=json.dumps(answer))
 
@@ -39,7 +39,7 @@ def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
 
     async def scenario(api: AsyncKubeClient) -> None:
         server.cache, _ = new_cache()
-        server.cache.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
+        server.cache.jobs.on_upsert(read(RawCustomObject, job_document("llama", 5)))
         server.cache.jobs.on_bookmark(5)
         uncertain = UncertainWrites(api, server.cache, lambda: None)
         with pytest.raises(ApiError):

@@ -7,7 +7,7 @@ from tests.operator.caches import FakeDryRuns, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawCustomObject, RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
@@ -62,7 +62,7 @@ def test_a_queue_stays_while_an_unfinished_invalid_job_names_it() -> None:
         assert server.calls == []
         over = {"type": "Cancelled", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
         status = {"phase": "Cancelled", "finishedAt": SINCE, "conditions": [over]}
-        cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("odd", 6, bogus=1), "status": status}))
+        cache.jobs.on_upsert(read(RawCustomObject, {**job_document("odd", 6, bogus=1), "status": status}))
         await settle(api, cache)
         assert server.calls == [f"{QUEUES}/research"]
 

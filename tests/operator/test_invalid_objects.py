@@ -14,7 +14,7 @@ from tests.operator.objects import job_document, job_seen, read
 from muster.api import spec
 from muster.errors import ClusterError
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod
+from muster.kube.objects import RawCustomObject, V1Pod
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -28,16 +28,16 @@ STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/sta
 Status = dict[str, Any]
 
 
-def odd(version: int, status: Status | None = None) -> RawTrainingJob:
+def odd(version: int, status: Status | None = None) -> RawCustomObject:
     """The job after an edit that makes it invalid."""
     document = job_document(version=version, roles="none")
     document["metadata"]["generation"] = 2
-    return read(RawTrainingJob, document | {"status": status or {}})
+    return read(RawCustomObject, document | {"status": status or {}})
 
 
 def running_and_odd(cache: ClusterCache, status: Status | None = None) -> spec.TrainingJobStatus:
     """A job with capacity, edited into an invalid form; returns its status."""
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=5), "status": status or admitted()}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document(version=5), "status": status or admitted()}))
     cache.jobs.on_upsert(odd(6, status or admitted()))
     known = cache.jobs.get("uid-llama")
     assert known is not None
@@ -112,7 +112,7 @@ def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_o
         assert harness.pending_events().count(("llama", "InvalidSpec")) == 1
         server.version += 1
         fixed = job_document(version=server.version)
-        harness.cache.jobs.on_upsert(read(RawTrainingJob, fixed | {"status": as_written(known.job.status)}))
+        harness.cache.jobs.on_upsert(read(RawCustomObject, fixed | {"status": as_written(known.job.status)}))
         await harness.run_cycle()
         assert harness.phase("llama") == "Admitted"
 

@@ -18,7 +18,7 @@ from tests.operator.objects import create, job_document, job_seen, read
 from muster.api import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.workload.trainingjob import to_roles
 from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.dry_run import compare_pod
@@ -166,7 +166,7 @@ def test_a_job_with_such_a_template_is_reported_and_others_are_visible() -> None
     cache, _ = new_cache()
     odd = job_document("odd")
     odd["spec"]["roles"][0]["template"]["spec"]["containers"][0]["volumeMounts"] = ["x"]
-    cache.jobs.on_upsert(read(RawTrainingJob, odd))
+    cache.jobs.on_upsert(read(RawCustomObject, odd))
     cache.jobs.on_upsert(job_seen("other", 2))
     (broken,) = cache.jobs.invalid.values()
     assert broken.error.startswith("spec.roles[0].template.spec.containers[0].volumeMounts[0]: ")

@@ -10,7 +10,7 @@ from tests.operator.objects import job_document, job_seen, read, template
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.dry_run import compare_pod
 
@@ -57,7 +57,7 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
 def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None:
     dry_runs = FakeDryRuns(None)
     cache, changes = new_cache(dry_runs)
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
     evicted = spec.TrainingJobStatus(phase="Pending", attempt=2)
     assert changes.during(lambda: cache.jobs.on_status_written("uid-llama", evicted, 7)) > 0
     observed = cache.observe()
@@ -77,7 +77,7 @@ def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -
     edited = job_document(version=2)
     edited["spec"]["cancel"] = True
     edited["spec"]["roles"][0]["template"]["metadata"] = {"annotations": {"edited": "yes"}}
-    cache.jobs.on_upsert(read(RawTrainingJob, edited))
+    cache.jobs.on_upsert(read(RawCustomObject, edited))
     observed = cache.observe()
     (job,) = observed.jobs
     assert (job.spec.cancel, job.metadata.resource_version) == (True, "2")
@@ -190,15 +190,15 @@ def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     status = {"conditions": [admitted]}
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(), "status": status}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document(), "status": status}))
     edited = job_document(version=2)
     edited["metadata"]["generation"] = 2
     cache.jobs.on_upsert(
-        read(RawTrainingJob, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}})
+        read(RawCustomObject, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}})
     )
     (shown,) = cache.observe().jobs
     assert (shown.spec.roles[0].replicas, shown.metadata.generation, shown.metadata.resource_version) == (2, 1, "2")
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=3), "status": status}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document(version=3), "status": status}))
     assert (cache.jobs.invalid, len(cache.observe().jobs)) == ({}, 1)
 
 
@@ -209,10 +209,10 @@ def test_an_invalid_job_missing_from_a_list_is_forgotten() -> None:
     assert cache.jobs.invalid == {}
 
 
-def unreadable(version: int = 1) -> RawTrainingJob:
+def unreadable(version: int = 1) -> RawCustomObject:
     document = job_document(version=version)
     document["spec"]["roles"] = "none"
-    return read(RawTrainingJob, document)
+    return read(RawCustomObject, document)
 
 
 def test_no_job_counts_as_stalled_without_heartbeats() -> None:
@@ -227,7 +227,7 @@ def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
     cache.jobs.on_upsert(job_seen("before"))
     dry_runs.old = True
     cache.jobs.on_upsert(job_seen("new"))
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
     assert ([job.metadata.name for job in cache.observe().jobs], dry_runs.asked) == (["before", "runs"], ["uid-new"])
     dry_runs.old = False
     report_dry_runs(cache)
@@ -237,7 +237,7 @@ def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
 def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
     dry_runs = FakeDryRuns(DryRunResult(pod=pod_asking("2")))
     cache, _ = new_cache(dry_runs)
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
     cache.jobs.on_upsert(job_seen("waits"))
     dry_runs.answer = DryRunResult(pod=pod_asking("1"))
     report_dry_runs(cache)

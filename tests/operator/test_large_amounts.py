@@ -14,7 +14,7 @@ from muster.api import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
 from muster.kube.convert import parse_resources
-from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
+from muster.kube.objects import RawCustomObject, V1Pod, V1PodSpec
 from muster.model import MAX_AMOUNT, Admit, Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.dry_run import compare_pod
@@ -83,7 +83,7 @@ def test_jobs_are_placed_on_other_nodes_than_the_full_one() -> None:
         read(RawCustomObject, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted})
     )
     cache.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
-    cache.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
+    cache.jobs.on_upsert(read(RawCustomObject, asks_for_memory(job_document())))
     round_ = Engine().reconcile(cache.observe())
     (admitted,) = [one for one in round_.decisions if isinstance(one, Admit)]
     assert [part.nodes for part in admitted.placement] == [(("n2", 2),)]

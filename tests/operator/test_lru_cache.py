@@ -12,7 +12,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read, template
 
 from muster.api import spec
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.specs import SpecCache
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
@@ -51,7 +51,7 @@ def test_texts_of_deleted_jobs_do_not_accumulate() -> None:
     for number in range(800):  # 160 MB
         document: dict[str, Any] = job_document(f"j{number}", number + 1)
         document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [f"{number}{longest}"]
-        one = read(RawTrainingJob, document)
+        one = read(RawCustomObject, document)
         seen.jobs.on_upsert(one)
         one.metadata.resource_version = str(10_000 + number)
         seen.jobs.on_delete(one)

@@ -18,7 +18,7 @@ from tests.operator.objects import job_document, read
 
 from muster.api.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.kube.reflector import Reflector
 from muster.kube.resources import TRAINING_JOBS
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -27,11 +27,11 @@ from muster_operator.cache.lru_cache import LRUCache
 MIB = 2**20
 
 
-def with_pod(name: str, version: int = 1, **fields: Any) -> RawTrainingJob:
+def with_pod(name: str, version: int = 1, **fields: Any) -> RawCustomObject:
     """A job whose pods have these additional fields."""
     document = job_document(name, version)
     document["spec"]["roles"][0]["template"]["spec"] |= fields
-    return read(RawTrainingJob, document)
+    return read(RawCustomObject, document)
 
 
 def held_mib(act: Callable[[], object]) -> float:
@@ -99,7 +99,7 @@ def test_jobs_with_one_template_share_its_text() -> None:
         for number in range(100):
             document = job_document(f"j{number}", number + 1, priority=number)  # their specs differ
             document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [text]
-            cache.jobs.on_upsert(read(RawTrainingJob, document))
+            cache.jobs.on_upsert(read(RawCustomObject, document))
         return cache
 
     assert held_mib(put) < 3
@@ -123,8 +123,8 @@ def compact(document: Any) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def as_served(document: dict[str, Any]) -> RawTrainingJob:
-    return msgspec.json.decode(compact(document), type=RawTrainingJob)
+def as_served(document: dict[str, Any]) -> RawCustomObject:
+    return msgspec.json.decode(compact(document), type=RawCustomObject)
 
 
 def forget(harness: OperatorHarness) -> None:
@@ -194,7 +194,7 @@ def test_a_list_is_delivered_page_by_page() -> None:
     cache, _ = new_cache()
 
     async def scenario(api: AsyncKubeClient) -> None:
-        reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, cache.jobs, page_size=2)
+        reflector = Reflector(api, TRAINING_JOBS, RawCustomObject, cache.jobs, page_size=2)
         running = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await reflector.synced.wait()

@@ -11,7 +11,7 @@ from tests.operator.objects import job_document, job_seen, name_of, node_seen, p
 from muster.api.spec import ROLE_LABEL
 from muster.cluster import DeletePod, ObservedState, PodView
 from muster.engine import CycleResult, Engine
-from muster.kube.objects import RawCustomObject, RawTrainingJob, V1Pod
+from muster.kube.objects import RawCustomObject, V1Pod
 from muster.model import Admit
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
@@ -218,10 +218,10 @@ def decide_with_a_waiting_gang(cache: ClusterCache, *pods: V1Pod) -> CycleResult
     placement = [{"role": "trainer", "flavor": "h200", "nodes": [{"node": "n1", "indexes": "0"}]}]
     times = {"submittedAt": at, "admittedAt": at, "startedAt": at}
     running["status"] = {**times, "observedGeneration": 1, "placement": placement, "conditions": conditions}
-    cache.jobs.on_upsert(read(RawTrainingJob, running))
+    cache.jobs.on_upsert(read(RawCustomObject, running))
     waiting = job_document("victim", 2, roles=[{"name": "trainer", "replicas": 4, "template": template()}])
     waiting["metadata"]["namespace"] = "other"
-    cache.jobs.on_upsert(read(RawTrainingJob, waiting))
+    cache.jobs.on_upsert(read(RawCustomObject, waiting))
     for pod in pods:
         cache.pods.on_upsert(pod)
     return Engine().reconcile(cache.observe())

@@ -11,7 +11,7 @@ from tests.operator.objects import job_document, job_seen, read
 
 from muster.api.spec import TrainingJobStatus
 from muster.errors import ClusterError
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.lifecycle import transitions
 from muster.model import Snapshot, Wait
 from muster_operator.visibility.state_source import StateSource
@@ -44,7 +44,7 @@ def test_reading_does_not_count_as_observing() -> None:
 def test_preemptions_are_noted_from_watches_and_from_own_writes() -> None:
     cache, _ = new_cache()
     status = {"attempt": 1, "submittedAt": "2026-11-21T09:00:00Z", "conditions": [EVICTED]}
-    cache.jobs.on_upsert(read(RawTrainingJob, {**job_document("a"), "status": status}))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("a"), "status": status}))
     cache.jobs.on_upsert(job_seen("b"))
     evicted = transitions.evict(TrainingJobStatus(), "Reclaimed", "reclaimed for default/c", 2e9)
     cache.jobs.on_status_written("uid-b", evicted, 7)

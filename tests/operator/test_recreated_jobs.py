@@ -12,7 +12,7 @@ from tests.operator.caches import FakeDryRuns, new_cache, relist, report_dry_run
 from tests.operator.objects import job_document, job_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 
@@ -27,8 +27,8 @@ def replaced() -> tuple[ClusterCache, FakeDryRuns]:
     """Two lists between which the job was replaced; its dry run has no result yet."""
     dry_runs = FakeDryRuns(None)
     cache, _ = new_cache(dry_runs)
-    relist(cache.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
-    relist(cache.jobs, [read(RawTrainingJob, written(9, "new"))], 9)
+    relist(cache.jobs, [read(RawCustomObject, written(5, "old"))], 5)
+    relist(cache.jobs, [read(RawCustomObject, written(9, "new"))], 9)
     return cache, dry_runs
 
 
@@ -53,7 +53,7 @@ def test_other_jobs_of_its_template_become_visible_after_its_deletion() -> None:
     cache, dry_runs = replaced()
     for number in range(8):
         cache.jobs.on_upsert(job_seen(f"other{number}", 10 + number))
-    cache.jobs.on_delete(read(RawTrainingJob, written(30, "new")))
+    cache.jobs.on_delete(read(RawCustomObject, written(30, "new")))
     dry_runs.answer = DryRunResult()
     report_dry_runs(cache)
     assert sorted(shown(cache)) == [f"uid-other{number}" for number in range(8)]

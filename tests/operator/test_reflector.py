@@ -15,7 +15,7 @@ from tests.operator.api_server import serving
 
 from muster.errors import ClusterError
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.kube.reflector import Reflector
 from muster.kube.resources import TRAINING_JOBS
 
@@ -81,12 +81,12 @@ class Seen:
         self.jobs = {name: known for name, known in self.jobs.items() if name in names}
         self.reached = version
 
-    def on_upsert(self, item: RawTrainingJob) -> None:
+    def on_upsert(self, item: RawCustomObject) -> None:
         if item.metadata.name in self.poison:
             raise KeyError("a bug")
         self.jobs[item.metadata.name] = item.metadata.version
 
-    def on_delete(self, item: RawTrainingJob) -> None:
+    def on_delete(self, item: RawCustomObject) -> None:
         self.jobs.pop(item.metadata.name, None)
 
     def on_bookmark(self, version: int) -> None:
@@ -98,7 +98,7 @@ def reflect(server: Server, seen: Seen, condition: Callable[[], bool]) -> None:
 
     async def main() -> None:
         async def follow(api: AsyncKubeClient) -> None:
-            reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
+            reflector = Reflector(api, TRAINING_JOBS, RawCustomObject, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
                 while not condition():
@@ -177,7 +177,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of reflectors; they take no time."""
     made: list[float] = []
 
-    async def pause(reflector: Reflector[RawTrainingJob], pause_s: float) -> None:
+    async def pause(reflector: Reflector[RawCustomObject], pause_s: float) -> None:
         made.append(pause_s)
         await asyncio.sleep(0)
 
@@ -219,7 +219,7 @@ def test_an_outage_detected_by_another_request_causes_a_new_list() -> None:
 
     async def main() -> None:
         async def follow(api: AsyncKubeClient) -> None:
-            reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
+            reflector = Reflector(api, TRAINING_JOBS, RawCustomObject, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
                 while server.asked_from != ["7"]:  # noqa: ASYNC110 - a condition of the server, not of ours
@@ -256,7 +256,7 @@ def test_a_request_that_is_always_reset_causes_lists_with_backoff() -> None:
     async def main() -> None:
         async def follow(api: AsyncKubeClient) -> None:
             nonlocal paused_s
-            running = asyncio.create_task(Reflector(api, TRAINING_JOBS, RawTrainingJob, Seen()).run())
+            running = asyncio.create_task(Reflector(api, TRAINING_JOBS, RawCustomObject, Seen()).run())
             async with asyncio.timeout(60):
                 for number in range(1, 6):
                     while len(server.asked_from) < number:  # noqa: ASYNC110 - a condition of the server, not of ours

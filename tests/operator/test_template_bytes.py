@@ -14,7 +14,7 @@ from tests.operator.objects import job_document, read
 from muster.api import spec
 from muster.api.spec.limits import MAX_ROLES_VALUES
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -56,7 +56,7 @@ def ended() -> Document:
 def seen_with(*documents: Document, most: int = BOUND) -> ClusterCache:
     cache, _ = new_cache(most_template_bytes=most)
     for one in documents:
-        cache.jobs.on_upsert(read(RawTrainingJob, one))
+        cache.jobs.on_upsert(read(RawCustomObject, one))
     return cache
 
 
@@ -89,12 +89,12 @@ def test_equal_templates_count_once_per_namespace() -> None:
 
 def test_finished_and_deleted_jobs_do_not_count() -> None:
     cache = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
-    cache.jobs.on_upsert(read(RawTrainingJob, document("a", 4, status=ended())))
-    cache.jobs.on_upsert(read(RawTrainingJob, document("d", 5)))
-    cache.jobs.on_delete(read(RawTrainingJob, document("b", 6)))
-    cache.jobs.on_upsert(read(RawTrainingJob, document("e", 7)))
+    cache.jobs.on_upsert(read(RawCustomObject, document("a", 4, status=ended())))
+    cache.jobs.on_upsert(read(RawCustomObject, document("d", 5)))
+    cache.jobs.on_delete(read(RawCustomObject, document("b", 6)))
+    cache.jobs.on_upsert(read(RawCustomObject, document("e", 7)))
     assert (names(cache), dict(cache.jobs.invalid)) == (["a", "c", "d", "e"], {})
-    cache.jobs.on_upsert(read(RawTrainingJob, document("f", 8)))
+    cache.jobs.on_upsert(read(RawCustomObject, document("f", 8)))
     assert set(cache.jobs.invalid) == {"team/f"}
 
 
@@ -118,7 +118,7 @@ def test_an_edit_of_a_pending_job_counts_and_is_rejected_until_it_fits() -> None
     def edit(version: int, generation: int, size: int, status: Document) -> None:
         one = document("b", version, size=size, status=status)
         one["metadata"]["generation"] = generation
-        cache.jobs.on_upsert(read(RawTrainingJob, one))
+        cache.jobs.on_upsert(read(RawCustomObject, one))
 
     edit(3, 2, 1500, waiting())
     assert names(cache) == ["a", "b"], "what it had before does not count"
@@ -157,12 +157,12 @@ def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended()
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api, most_template_bytes=BOUND)
         for one in (document("a", 5), document("b", 6), document("c", 7)):
-            harness.cache.jobs.on_upsert(read(RawTrainingJob, one))
+            harness.cache.jobs.on_upsert(read(RawCustomObject, one))
         for _ in range(3):
             await harness.run_cycle()
         assert reason(harness.cache.jobs.invalid["team/c"].status) == "InvalidSpec"
         assert server.calls.count("GET metadata.name=c") == 0, "no job has ended"
-        harness.cache.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
+        harness.cache.jobs.on_delete(read(RawCustomObject, document("a", server.version + 1)))
         await harness.run_cycle()
         await harness.run_cycle()
         assert (names(harness.cache), dict(harness.cache.jobs.invalid)) == (["b", "c"], {})
@@ -190,7 +190,7 @@ def test_a_job_over_the_size_limit_is_rejected_unless_accepted_before() -> None:
         most=2**20,
     )
     assert (names(cache), set(cache.jobs.invalid)) == (["runs", "waits"], {"team/new", "team/edited"})
-    cache.jobs.on_upsert(read(RawTrainingJob, large("runs", 9, admitted(), generation=2)))
+    cache.jobs.on_upsert(read(RawCustomObject, large("runs", 9, admitted(), generation=2)))
     assert names(cache) == ["runs", "waits"]
 
 

@@ -11,7 +11,7 @@ from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job, job_document, pod_seen, read, template
 
 from muster.api import spec
-from muster.kube.objects import RawTrainingJob, V1ContainerStatus
+from muster.kube.objects import RawCustomObject, V1ContainerStatus
 from muster_operator.cache.cached_pod import TerminationMessage, parse_termination_message
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.job_status import TraceStatusTracker
@@ -49,7 +49,7 @@ class CacheHarness:
     def job(self, version: int = 1, **status: Any) -> None:
         roles = [{"name": "trainer", "replicas": 2, "template": self.pod_template}]
         document = job_document(version=version, **{**self.fields, "roles": roles})
-        self.cache.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
+        self.cache.jobs.on_upsert(read(RawCustomObject, {**document, "status": {**RAN, **status}}))
 
     def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running", attempt: int = 0) -> None:
         pod = pod_seen(version=version, owner=UID, slot=(index, attempt), phase=phase)

@@ -18,9 +18,9 @@ from muster.tracing.hta_breakdown import (
     kernel_types,
     round_to_microseconds,
     select_device_work,
-    type_coverage,
 )
 from muster.tracing.reader import read_trace
+from muster.tracing.spans import coverage
 
 
 @cache
@@ -55,9 +55,9 @@ def test_time_by_kernel_type_and_their_overlaps_equal_htas() -> None:
     trace = round_to_microseconds(sample("negative_queue.json.gz"))
     work = select_device_work(trace, include_last_step=False)
     compute, communication, memory = (1 << t for t in KernelType)
-    found = type_coverage(kernel_types(trace, work), work.spans).by_state()
-    found.pop(0)
-    assert {state: ns // 1000 for state, ns in found.items()} == {
+    types = kernel_types(trace, work)
+    covered = coverage([work.spans[types == t] for t in KernelType])
+    assert {state: covered.total(covered.active == state) // 1000 for state in covered.active.tolist() if state} == {
         compute: 138794,
         communication: 134025,
         memory: 32246,

@@ -41,8 +41,8 @@ def test_coverage_has_the_active_sets_of_each_instant(sets: list[list[tuple[int,
         state = sum(1 << k for k, m in enumerate(members) if t in m)
         if state:
             expected[state] = expected.get(state, 0) + 1
-    found = coverage([spans_from_pairs(s) for s in sets]).by_state()
-    found.pop(0, None)
+    covered = coverage([spans_from_pairs(s) for s in sets])
+    found = {state: covered.total(covered.active == state) for state in covered.active.tolist() if state}
     assert found == expected
 
 

@@ -10,7 +10,7 @@ from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.tracing import hta_breakdown, rank_record, time_breakdown
 from muster.tracing import steps as steps_module
-from muster.tracing.analysis import summarise_trace
+from muster.tracing.analysis import analyse_trace
 from muster.tracing.hta_breakdown import launch_times
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
@@ -30,7 +30,7 @@ def device_step(number: int, start_ms: float, *, data_ms: float, work_ms: float,
 
 def test_a_step_includes_the_data_loader_before_its_first_kernel(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.json", device_step(20, 0, data_ms=94, work_ms=76, total_ms=171))
-    found = summarise_trace(read_trace(trace))
+    found = analyse_trace(read_trace(trace)).summary
     assert [(time.step, time.duration_s) for time in found.steps] == [(20, 0.171)]
     assert found.window_s == 0.171
     assert round(found.time_by_category_s["data"], 6) == 0.094
@@ -42,7 +42,7 @@ def test_a_step_ends_when_the_device_has_finished_its_work_and_the_next_begins_t
         *(step(1, 0, 10 * MS), launch(1, 1 * MS), kernel("a", 2 * MS, 28 * MS, launch=1)),
         *(step(2, 10 * MS, 10 * MS), launch(2, 11 * MS), kernel("b", 30 * MS, 20 * MS, launch=2)),
     ]
-    found = summarise_trace(read_trace(write_trace(tmp_path / "t.json", events)))
+    found = analyse_trace(read_trace(write_trace(tmp_path / "t.json", events))).summary
     assert [(time.step, time.duration_s) for time in found.steps] == [(1, 0.030), (2, 0.020)]
     assert [time.time_by_category_s["compute"] for time in found.steps] == [0.028, 0.020]
 
@@ -73,6 +73,6 @@ def test_the_work_of_an_analysis_does_not_grow_with_steps_times_events(
 
         for module in (steps_module, time_breakdown, hta_breakdown, rank_record):
             monkeypatch.setattr(module, "launch_times", counted)
-        assert len(summarise_trace(trace).steps) == steps
+        assert len(analyse_trace(trace).summary.steps) == steps
         counts.append(len(calls))
     assert counts[0] == counts[1] > 0

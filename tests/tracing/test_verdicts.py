@@ -202,4 +202,4 @@ def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: 
     assert "no readable trace" in ended.err
     unknown = muster("trace", "analyze", "no-such-job")
     assert unknown.code == 3
-    assert "neither a folder nor a job" in unknown.err
+    assert "neither a file, a folder nor a job" in unknown.err

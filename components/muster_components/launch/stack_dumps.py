@@ -23,7 +23,6 @@ from pathlib import Path
 from muster_components.launch.rank_process import RankProcess
 
 STACK_SIGNAL = signal.SIGQUIT
-STACKS_FILE_VARIABLE = "MUSTER_STACKS_FILE"
 MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
 _POLL_S = 1.0

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from muster.api import spec
 from muster.api.yaml_input.undecodable import decode_truncated, invalid_reason
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, was_accepted
 from muster_operator.cache.specs import SpecCache, SpecTooLarge
 from muster_operator.cache.template_bytes import TooManyBytes
@@ -26,7 +26,7 @@ class JobReader:
     def __init__(self, specs: SpecCache) -> None:
         self._specs = specs
 
-    def read(self, item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
+    def read(self, item: RawCustomObject, before: CachedJob | None) -> CachedJob:
         """The parsed job. Raises pydantic's ValidationError and whatever else an arbitrary document may cause."""
         spec_text, status_text = bytes(item.spec), bytes(item.status)
         digest = hashlib.sha256(spec_text).digest()
@@ -58,7 +58,7 @@ class JobReader:
         return job.model_copy(update={"spec": self._specs.with_effective_pods(job.spec, pods)})
 
 
-def read_metadata(item: RawTrainingJob) -> spec.ObjectMeta:
+def read_metadata(item: RawCustomObject) -> spec.ObjectMeta:
     """The metadata of a job."""
     return spec.ObjectMeta.model_validate(msgspec.structs.asdict(item.metadata))
 
@@ -80,7 +80,7 @@ class InvalidJob:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
+def invalid_job(item: RawCustomObject, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
     """The job with its error; `error` is used where validation of the whole finds none."""
     large = isinstance(error, SpecTooLarge)
     document: dict[str, Any] = {

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from muster.api import spec
-from muster.kube.objects import RawTrainingJob
+from muster.kube.objects import RawCustomObject
 from muster.lifecycle import is_finished
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
 from muster_operator.cache.job_reader import InvalidJob, JobReader, invalid_job, read_metadata
@@ -77,7 +77,7 @@ class JobCache:
             self._clear_invalid(deleted)
         self._cache.retain(keys, version)
 
-    def on_upsert(self, item: RawTrainingJob) -> None:
+    def on_upsert(self, item: RawCustomObject) -> None:
         """A job was created or changed."""
         key = _object_key(item)
         if not self._cache.is_newer(key, item.metadata.version):
@@ -93,7 +93,7 @@ class JobCache:
             self._reject(before.uid, None)  # the invalid edit came first
         self._cache.upsert(key, item.metadata.version, known)
 
-    def _set_invalid(self, key: str, item: RawTrainingJob, before: CachedJob | None, error: Exception) -> None:
+    def _set_invalid(self, key: str, item: RawCustomObject, before: CachedJob | None, error: Exception) -> None:
         """Record that the job cannot be read. One with capacity keeps it and stays visible as it was before the edit,
         also after it loses the capacity (see `_update_visibility`)."""
         was_invalid = key in self.invalid
@@ -116,12 +116,12 @@ class JobCache:
             return False
         return self._bytes.fits(one.metadata.namespace or "default", one.sizes)
 
-    def on_read(self, item: RawTrainingJob) -> None:
+    def on_read(self, item: RawCustomObject) -> None:
         """A GET returned the job; watches may have delivered newer states."""
         if not self._cache.is_deleted(_object_key(item), item.metadata.version):
             self.on_upsert(item)
 
-    def on_delete(self, item: RawTrainingJob) -> None:
+    def on_delete(self, item: RawCustomObject) -> None:
         """A job was deleted."""
         self._clear_invalid(_object_key(item))
         self._cache.delete(_object_key(item), item.metadata.version)
@@ -319,5 +319,5 @@ def _template_keys(known: CachedJob) -> set[tuple[str, str]]:
     return {(known.namespace, template.digest) for template in known.templates.values()}
 
 
-def _object_key(job: RawTrainingJob) -> str:
+def _object_key(job: RawCustomObject) -> str:
     return f"{job.metadata.namespace}/{job.metadata.name}"

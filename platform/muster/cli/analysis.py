@@ -10,9 +10,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -101,7 +102,7 @@ def report(
     limits = TraceLimits(parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     max_bytes = parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = resolve_run(runs[0], namespace, max_bytes)
+        run_dir, job = resolve_run(runs[0], namespace, partial(_fetch_run, max_bytes=max_bytes))
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
@@ -176,26 +177,29 @@ def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: 
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
 
 
-def resolve_run(run: str, namespace: str | None, max_bytes: int = 16 << 30) -> tuple[Path, str | None]:
-    """The folder to report on, and the job's name if it was given by name; from a store at most `max_bytes`."""
+def resolve_run(
+    run: str, namespace: str | None, fetch: Callable[[TrainingJob], Path] | None = None
+) -> tuple[Path, str | None]:
+    """The file or folder to analyse, and the job's name if it was given by name. `fetch` makes a folder of a job whose
+    run is not on this host, or raises `Refused`; by default it downloads at most 16 GiB from a store."""
     path = Path(run)
     if path.exists():
         return path, None
     if run.count("/") > 1 or run.startswith((".", "~", "/")):
-        raise NotFound(f"folder {run} does not exist")
+        raise NotFound(f"file or folder {run} does not exist")
     name, space = split_job_name(run, namespace)
     try:
         found = connect().run_dir(name, space)
     except NotFound as error:
-        raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
+        raise NotFound(f"{run!r} is neither a file, a folder nor a job: {error}") from error
     if found is None:
-        return _fetch_run(connect().job(name, space), max_bytes), name
+        return (fetch or _fetch_run)(connect().job(name, space)), name
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
     return found, name
 
 
-def _fetch_run(job: TrainingJob, max_bytes: int) -> Path:
+def _fetch_run(job: TrainingJob, max_bytes: int = 16 << 30) -> Path:
     """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
     that says where the run is if it is not in a store, and the errors of `muster.tracing.run_store.fetch_run`."""
     from muster.local.home import home_path

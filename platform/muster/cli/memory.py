@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from muster.cli.analysis import parse_bytes
-from muster.cli.options import FILE, PATH, PlainOption, connect, json_option, namespace_option, split_job_name
+from muster.cli.analysis import parse_bytes, resolve_run
+from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option
 from muster.cli.output import print_renderable
-from muster.errors import NotFound, Refused
+from muster.errors import Refused
+
+if TYPE_CHECKING:
+    from muster.api.spec import TrainingJob
 
 
 @click.command()
@@ -95,22 +99,12 @@ def _resolve(runs: tuple[str, ...], namespace: str | None) -> tuple[Path | list[
     """A folder or the snapshots, and the job's name if one was named."""
     if len(runs) > 1:
         return [Path(run) for run in runs], None
-    run = runs[0]
-    path = Path(run)
-    if path.exists():
-        return path, None
-    if run.count("/") > 1 or run.startswith((".", "~", "/")):
-        raise NotFound(f"file or folder {run} does not exist")
-    name, space = split_job_name(run, namespace)
-    try:
-        found = connect().run_dir(name, space)
-    except NotFound as error:
-        raise NotFound(f"{run!r} is neither a file, a folder nor a job: {error}") from error
-    if found is None:
-        message = (
-            f"the memory snapshots of job {name} are in its run folder in the cluster, and are not uploaded to a store"
-        )
-        raise Refused(f"{message}; copy its folder memory to this host: muster memory DIR", reason="RunNotAccessible")
-    if not found.is_dir():
-        raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
-    return found, name
+    return resolve_run(runs[0], namespace, _refuse_remote_run)
+
+
+def _refuse_remote_run(job: TrainingJob) -> NoReturn:
+    name = job.metadata.name
+    message = (
+        f"the memory snapshots of job {name} are in its run folder in the cluster, and are not uploaded to a store"
+    )
+    raise Refused(f"{message}; copy its folder memory to this host: muster memory DIR", reason="RunNotAccessible")

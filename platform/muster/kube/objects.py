@@ -228,15 +228,7 @@ class CustomObjectMeta(V1ObjectMeta, rename="camel"):
 
 
 class RawCustomObject(msgspec.Struct):
-    """A Queue, a Flavor or a TraceCapture; `muster.api.spec` parses spec and status."""
-
-    metadata: CustomObjectMeta
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class RawTrainingJob(msgspec.Struct):
-    """A TrainingJob; spec and status are parsed when they change."""
+    """One of Muster's objects; `muster.api.spec` parses spec and status."""
 
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")

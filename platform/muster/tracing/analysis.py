@@ -145,11 +145,6 @@ class UnreadableTrace:
     is_trace: bool = True
 
 
-def summarise_trace(trace: Trace) -> TraceSummary:
-    """Analyse one trace over all profiled steps, including the last one."""
-    return analyse_trace(trace).summary
-
-
 def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace:
     """Analyse one trace over all profiled steps, including the last one; `critical_path`: also prepare that."""
     steps = step_table(trace)

@@ -194,10 +194,6 @@ class ProfiledStep:
     start: int
     end: int
 
-    @property
-    def duration_ns(self) -> int:
-        return self.end - self.start
-
 
 def profiled_steps(trace: Trace) -> tuple[ProfiledStep, ...]:
     """The `ProfilerStep#n` annotations of a trace, by start time; empty if `profiler.step()` was never called."""

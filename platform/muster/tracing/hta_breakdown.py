@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
-from muster.tracing.spans import Coverage, Spans, coverage, groups, intersect, total_ns, union
+from muster.tracing.spans import Spans, groups, intersect, total_ns, union
 
 COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
@@ -24,7 +24,7 @@ UNTYPED = np.int8(-1)
 
 
 class KernelType(IntEnum):
-    """HTA's types of device work; the value is the bit in `type_coverage`."""
+    """HTA's types of device work."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -95,11 +95,6 @@ def select_device_work(trace: Trace, *, include_last_step: bool, with_synchronis
         return work
     before = on_cpu.start <= steps.end.max() if include_last_step else on_cpu.start < steps.start.max()
     return work[np.isin(work.correlation, on_cpu.correlation[before & (on_cpu.correlation >= 0)])]
-
-
-def type_coverage(types: NDArray[np.int8], work: Spans) -> Coverage:
-    """The coverage of time by types of work; bit k is KernelType k."""
-    return coverage([work[_of_type(types, t)] for t in KernelType])
 
 
 def _of_type(types: NDArray[np.int8], wanted: KernelType) -> Mask:

@@ -15,7 +15,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -389,10 +389,3 @@ def _lenient_event(value: Any, event_type: type[RawEvent]) -> RawEvent:
         except msgspec.ValidationError:
             continue
     return event_type(ph="unusable")
-
-
-def event_blocks(path: Path) -> Iterator[list[RawEvent]]:
-    """The blocks of a file as a list of lists; for small files and tests."""
-    blocks: list[list[RawEvent]] = []
-    stream_events(path, blocks.append)
-    yield from blocks

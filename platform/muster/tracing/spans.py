@@ -48,15 +48,6 @@ class Coverage:
         """The selected intervals as disjoint spans, in order, adjacent ones joined."""
         return union(Spans(self.edges[:-1][wanted], self.edges[1:][wanted])) if len(self.active) else EMPTY
 
-    def by_state(self) -> dict[int, int]:
-        """Nanoseconds for each combination of active sets that occurs, including the empty one (0)."""
-        if not len(self.active):
-            return {}
-        states, inverse = np.unique(self.active, return_inverse=True)
-        sums = np.zeros(len(states), dtype=np.int64)
-        np.add.at(sums, inverse, np.diff(self.edges))
-        return {int(state): int(ns) for state, ns in zip(states, sums, strict=True)}
-
 
 EMPTY = Spans(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 

@@ -40,16 +40,6 @@ class SourceMap:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def value_at(self, path: Path) -> Any:
-        """The value at `path`; None if it does not exist."""
-        value = self.value
-        for key in path:
-            try:
-                value = value[key]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
-
 
 def parse_yaml(text: str | bytes, source: str) -> list[SourceMap]:
     """The documents of a text. Raises `InvalidSpec` (MalformedYaml, TooLarge) with source, line and column."""
