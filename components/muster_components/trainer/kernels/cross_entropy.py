@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 IGNORE_INDEX: Final = -1
 """The target of rows without loss."""
-_BLOCK: Final = 8192
+_BLOCK: Final = 4096
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
 
@@ -35,7 +35,8 @@ def cross_entropy_kernel(logits, target, loss, vocabulary, stride, BLOCK: tl.con
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
         inside = start + lane < vocabulary
-        x = tl.load(logits + start + lane, mask=inside, other=-float("inf")).to(tl.float32) * _LOG2_E
+        x = tl.load(logits + start + lane, mask=inside, other=-float("inf"), eviction_policy="evict_last")
+        x = x.to(tl.float32) * _LOG2_E
         larger = tl.maximum(maximum, x)
         total = total * tl.exp2(maximum - larger) + tl.exp2(x - larger)
         maximum = larger
@@ -46,11 +47,14 @@ def cross_entropy_kernel(logits, target, loss, vocabulary, stride, BLOCK: tl.con
     tl.debug_barrier()  # the logit of the target is read before any thread overwrites it
     tl.store(loss + row, tl.where(counted, (tl.log2(row_total) + row_maximum) / _LOG2_E - at_target, 0.0))
     scale = tl.where(counted, 1.0 / row_total, 0.0)
-    for start in range(0, vocabulary, BLOCK):
+    # Backwards: the end of the row was read last, so more of it is still in the L2 cache.
+    for block in range(tl.cdiv(vocabulary, BLOCK)):
+        start = (tl.cdiv(vocabulary, BLOCK) - 1 - block) * BLOCK
         inside = start + lane < vocabulary
-        x = tl.load(logits + start + lane, mask=inside, other=-float("inf")).to(tl.float32) * _LOG2_E
-        gradient = tl.exp2(x - row_maximum) * scale - tl.where(start + lane == index, 1.0, 0.0)
-        tl.store(logits + start + lane, gradient.to(logits.dtype.element_ty), mask=inside)
+        x = tl.load(logits + start + lane, mask=inside, other=-float("inf"), eviction_policy="evict_first")
+        gradient = tl.exp2(x.to(tl.float32) * _LOG2_E - row_maximum) * scale
+        gradient -= tl.where(start + lane == index, 1.0, 0.0)
+        tl.store(logits + start + lane, gradient.to(logits.dtype.element_ty), mask=inside, cache_modifier=".cs")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
