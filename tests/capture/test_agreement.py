@@ -54,12 +54,13 @@ class Capture:
         )
         self.seen = CaptureObservation(reports=self.seen.reports, answers=answers, traces=self.seen.traces)
 
-    def store(self, *ranks: int, is_valid: bool = True) -> None:
+    def store(self, *ranks: int, is_valid: bool = True, is_snapshot: bool = False) -> None:
         first, end = self.status.start_step or 0, self.status.end_step or 0
         traces = tuple(
             StoredTrace(
-                file=f"rank-{rank}.json.gz", rank=rank, attempt=1, start_step=first, end_step=end,
-                is_valid=is_valid, reason="" if is_valid else "truncated",
+                file=f"memory/rank-{rank}.pickle.gz" if is_snapshot else f"rank-{rank}.json.gz",
+                rank=rank, attempt=1, start_step=first, end_step=end,
+                is_valid=is_valid, reason="" if is_valid else "truncated", is_snapshot=is_snapshot,
             )
             for rank in ranks
         )  # fmt: skip
@@ -253,14 +254,17 @@ def test_a_rank_that_cannot_take_part_fails_the_capture_at_once_with_its_reason(
     assert progress.request.cancelled
 
 
-def test_memory_snapshots_are_complete_when_they_are_written() -> None:
+def test_a_capture_of_memory_succeeds_when_the_snapshot_of_each_rank_is_stored() -> None:
     capture = Capture(spec=TraceCaptureSpec(job="llama", kind="Memory")).agreed()
     capture.answer("written", "written")
+    capture.store(0, 1)  # traces of the same steps are not what was requested
+    assert states(capture.step().status) == ["written", "written"]
+    capture.store(0, 1, is_snapshot=True)
     status = capture.step().status
-    steps = f"steps-{status.start_step}-{status.end_step}"
     assert (status.phase, [entry.file for entry in status.ranks]) == (
-        "Succeeded", [f"memory/rank-{rank}.attempt-1.{steps}.pickle" for rank in (0, 1)],
+        "Succeeded", [f"traces/memory/rank-{rank}.pickle.gz" for rank in (0, 1)],
     )  # fmt: skip
+    assert status.message.startswith("2 memory snapshots of steps ")
 
 
 def test_a_finished_capture_does_not_change() -> None:

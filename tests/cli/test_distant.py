@@ -3,6 +3,7 @@ instead, and what reports on it. What is fetched from a store is tested in tests
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
+from tests.tracing.memory_snapshots import ModelAllocator, Training, train, write_snapshot
 from tests.tracing.runs import run_folder
 
 import muster.cli.options
@@ -89,6 +91,22 @@ def test_report_downloads_the_run_from_the_store(cluster: MemoryClient, muster: 
     before = trace.stat().st_mtime_ns
     assert muster("report", "llama").code == 0
     assert trace.stat().st_mtime_ns == before  # it is here already
+
+
+def test_memory_downloads_the_snapshots_of_the_newest_steps_from_the_store(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    cluster.kept_jobs["llama"] = traced(f"file://{tmp_path}/store/default/llama-u1")
+    memory = tmp_path / "store/default/llama-u1/traces/memory"
+    memory.mkdir(parents=True)
+    ended = muster("memory", "llama", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "NothingCollected")
+    for steps in ("20-23", "40-43"):
+        raw = write_snapshot(tmp_path / "raw.pickle", train(ModelAllocator(), 3, Training()).snapshot())
+        (memory / f"rank-0.attempt-0.steps-{steps}.pickle.gz").write_bytes(gzip.compress(raw.read_bytes()))
+    assert muster("memory", "llama").out.splitlines()[0] == "llama: memory of 1 rank, steps 40 to 42"
+    fetched = tmp_path / "home/fetched/default/llama-u1/traces/memory"
+    assert [file.name for file in fetched.iterdir()] == ["rank-0.attempt-0.steps-40-43.pickle.gz"]
 
 
 def test_a_run_above_the_option_for_fetched_bytes_is_refused(

@@ -17,7 +17,7 @@ ACTIVATIONS = Training(layers=(16 * MIB,) * 12, activation=160 * MIB)
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     for rank in (0, 1):
-        path = tmp_path / "runs" / "llama" / "memory" / f"rank-{rank}.attempt-0.steps-20-23.pickle"
+        path = tmp_path / "runs" / "llama" / "traces" / "spool" / f"rank-{rank}.attempt-0.steps-20-23.pickle"
         write_snapshot(path, train(ModelAllocator(), 3, ACTIVATIONS).snapshot())
     return tmp_path / "runs" / "llama"
 

@@ -1,4 +1,5 @@
-"""Kills the collector (SIGKILL) after each line that it executes, and checks that no trace is lost or duplicated.
+"""Kills the collector (SIGKILL) after each line that it executes, and checks that it loses and duplicates no trace and
+no memory snapshot.
 
 In every second run the collector of another pod finishes the work, so that the first one's manifest is also checked.
 
@@ -20,13 +21,15 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import run_store, shared_folder, spool_collector, trace_files
+from muster.tracing import manifest_rebuild, run_store, shared_folder, spool_collector, trace_files
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import read_manifest
 
-WATCHED = {module.__file__ for module in (spool_collector, trace_files, shared_folder, run_store)}
+WATCHED = {module.__file__ for module in (spool_collector, manifest_rebuild, trace_files, shared_folder, run_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
+SNAPSHOT = "rank-0.attempt-0.steps-30-31.pickle"
+PICKLE = b"\x80\x04" + bytes(range(256)) * 8  # not read by the collector
 
 
 def collect_all(run_dir: Path, pod: int = 0) -> None:
@@ -66,23 +69,26 @@ def fresh(run_dir: Path, good: bytes, bad: bytes) -> None:
     spool.mkdir(parents=True)
     (spool / GOOD).write_bytes(good)
     (spool / BAD).write_bytes(bad)
+    (spool / SNAPSHOT).write_bytes(PICKLE)
 
 
 def check_nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
     """After the kill, each trace exists somewhere, and files with final names are complete."""
     traces = run_dir / "traces"
-    packed = traces / f"{GOOD}.gz"
+    packed, snapshot = traces / f"{GOOD}.gz", traces / "memory" / f"{SNAPSHOT}.gz"
     claimed = traces / "claimed" / "trainer-0"
-    assert (traces / "spool" / GOOD).exists() or (claimed / GOOD).exists() or packed.exists()
+    for name, stored in ((GOOD, packed), (SNAPSHOT, snapshot)):
+        assert (traces / "spool" / name).exists() or (claimed / name).exists() or stored.exists()
     for folder in (traces / "spool", claimed):
         assert not (folder / BAD).exists() or (folder / BAD).read_bytes() == bad
     if not (traces / "spool" / BAD).exists() and not (claimed / BAD).exists():
         assert (traces / "corrupt" / BAD).read_bytes() == bad
-    for path in (packed, run_dir / "store" / "traces" / f"{GOOD}.gz"):
-        assert not path.exists() or gzip.decompress(path.read_bytes()) == good
+    for content, path in ((good, packed), (PICKLE, snapshot)):
+        for one in (path, run_dir / "store" / "traces" / path.relative_to(traces)):
+            assert not one.exists() or gzip.decompress(one.read_bytes()) == content
     if (traces / "manifest-trainer-0.json").exists():
-        for entry in read_manifest(SharedFolder(run_dir), "manifest-trainer-0.json").traces:
-            assert entry.status == "corrupt" or packed.exists()
+        for entry in read_manifest(SharedFolder(run_dir), "manifest-trainer-0.json").entries:
+            assert entry.status == "corrupt" or (traces / entry.file).exists()
 
 
 def check_all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
@@ -90,17 +96,21 @@ def check_all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
     traces, store = run_dir / "traces", run_dir / "store" / "traces"
     entries = [entry for found in trace_files.read_manifests(SharedFolder(run_dir)) for entry in found.traces]
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
+    snapshots = [entry for found in trace_files.read_manifests(SharedFolder(run_dir)) for entry in found.snapshots]
+    snapshot = f"memory/{SNAPSHOT}.gz"
+    assert [(e.file, e.status) for e in snapshots] == [(snapshot, "ok")], snapshots
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good
+    assert gzip.decompress((traces / snapshot).read_bytes()) == PICKLE
     summary = f"summaries/{GOOD}"
-    for name in (f"{GOOD}.gz", summary):
+    for name in (f"{GOOD}.gz", summary, snapshot):
         assert (store / name).read_bytes() == (traces / name).read_bytes()
     names = [path.name for path in traces.glob("manifest-*.json")]
     for name in names:
         assert (store / name).read_bytes() == (traces / name).read_bytes()
     found = (path.relative_to(traces) for path in traces.rglob("*") if path.is_file())
     left = sorted(str(path) for path in found if path.suffix != ".lock")
-    assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz", summary]), left
+    assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz", summary, snapshot]), left
 
 
 def main(folder: Path) -> int:

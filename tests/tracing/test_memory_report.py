@@ -140,7 +140,7 @@ def test_of_a_run_folder_the_newest_attempt_and_steps_are_analysed_and_the_other
     names = ("rank-{}.attempt-0.steps-40-43", "rank-{}.attempt-1.steps-10-13", "rank-{}.attempt-1.steps-20-23")
     for name in names:
         for rank in (10, 9):
-            write_snapshot(tmp_path / "run" / "memory" / f"{name.format(rank)}.pickle", raw)
+            write_snapshot(tmp_path / "run" / "traces" / "spool" / f"{name.format(rank)}.pickle", raw)
     report = analyse_memory(tmp_path / "run")
     assert [(rank.rank, rank.attempt, rank.steps) for rank in report.ranks] == [(9, 1, (20, 23)), (10, 1, (20, 23))]
     assert report.name == "run"

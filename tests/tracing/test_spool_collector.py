@@ -43,6 +43,23 @@ def test_a_finished_trace_is_compressed_listed_and_removed_from_the_spool(tmp_pa
     assert entry.sha256 == hashlib.sha256(packed.read_bytes()).hexdigest()
 
 
+def test_a_memory_snapshot_is_stored_and_listed_apart_from_the_traces(tmp_path: Path) -> None:
+    snapshot = spooled(tmp_path).with_suffix(".pickle")
+    snapshot.write_bytes(b"\x80\x04content that the collector does not read")
+    store = tmp_path / "store"
+    assert run_once(tmp_path, "--store", str(store)) == 0
+    manifest = manifest_of(tmp_path)
+    (entry,) = manifest.snapshots
+    assert (entry.file, entry.rank, entry.status, entry.summary) == (
+        "memory/rank-0.attempt-0.steps-20-25.pickle.gz", 0, "ok", None,
+    )  # fmt: skip
+    assert len(manifest.traces) == 1
+    assert uncollected(tmp_path) == []
+    for folder in (tmp_path, store):
+        content = gzip.decompress((folder / "traces" / entry.file).read_bytes())
+        assert content == b"\x80\x04content that the collector does not read"
+
+
 def test_an_unfinished_trace_is_not_collected(tmp_path: Path) -> None:
     path = spooled(tmp_path).rename(tmp_path / "traces/spool/rank-0.attempt-0.steps-20-25.json.tmp")
     assert run_once(tmp_path) == 0

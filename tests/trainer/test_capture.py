@@ -220,7 +220,7 @@ def test_memory_is_recorded_during_the_requested_steps_and_written_as_torch_pick
         tracer.begin_step(step)
     assert transitions == {8: "start", 12: "write"}
     assert [call.get("enabled", "all") for call in calls if isinstance(call, dict)] == ["all", None]
-    (file,) = (tmp_path / "memory").iterdir()
+    (file,) = (tmp_path / "traces" / "spool").iterdir()
     assert file.name == "rank-0.attempt-0.steps-9-12.pickle"
     assert pickle.loads(file.read_bytes()) == {"segments": [], "device_traces": [[]], "muster": {"tensors": []}}
     assert [answer.state for answer in read_answers(run)] == ["written"]
@@ -245,7 +245,7 @@ def test_a_step_that_runs_out_of_memory_ends_the_recording_with_a_snapshot(
         tracer.next_transition(step)
         tracer.begin_step(step)
     tracer.save_snapshot(9)
-    assert [file.name for file in (tmp_path / "memory").iterdir()] == ["rank-0.attempt-0.steps-9-10.pickle"]
+    assert [file.name for file in (tmp_path / "traces" / "spool").iterdir()] == ["rank-0.attempt-0.steps-9-10.pickle"]
     assert [answer.state for answer in read_answers(run)] == ["written"]
     tracer.save_snapshot(9)  # nothing is recorded any more
     tracer.close(9)

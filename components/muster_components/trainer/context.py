@@ -75,7 +75,7 @@ class RunContext:
 
     def snapshot_path(self, start: int, end: int) -> Path:
         """The path of the memory snapshot of the steps `start` <= k < `end`."""
-        return self.run_dir / "memory" / f"rank-{self.rank}.attempt-{self.attempt}.steps-{start}-{end}.pickle"
+        return self.trace_path(start, end).with_suffix(".pickle")
 
 
 def run_context(environ: Mapping[str, str], output: str | None = None) -> RunContext:

@@ -34,6 +34,7 @@ from muster.capture.ranks import rank_list, select_ranks
 from muster.capture.status_changes import finished, with_capture_condition
 from muster.errors import MusterError
 from muster.text import format_duration, pluralize
+from muster.tracing.trace_files import TRACES
 
 AGREE_WITHIN_S = 10.0
 STALLED_AFTER_S = 60.0
@@ -215,30 +216,31 @@ def _follow(
     job_problem: str,
     now: float,
 ) -> CaptureProgress:
-    """After the agreement: wait for the traces."""
+    """After the agreement: wait for the traces, or the memory snapshots."""
+    is_memory = target.spec.kind == "Memory"
+    noun = "memory snapshot" if is_memory else "trace"
     status = _with_answers(target, status, seen.answers)
-    status = _with_snapshots(status) if target.spec.kind == "Memory" else _with_traces(status, seen.traces)
+    status = _with_traces(status, (one for one in seen.traces if one.is_snapshot == is_memory), is_memory)
     unwritten = [entry for entry in status.ranks if entry.state not in ("written", "collected", "failed")]
     why = ""
     if any(report.attempt != status.attempt for report in reports):
-        why = "the job was restarted before the trace was written"
+        why = f"the job was restarted before the {noun} was written"
     elif job_problem:
-        why = f"{job_problem} before the trace was written"
+        why = f"{job_problem} before the {noun} was written"
     elif unwritten:
         why = _stalled(unwritten, reports) or _unwritten_too_long(target, status, unwritten, reports, now)
     if unwritten and why:
         status = _with_failed(status, unwritten, why)
     elif not unwritten and _is_store_overdue(status, reports, now):
         unstored = [entry for entry in status.ranks if entry.state == "written"]
-        status = _with_failed(status, unstored, "the trace was written, and no collector was seen to store it")
+        status = _with_failed(status, unstored, f"the {noun} was written, and no collector was seen to store it")
     if any(entry.state not in ("collected", "failed") for entry in status.ranks):
         has_begun = status.phase == "Agreed" and any(entry.state != "armed" for entry in status.ranks)
         return CaptureProgress(status.model_copy(update={"phase": "Recording"}) if has_begun else status)
     failed = [entry for entry in status.ranks if entry.state == "failed"]
     if failed:
         why = _reasons(failed)
-        return _failed(target, status, "RanksFailed", f"no trace of {rank_list([e.rank for e in failed])}: {why}", now)
-    noun = "memory snapshot" if target.spec.kind == "Memory" else "trace"
+        return _failed(target, status, "RanksFailed", f"no {noun} of {rank_list([e.rank for e in failed])}: {why}", now)
     message = f"{pluralize(len(status.ranks), noun)} of {_steps(status)} stored"
     return CaptureProgress(finished(status, "Succeeded", "TracesStored", message, now))
 
@@ -282,39 +284,23 @@ def _with_answers(
     return status if ranks == status.ranks else status.model_copy(update={"ranks": ranks})
 
 
-def _with_traces(status: TraceCaptureStatus, traces: Iterable[StoredTrace]) -> TraceCaptureStatus:
-    """The status with the stored traces of these steps."""
+def _with_traces(status: TraceCaptureStatus, traces: Iterable[StoredTrace], is_memory: bool) -> TraceCaptureStatus:
+    """The status with what is stored of these steps. The path of a memory snapshot is that in the run folder."""
     stored = {
         trace.rank: trace
         for trace in traces
         if (trace.attempt, trace.start_step) == (status.attempt, status.start_step)
     }
+    folder = f"{TRACES}/" if is_memory else ""
     ranks = []
     for entry in status.ranks:
         trace = stored.get(entry.rank)
         if trace is not None and trace.is_valid:
-            entry = entry.model_copy(update={"state": "collected", "reason": "", "file": trace.file})
+            entry = entry.model_copy(update={"state": "collected", "reason": "", "file": folder + trace.file})
         elif trace is not None:
             entry = entry.model_copy(update={"state": "failed", "reason": f"corrupt: {trace.reason}"[:1024]})
         ranks.append(entry)
     return status if ranks == status.ranks else status.model_copy(update={"ranks": ranks})
-
-
-def _with_snapshots(status: TraceCaptureStatus) -> TraceCaptureStatus:
-    """The status with the memory snapshots that ranks have written, which stay where they are."""
-    steps = f"steps-{status.start_step}-{status.end_step}"
-    ranks = [
-        entry.model_copy(
-            update={
-                "state": "collected",
-                "file": f"memory/rank-{entry.rank}.attempt-{status.attempt}.{steps}.pickle",
-            }
-        )
-        if entry.state == "written"
-        else entry
-        for entry in status.ranks
-    ]
-    return status.model_copy(update={"ranks": ranks})
 
 
 def _stalled(unwritten: Sequence[CapturedRank], reports: Sequence[RankReport]) -> str:

@@ -40,7 +40,7 @@ def read_answers(run: SharedFolder) -> tuple[RankAnswer, ...]:
 
 
 def stored_traces(run: SharedFolder) -> tuple[StoredTrace, ...]:
-    """The traces in the manifests of all collectors."""
+    """The traces and memory snapshots in the manifests of all collectors."""
     return tuple(
         StoredTrace(
             file=entry.file,
@@ -50,9 +50,11 @@ def stored_traces(run: SharedFolder) -> tuple[StoredTrace, ...]:
             end_step=entry.end_step,
             is_valid=entry.status != "corrupt",
             reason=(entry.reason or "")[:500],
+            is_snapshot=is_snapshot,
         )
         for manifest in read_manifests(run)
-        for entry in manifest.traces
+        for is_snapshot, entries in ((False, manifest.traces), (True, manifest.snapshots))
+        for entry in entries
     )
 
 

@@ -73,7 +73,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace in a manifest; `reason` if it is corrupt."""
+    """A trace or a memory snapshot in a manifest; `file` is relative to the traces folder, `reason` says why it is
+    corrupt."""
 
     file: str
     rank: int
@@ -82,6 +83,7 @@ class StoredTrace(msgspec.Struct, frozen=True, kw_only=True):
     end_step: int
     is_valid: bool
     reason: str = ""
+    is_snapshot: bool = False
 
 
 class HungRank(msgspec.Struct, frozen=True):

@@ -202,14 +202,20 @@ def resolve_run(
 def _fetch_run(job: TrainingJob, max_bytes: int = 16 << 30) -> Path:
     """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
     that says where the run is if it is not in a store, and the errors of `muster.tracing.run_store.fetch_run`."""
-    from muster.local.home import home_path
     from muster.tracing.run_store import fetch_run
 
     location = store_url(job)
+    return fetch_run(location, fetched_folder(job), max_bytes=max_bytes).folder
+
+
+def fetched_folder(job: TrainingJob) -> Path:
+    """The folder on this host for what is downloaded of a run, created if it is missing."""
+    from muster.local.home import home_path
+
     meta = job.metadata
     folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return fetch_run(location, folder, max_bytes=max_bytes).folder
+    return folder
 
 
 def store_url(job: TrainingJob) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.analysis import parse_bytes, resolve_run
+from muster.cli.analysis import fetched_folder, parse_bytes, resolve_run, store_url
 from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option
 from muster.cli.output import print_renderable
-from muster.errors import Refused
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob
@@ -65,7 +64,7 @@ def memory(
     """Show who holds the memory of the GPUs at its peak, what the allocator wastes, and what would help.
 
     Reads snapshots of `muster trace JOB --memory` and of torch.cuda.memory._dump_snapshot, without running anything
-    that they contain. Exit code 2: there is no readable snapshot.
+    that they contain; those of a job in a cluster are fetched from its store. Exit code 2: there is no readable one.
     """
     import msgspec
 
@@ -99,12 +98,13 @@ def _resolve(runs: tuple[str, ...], namespace: str | None) -> tuple[Path | list[
     """A folder or the snapshots, and the job's name if one was named."""
     if len(runs) > 1:
         return [Path(run) for run in runs], None
-    return resolve_run(runs[0], namespace, _refuse_remote_run)
+    return resolve_run(runs[0], namespace, _fetch_snapshots)
 
 
-def _refuse_remote_run(job: TrainingJob) -> NoReturn:
-    name = job.metadata.name
-    message = (
-        f"the memory snapshots of job {name} are in its run folder in the cluster, and are not uploaded to a store"
-    )
-    raise Refused(f"{message}; copy its folder memory to this host: muster memory DIR", reason="RunNotAccessible")
+def _fetch_snapshots(job: TrainingJob) -> Path:
+    """Download the memory snapshots of the job's newest steps from its store; returns the folder. Raises `Refused`."""
+    from muster.tracing.run_store import fetch_snapshots
+
+    location, folder = store_url(job), fetched_folder(job)
+    fetch_snapshots(location, folder)
+    return folder

@@ -117,9 +117,8 @@ def capture(
         raise error(last.status.message, reason=last.status.reason)
     if not as_json:
         if memory:
-            print(f"snapshots: {last.status.location or 'in the run folder of the job'}/memory")
-            if client.run_dir(name, space) is not None:
-                print(f"analysis: muster memory {job}" + (f" -n {namespace}" if namespace else ""))
+            print(f"snapshots: {last.status.location or 'in the run folder of the job'}/traces/memory")
+            print(f"analysis: muster memory {job}" + (f" -n {namespace}" if namespace else ""))
             return
         print(f"traces: {last.status.location or 'in the run folder of the job'}")
         print(f"report: muster report {job}" + (f" -n {namespace}" if namespace else ""))

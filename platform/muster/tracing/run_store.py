@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from muster.errors import ClusterError, InvalidSpec, Refused
 from muster.tracing import HOW_TO_TRACE, multipart_upload
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import parse_trace_name
+from muster.tracing.trace_files import MEMORY, TRACES, parse_trace_name
 
 # Backends that write in place but rename atomically. In object stores an object is visible only once it is complete,
 # and a rename is a copy.
@@ -219,31 +219,54 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
     store's package is missing (MissingPackage) or if the run is larger than `max_bytes` (TooLarge), and `InvalidSpec`
     for an invalid URL. Raises `ClusterError` if the store cannot be read, OSError if the folder cannot be written.
     """
-    with _store_errors(location):
-        store = TraceStore(location, **_CLIENT_OPTIONS.get(urlsplit(location).scheme, {}))
-        sizes = store.sizes()
+    store, sizes = _open_run(location)
     traces, records = select_files(sizes)
     if not traces and not any(name.startswith("metrics/") for name in records):
         raise Refused(
             f"nothing has been collected yet: {location} has no traces and no metrics; {HOW_TO_TRACE}",
             reason="NothingCollected",
         )
-    names = (*traces, *records)
-    total = sum(sizes[name] for name in names)
-    if total > max_bytes or len(names) > _MAX_FETCHED_FILES:
+    _fetch_files(store, {name: sizes[name] for name in (*traces, *records)}, frozenset(traces), folder, max_bytes)
+    return FetchedRun(folder, len(traces), len(records))
+
+
+def fetch_snapshots(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> int:
+    """Download the memory snapshots of the newest steps of a run; returns how many. Raises as `fetch_run` does."""
+    store, sizes = _open_run(location)
+    names = select_snapshots(sizes)
+    if not names:
         raise Refused(
-            f"the run in {location} must have at most {_MAX_FETCHED_FILES} files and {max_bytes} bytes "
-            f"(--max-fetch-bytes); got {len(names)} files with {total} bytes",
+            f"{location} has no memory snapshot; muster trace JOB --memory records them", reason="NothingCollected"
+        )
+    _fetch_files(store, {name: sizes[name] for name in names}, frozenset(names), folder, max_bytes)
+    return len(names)
+
+
+def _open_run(location: str) -> tuple[TraceStore, dict[str, int]]:
+    """The store of a run, and the size in bytes of each file in it."""
+    with _store_errors(location):
+        store = TraceStore(location, **_CLIENT_OPTIONS.get(urlsplit(location).scheme, {}))
+        return store, store.sizes()
+
+
+def _fetch_files(
+    store: TraceStore, sizes: Mapping[str, int], unchanging: Collection[str], folder: Path, max_bytes: int
+) -> None:
+    """Download these files, of the `unchanging` ones those that the folder does not have with this size."""
+    total = sum(sizes.values())
+    if total > max_bytes or len(sizes) > _MAX_FETCHED_FILES:
+        raise Refused(
+            f"the run in {store.url} must have at most {_MAX_FETCHED_FILES} files and {max_bytes} bytes "
+            f"(--max-fetch-bytes); got {len(sizes)} files with {total} bytes",
             reason="TooLarge",
         )
-    for name in names:
+    for name, size in sizes.items():
         local = folder / name
-        if name in traces and local.is_file() and local.stat().st_size == sizes[name]:
+        if name in unchanging and local.is_file() and local.stat().st_size == size:
             continue
         local.parent.mkdir(parents=True, exist_ok=True)
-        with _store_errors(location):
-            store.fetch(name, local, sizes[name])
-    return FetchedRun(folder, len(traces), len(records))
+        with _store_errors(store.url):
+            store.fetch(name, local, size)
 
 
 def read_stored_log(location: str, name: str) -> list[str] | None:
@@ -270,6 +293,17 @@ def select_files(names: Iterable[str]) -> tuple[list[str], list[str]]:
         elif _RECORD_NAME.fullmatch(name) or _MANIFEST_NAME.fullmatch(name):
             records.append(name)
     return (windows[max(windows)] if windows else []), records
+
+
+def select_snapshots(names: Iterable[str]) -> list[str]:
+    """The names of the memory snapshots of the newest attempt and steps."""
+    windows: dict[tuple[int, int], list[str]] = {}
+    for name in sorted(names):
+        parent, _, last = name.rpartition("/")
+        found = parse_trace_name(last, "memory") if parent == f"{TRACES}/{MEMORY}" and last.endswith(".gz") else None
+        if found is not None:
+            windows.setdefault((found.attempt, found.start_step), []).append(name)
+    return windows[max(windows)] if windows else []
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 """One poll of the spool: every finished trace is validated, compressed, uploaded and recorded in the manifest.
+Memory snapshots too, except that they are not validated: `muster memory` reads them with bounds of its own.
 
 The collector may be killed at any instruction, so each step is idempotent: claim the trace, validate it, compress it
 under its final name, upload it, record it in the manifest, and only then delete the original. Until then the claim
@@ -18,6 +19,7 @@ from typing import IO
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.tracing.event_totals import EventTotals, encode_totals
+from muster.tracing.manifest_rebuild import rebuild_manifest, trace_entry
 from muster.tracing.missing_ranks import missing_ranks
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
@@ -25,6 +27,7 @@ from muster.tracing.run_store import ContentDigest, TraceStore, compress, conten
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
 from muster.tracing.trace_files import (
     MAX_MANIFEST_BYTES,
+    MEMORY,
     SUMMARIES,
     TRACES,
     Manifest,
@@ -36,7 +39,6 @@ from muster.tracing.trace_files import (
     collector_lock,
     encode_manifest,
     parse_manifest,
-    parse_trace_name,
     read_manifest,
     read_manifests,
     remove_temporary_files,
@@ -179,16 +181,20 @@ class Collector:
                 self._quarantine(name, ContentDigest(size, ""), reason, now)
                 return
             try:
-                totals = self._validate(name, source)
+                totals = self._validate(name, source) if name.kind == "trace" else None
             except InvalidTrace as error:
                 reason = str(error).removeprefix(f"{self._display_path(name)}: ")
                 self._quarantine(name, content_digest(source, size), reason, now)
                 return
+            if name.kind == "memory":
+                self.run_folder.make_folder(f"{TRACES}/{MEMORY}")
             with self.run_folder.new_file(f"{TRACES}/{name.archive_name}", owner=self.options.owner) as packed:
                 published = compress(source, packed.file, size)
                 packed.publish()
-                entry = _trace_entry(name, name.archive_name, published, size, None, now)
-                self._record(replace(entry, summary=self._write_summary(name, totals)), upload=packed.file)
+                entry = trace_entry(name, name.archive_name, published, size, None, now)
+                if totals is not None:
+                    entry = replace(entry, summary=self._write_summary(name, totals))
+                self._record(entry, upload=packed.file)
         self.run_folder.remove(self.claims.path(name))
         log(self.options, f"collected {name.archive_name}: {size} bytes as {published.bytes}")
 
@@ -228,7 +234,7 @@ class Collector:
         """Move a corrupt trace to `traces/corrupt/` and record it in the manifest."""
         target = f"{TRACES}/corrupt/{name.spool_name}"
         self.run_folder.make_folder(f"{TRACES}/corrupt")
-        self._record(_trace_entry(name, f"corrupt/{name.spool_name}", digest, digest.bytes, reason, now), upload=None)
+        self._record(trace_entry(name, f"corrupt/{name.spool_name}", digest, digest.bytes, reason, now), upload=None)
         self.run_folder.rename(self.claims.path(name), target)
         self.claims.end_read(name)
         log(self.options, f"{name.spool_name} is corrupt, moved to {self.run_folder.path / target}: {reason}")
@@ -262,7 +268,7 @@ class Collector:
         except InvalidTrace as error:
             log(self.options, f"{error}; replacing it")
             earlier = None
-        for entry in earlier.traces if earlier is not None else ():
+        for entry in earlier.entries if earlier is not None else ():
             if entry.status == "ok" and self.manifest.entry(entry.file) is None:
                 self.manifest = self.manifest.with_entry(entry)
         self.remote_manifest_loaded = True
@@ -312,24 +318,6 @@ class Collector:
             self.manifest = changed
 
 
-def _trace_entry(
-    name: TraceName, file: str, digest: ContentDigest, raw_bytes: int, reason: str | None, now: float
-) -> TraceEntry:
-    return TraceEntry(
-        file=file,
-        rank=name.rank,
-        attempt=name.attempt,
-        start_step=name.start_step,
-        end_step=name.end_step,
-        bytes=digest.bytes,
-        raw_bytes=raw_bytes,
-        sha256=digest.sha256,
-        status="ok" if reason is None else "corrupt",
-        reason=reason,
-        collected_at=now,
-    )
-
-
 def log(options: CollectorOptions, message: str) -> None:
     """Write one line to stderr; errors are ignored."""
     with suppress(OSError, ValueError):
@@ -352,32 +340,9 @@ def start_collector(options: CollectorOptions, now: float) -> Collector:
         renamed = f"{path.removesuffix('.json')}.broken"
         run.rename(path, renamed)
         log(options, f"{error}; renamed to {run.path / renamed}, rebuilding the manifest")
-        manifest = _rebuild_manifest(options, manifest, now)
+        manifest = rebuild_manifest(run, manifest, options.ranks, now)
         write_manifest(run, manifest, owner=options.owner)
     return Collector(options, run, claims, manifest)
-
-
-def _rebuild_manifest(options: CollectorOptions, manifest: Manifest, now: float) -> Manifest:
-    """The manifest with an entry for every compressed trace in the traces folder."""
-    run = options.run_folder
-    for file_name in run.file_names(TRACES):
-        name = parse_trace_name(file_name)
-        if (
-            name is None
-            or file_name != name.archive_name
-            or (options.ranks is not None and name.rank not in options.ranks)
-        ):
-            continue
-        with suppress(OSError), run.open(f"{TRACES}/{file_name}") as file:
-            found, unpacked = content_digest(file, os.fstat(file.fileno()).st_size), _unpacked_bytes(file)
-            manifest = manifest.with_entry(_trace_entry(name, file_name, found, unpacked, None, now))
-    return manifest
-
-
-def _unpacked_bytes(file: IO[bytes]) -> int:
-    """The uncompressed size from the gzip trailer, modulo 4 GiB."""
-    file.seek(-4, os.SEEK_END)
-    return int.from_bytes(file.read(4), "little")
 
 
 def collect_abandoned(run_dir: Path, now: float) -> int:

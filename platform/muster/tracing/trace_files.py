@@ -1,4 +1,4 @@
-"""The files of traces in a run folder (docs/run-folder.md): their names, claims and manifests.
+"""The files of traces and memory snapshots in a run folder (docs/run-folder.md): their names, claims and manifests.
 
 Several collectors may share one spool, and each trace is collected once. A collector claims a trace by renaming it into
 its own folder, `traces/claimed/<role>-<index>/`; rename is atomic, so one of several collectors succeeds. Claims of a
@@ -13,10 +13,10 @@ import errno
 import fcntl
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -24,11 +24,19 @@ from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import IrregularFile, SharedFolder, is_temporary_of
 
 TRACES = "traces"
-TRACE_NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\.gz)?")
+ArtifactKind: TypeAlias = Literal["trace", "memory"]
+_NAME = r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)"
+_NAMES: Mapping[ArtifactKind, re.Pattern[str]] = {
+    "trace": re.compile(rf"{_NAME}\.json(?:\.gz)?"),
+    "memory": re.compile(rf"{_NAME}\.pickle(?:\.gz)?"),
+}
+_SUFFIX: Mapping[ArtifactKind, str] = {"trace": ".json", "memory": ".pickle"}
 MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
 MAX_MANIFEST_BYTES = 16 << 20
 """Limit for reading a manifest."""
 SPOOL = f"{TRACES}/spool"
+MEMORY = "memory"
+"""The folder of memory snapshots in that of the traces."""
 SUMMARIES = "summaries"
 """The folder of summaries in that of the traces."""
 CLAIMED = "claimed"
@@ -81,13 +89,20 @@ class WaitingTrace:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The traces of one pod's collector, ordered by file, those that wait, and the ranks of the pod without one."""
+    """The traces of one pod's collector and its memory snapshots, ordered by file, those that wait, and the ranks of
+    the pod without a trace."""
 
     role: str
     index: int
     traces: tuple[TraceEntry, ...] = ()
     waiting: tuple[WaitingTrace, ...] = ()
     missing: tuple[MissingRanks, ...] = ()
+    snapshots: tuple[TraceEntry, ...] = ()
+
+    @property
+    def entries(self) -> tuple[TraceEntry, ...]:
+        """Traces and memory snapshots."""
+        return self.traces + self.snapshots
 
     @property
     def name(self) -> str:
@@ -95,12 +110,14 @@ class Manifest:
 
     def entry(self, file: str) -> TraceEntry | None:
         """The entry of this file, or None."""
-        return next((entry for entry in self.traces if entry.file == file), None)
+        return next((entry for entry in self.entries if entry.file == file), None)
 
     def with_entry(self, entry: TraceEntry) -> Manifest:
         """A copy with this entry, which replaces an entry of the same file."""
-        others = [e for e in self.traces if e.file != entry.file]
-        return replace(self, traces=tuple(sorted([*others, entry], key=lambda e: e.file)))
+        is_snapshot = entry.file.removesuffix(".gz").endswith(_SUFFIX["memory"])
+        listed = self.snapshots if is_snapshot else self.traces
+        entries = tuple(sorted([*(e for e in listed if e.file != entry.file), entry], key=lambda e: e.file))
+        return replace(self, snapshots=entries) if is_snapshot else replace(self, traces=entries)
 
     def with_waiting(self, waiting: list[WaitingTrace]) -> Manifest:
         """A copy with this list of waiting traces."""
@@ -154,17 +171,19 @@ def write_manifest(run: SharedFolder, manifest: Manifest, *, owner: str) -> None
 
 @dataclass(frozen=True, slots=True, order=True)
 class TraceName:
-    """`start_step` is the first traced step, `end_step` the first step after the traced ones."""
+    """Of a trace or a memory snapshot. `start_step` is the first step in it, `end_step` the first one after it."""
 
     attempt: int
     start_step: int
     end_step: int
     rank: int
+    kind: ArtifactKind = "trace"
 
     @property
     def spool_name(self) -> str:
-        """The name of the finished trace in the spool, as the profiler hook writes it."""
-        return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
+        """The name of the finished file in the spool, as the rank writes it."""
+        steps = f"steps-{self.start_step}-{self.end_step}"
+        return f"rank-{self.rank}.attempt-{self.attempt}.{steps}{_SUFFIX[self.kind]}"
 
     @property
     def summary_name(self) -> str:
@@ -173,17 +192,17 @@ class TraceName:
 
     @property
     def archive_name(self) -> str:
-        """The name of the collected, compressed trace."""
-        return self.spool_name + ".gz"
+        """The name of the collected, compressed file in the traces folder."""
+        return f"{self.spool_name}.gz" if self.kind == "trace" else f"{MEMORY}/{self.spool_name}.gz"
 
 
-def parse_trace_name(name: str) -> TraceName | None:
+def parse_trace_name(name: str, kind: ArtifactKind = "trace") -> TraceName | None:
     """None for any other name, including that of a file still being written (.tmp)."""
-    match = TRACE_NAME.fullmatch(name)
+    match = _NAMES[kind].fullmatch(name)
     if match is None:
         return None
     rank, attempt, start, end = (int(group) for group in match.groups())
-    return TraceName(attempt=attempt, start_step=start, end_step=end, rank=rank)
+    return TraceName(attempt=attempt, start_step=start, end_step=end, rank=rank, kind=kind)
 
 
 class SpoolClaims:
@@ -315,7 +334,7 @@ def claim_owners(run: SharedFolder) -> list[str]:
 
 def remove_temporary_files(run: SharedFolder, owner: str) -> None:
     """Remove incomplete files of a killed collector. The caller must hold its lock."""
-    for folder in (TRACES, f"{TRACES}/{SUMMARIES}"):
+    for folder in (TRACES, f"{TRACES}/{SUMMARIES}", f"{TRACES}/{MEMORY}"):
         with suppress(OSError):
             for name in run.file_names(folder):
                 if is_temporary_of(owner, name):
@@ -333,5 +352,5 @@ def _attempts_file(claimed: str) -> str:
 
 
 def _trace_names(run: SharedFolder, folder: str) -> list[TraceName]:
-    found = (parse_trace_name(name) for name in run.file_names(folder))
+    found = (parse_trace_name(name, kind) for name in run.file_names(folder) for kind in _NAMES)
     return sorted(name for name in found if name is not None)

@@ -1,4 +1,5 @@
-"""The limit for the disk that the stored traces of one collector use: above it, the oldest ones are deleted."""
+"""The limit for the disk that the stored traces and memory snapshots of one collector use: above it, the oldest ones
+are deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def drop_oldest(run: SharedFolder, manifest: Manifest, max_bytes: int, *, in_sto
     Returns the manifest, in which a deleted trace is "dropped", unless it is `in_store` too. A trace is deleted before
     the manifest says so; a process that is killed in between finds it missing the next time. Raises OSError.
     """
-    entries = sorted(manifest.traces, key=_age)
+    entries = sorted(manifest.entries, key=_age)
     if sum(entry.bytes for entry in entries if entry.status != "dropped") <= max_bytes:
         return manifest
     present = {entry.file for entry in entries if run.exists(f"{TRACES}/{entry.file}")}

@@ -1,7 +1,7 @@
 """Analyses the memory snapshots of a run: each rank, the ranks against each other, advice, and growth between two runs.
 
 from muster.tracing.memory import analyse_memory
-report = analyse_memory("runs/llama-8b")                   # memory/*.pickle of the newest steps
+report = analyse_memory("runs/llama-8b")                   # traces/memory/*.pickle.gz of the newest steps
 report = analyse_memory(["rank0.pickle", "rank1.pickle"], before=["old0.pickle", "old1.pickle"])
 report.ranks[0].peak.by_category, report.advice
 """
@@ -32,9 +32,11 @@ from muster.tracing.memory.rank_memory import (
 )
 from muster.tracing.memory.snapshot_file import DEFAULT_MEMORY_LIMITS, MemoryLimits
 from muster.tracing.run_folder import SkippedFile
+from muster.tracing.trace_files import CLAIMED, MEMORY, SPOOL, TRACES
 
 PathText: TypeAlias = str | os.PathLike[str]
 MAX_FILES: Final = 1024
+_PATTERNS: Final = ("*.pickle", "*.pickle.gz")
 MAX_CHANGES: Final = 30
 
 
@@ -124,7 +126,7 @@ def analyse_memory(
         changes = _compare(old, analysed)
         notes, skipped = [*notes, *old_notes], [*skipped, *old_skipped]
     ranks = tuple(sorted((one.memory for one in analysed), key=lambda rank: (rank.rank is None, rank.rank, rank.label)))
-    folder = files[0].parent if files[0].parent.name != "memory" else files[0].parent.parent
+    folder = _run_folder(files[0])
     return MemoryReport(
         name=name or (files[0].name if len(files) == 1 else folder.resolve().name),
         folder=str(folder.absolute()),
@@ -155,12 +157,9 @@ def find_snapshots(source: PathText | Sequence[PathText]) -> tuple[list[Path], l
         return [path], []
     if not path.is_dir():
         raise InvalidTrace(f"{path}: no such file or folder")
-    folder = path / "memory" if (path / "memory").is_dir() else path
-    found = sorted(file for pattern in ("*.pickle", "*.pickle.gz") for file in folder.glob(pattern) if file.is_file())
+    found = _snapshots_below(path)
     if not found:
-        raise InvalidTrace(
-            f"{folder}: contains no memory snapshot (*.pickle); `muster trace JOB --memory` records them"
-        )
+        raise InvalidTrace(f"{path}: contains no memory snapshot (*.pickle); `muster trace JOB --memory` records them")
     windows: dict[tuple[int, int, int], list[Path]] = {}
     for file in found:
         if match := SNAPSHOT_NAME.fullmatch(file.name):
@@ -172,6 +171,20 @@ def find_snapshots(source: PathText | Sequence[PathText]) -> tuple[list[Path], l
     kept = sorted(windows[newest], key=lambda file: int(SNAPSHOT_NAME.fullmatch(file.name)[1]))  # type: ignore[index]
     note = f"snapshots of steps {newest[2]} to {newest[1] - 1} are analysed; {pluralize(others, 'other window')} not"
     return kept[:MAX_FILES], [note] if others else []
+
+
+def _run_folder(file: Path) -> Path:
+    """The run folder of a snapshot, or the folder that it is in."""
+    return next((parent.parent for parent in file.parents if parent.name == TRACES), file.parent)
+
+
+def _snapshots_below(path: Path) -> list[Path]:
+    """The snapshots of a run folder, collected or not, of several versions of one file the collected one; of any other
+    folder those in it."""
+    run = [path / SPOOL, *sorted((path / TRACES / CLAIMED).glob("*")), path / TRACES / MEMORY]
+    folders = run if any(folder.is_dir() for folder in run) else [path]
+    found = [file for folder in folders for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file()]
+    return sorted({file.name.removesuffix(".gz"): file for file in found}.values(), key=lambda file: file.name)
 
 
 def _analyse_files(
