@@ -44,7 +44,7 @@ def test_progress_goes_to_stderr_and_the_location_and_the_next_command_to_stdout
 
 def test_memory_is_another_kind_of_capture(llama: MemoryClient, muster: Muster) -> None:
     ended = muster("trace", "llama", "--memory")
-    assert (ended.code, ended.out) == (0, "snapshots: /runs/llama/memory\nanalysis: muster memory llama\n")
+    assert (ended.code, ended.out) == (0, "snapshots: /runs/llama/traces/memory\nanalysis: muster memory llama\n")
     assert llama.asked[0][1].kind == "Memory"
     assert muster("trace", "llama", "--memory", "--with", "shapes").code == 2
     assert muster("trace", "llama", "--memory", "--stacks").code == 2

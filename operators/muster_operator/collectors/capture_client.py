@@ -49,7 +49,7 @@ class _Answers:
     wanted: CaptureExchange
     reports: dict[int, RankReport] = field(default_factory=dict)
     answers: dict[int, RankAnswer] = field(default_factory=dict)
-    traces: dict[int, StoredTrace] = field(default_factory=dict)
+    traces: dict[tuple[int, bool], StoredTrace] = field(default_factory=dict)  # by rank and kind
     stacks: dict[int, HungRank] = field(default_factory=dict)
 
     def add(self, response: _Response) -> None:
@@ -70,7 +70,7 @@ class _Answers:
                 continue
             if _is_rank(trace.rank):
                 file, reason = trace.file[:_MAX_FILE], trace.reason[:MAX_REASON]
-                self.traces[trace.rank] = msgspec.structs.replace(trace, file=file, reason=reason)
+                self.traces[trace.rank, trace.is_snapshot] = msgspec.structs.replace(trace, file=file, reason=reason)
         for one in response.stacks:
             if _is_rank(one.rank):
                 frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
