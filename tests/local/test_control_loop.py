@@ -71,13 +71,18 @@ def test_jobs_of_one_name_in_two_namespaces_have_their_own_notices(parts: Daemon
     assert reasons == {"red": ["FieldIgnored"], "blue": []}
 
 
-def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_its_status(
-    parts: DaemonComponents, loop: ControlLoop
-) -> None:
+def saver_job() -> spec.TrainingJob:
+    """A job that runs until SIGTERM, and then writes a checkpoint of step 22."""
     write = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
     save = f"trap {shlex.quote(write)} TERM; touch up; while :; do sleep 0.1; done"
     line = f'mkdir -p "$MUSTER_RUN_DIR/checkpoints" && cd "$MUSTER_RUN_DIR/checkpoints" && {save}'
-    job = parts.service.submit([shell_job("saver", line, grace=60)], dry_run=False)[0]
+    return shell_job("saver", line, grace=60)
+
+
+def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_its_status(
+    parts: DaemonComponents, loop: ControlLoop
+) -> None:
+    job = parts.service.submit([saver_job()], dry_run=False)[0]
     uid, folder = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints"
 
     def after_a_cycle(condition: Callable[[], object]) -> object:
@@ -90,6 +95,29 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_period_is_in_it
     loop._run_cycle()
     assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
     assert uid not in parts.cluster.observe().heartbeats, "its files are no longer read"
+
+
+def test_a_submit_between_the_end_of_a_cancelled_job_and_the_next_cycle_does_not_lose_its_checkpoint(
+    parts: DaemonComponents, loop: ControlLoop
+) -> None:
+    job = parts.service.submit([saver_job()], dry_run=False)[0]
+    uid, up = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints" / "up"
+
+    def after_a_cycle(condition: Callable[[], object]) -> object:
+        loop._run_cycle()
+        return condition()
+
+    def has_ended() -> bool:
+        parts.cluster.apply(())
+        return all(pod.finished for pod in parts.store.pods[uid].values())
+
+    eventually(lambda: after_a_cycle(up.exists))
+    parts.service.patch("default", "saver", {"cancel": True})
+    loop._run_cycle()
+    eventually(has_ended)
+    parts.service.submit([shell_job("other", "true")], dry_run=True)
+    loop._run_cycle()
+    assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
 
 
 def test_a_job_whose_files_cannot_be_created_fails_and_others_run(

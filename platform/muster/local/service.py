@@ -77,7 +77,7 @@ class DaemonService:
         that could never start."""
         with self._cluster.lock:
             stored = self._objects.submit(jobs, dry_run=True, environments=environments)
-            state = self._cluster.observe()
+            state = self._cluster.read_state()
         for job in stored:
             wait = check_feasibility(job, state)
             if wait is not None:
