@@ -196,7 +196,11 @@ class PodControl:
             return
         except ApiError as error:
             if error.reason == "AlreadyExists":
-                return
+                if self.cache.pods.get(known.uid, write.name) is not None:
+                    return
+                # Names follow from the job and the attempt, so another client may have created the pod in advance.
+                message = f"pod {write.name} exists and does not belong to the job; delete it"
+                error = ApiError(409, error.reason, message)
             if is_server_wide(error):
                 raise
             self._on_create_refused(known, write, error, deferred)

@@ -39,11 +39,12 @@ NOW = "2026-11-21T10:00:00Z"
 
 @dataclass
 class Server:
-    """`refuses`: method, pattern of paths and code of rejected requests; `says`: the message. `edited`: newer versions
-    by pattern of paths; a write for another version is a conflict."""
+    """`refuses`: method, pattern of paths and code of rejected requests; `says`, `reason`: the answer. `edited`: newer
+    versions by pattern of paths; a write for another version is a conflict."""
 
     refuses: list[tuple[str, str, int]] = field(default_factory=list)
     says: str = "not now"
+    reason: str = "Refused"
     calls: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     version: int = 1000
@@ -62,7 +63,7 @@ class Server:
             return web.Response()
         for method, pattern, code in self.refuses:
             if request.method == method and re.search(pattern, path):
-                refusal = {"code": code, "reason": "Refused", "message": self.says}
+                refusal = {"code": code, "reason": self.reason, "message": self.says}
                 return web.json_response(refusal, status=code, headers={"Retry-After": "0"})
         if request.method == "GET":
             return web.json_response({"items": []})

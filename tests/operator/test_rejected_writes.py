@@ -12,9 +12,11 @@ from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, se
 from tests.operator.caches import relist
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.cluster import CreatePod
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer, is_server_wide
 from muster.kube.objects import V1PriorityClass
+from muster.lifecycle import pod_name
 from muster_operator.cache.cached_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"
@@ -75,6 +77,45 @@ def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> No
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod is enough"
         assert harness.queue.failures("uid-bad") <= 1
+
+    serve(server, scenario)
+
+
+def test_another_pod_under_the_name_of_a_jobs_pod_is_reported_and_the_jobs_pod_created_once_it_is_gone() -> None:
+    server = Server([("POST", "/pods/bad-trainer-0-", 409)], reason="AlreadyExists")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
+        taken = pod_seen(pod_name("bad", "uid-bad", "trainer", 0, 0), 6, node="n2")
+        harness.cache.pods.on_upsert(taken)
+        for _ in range(2):
+            await harness.run_cycle()
+            assert harness.queue.failures("uid-bad") > 0, "it is tried again"
+            harness.term.engine.recheck(["uid-bad"])
+        (event,) = [one.manifest for one in harness.recorder.pending() if one.manifest["reason"] == "PodRejected"]
+        assert taken.metadata.name in event["note"]
+        server.refuses.clear()
+        taken.metadata.resource_version = "7"
+        harness.cache.pods.on_delete(taken)
+        await harness.run_cycle()
+        assert harness.cache.pods.get("uid-bad", taken.metadata.name) is not None
+
+    serve(server, scenario)
+
+
+def test_a_pod_that_exists_because_it_was_created_before_is_no_failure() -> None:
+    server = Server([("POST", "/pods/bad-trainer-0-", 409)], reason="AlreadyExists")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
+        name = pod_name("bad", "uid-bad", "trainer", 0, 0)
+        write = CreatePod("uid-bad", name, "trainer", 0, 1, 0, "n1", "f", "n1")
+        harness.cache.pods.on_upsert(pod_seen("", 6, node="n1", owner="uid-bad", slot=(0, 0)))
+        deferred: set[str] = set()
+        await harness.writer.pods.apply("uid-bad", [write], deferred)
+        assert (deferred, harness.queue.failures("uid-bad")) == (set(), 0)
 
     serve(server, scenario)
 
