@@ -193,6 +193,17 @@ def test_reclaiming_prefers_the_lowest_priority_of_all_borrowing_queues() -> Non
     assert evicted(plan(snapshot)) == {"c1": "owner"}
 
 
+def test_a_priority_raised_above_the_maximum_of_the_queue_while_the_gang_runs_does_not_protect_it() -> None:
+    queues = [queue("co", guaranteed=24), *two_teams()[1:], queue("c", "co", 0, max_priority=2)]
+    running = [
+        run(gang("b1", "b", priority=3), ["r1-0"]),
+        run(gang("b2", "b", priority=3), ["r1-1"]),
+        run(gang("c1", "c", priority=9), ["r1-2"], since=0),
+    ]
+    snapshot = inputs(rack("r1", 3), queues, [gang("owner", "a")], running, now=NOW)
+    assert evicted(plan(snapshot)) == {"c1": "owner"}
+
+
 def spread_thin(nodes: int, size: int = 8, **more: object) -> list[RunningGang]:
     """Gangs of `b` with one GPU each that fill the rack, started node after node in turn: those that came last are one
     on every node."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -86,6 +86,10 @@ class GangUsage:
 def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangUsage:
     """What a running gang takes and charges."""
     gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
+    highest = tree.priority_caps[queue] if queue >= 0 else None
+    if highest is not None and gang.priority > highest:  # edited while it runs: no admission checked it
+        gang = replace(gang, priority=highest)
+        running = replace(running, gang=gang)
     node_usage, amounts = (
         node_usage_of_placement(table, gang, running.placement),
         quota_of_placement(tree, queue, gang, running.placement),
