@@ -22,14 +22,17 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
+from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
-from muster.lifecycle import is_admitted, is_condition_true, is_finished
+from muster.lifecycle import is_admitted, is_condition_true, is_evicting, is_finished
 from muster.lifecycle.conditions import SUSPENDED
+from muster.lifecycle.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
 from muster_operator.events import JobEvents
+from muster_operator.informers import read_by_name
 from muster_operator.job_status import TraceStatusTracker, status_patch
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
@@ -37,6 +40,7 @@ from muster_operator.pod_control import PodControl
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
 
+_MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
 IN_USE = "muster.dev/in-use"
 """Finalizer of a Queue that unfinished jobs may name."""
 
@@ -83,16 +87,40 @@ class JobWriter:
     async def write_status(self, write: WriteStatus, events: Sequence[RecordEvent] = ()) -> bool:
         """Write one status, unless the job changed meanwhile (False). Raises as `AsyncKubeClient.patch` does.
 
+        A status that gives up capacity is written also if only metadata or spec changed: otherwise an owner who edits
+        a job all the time would protect it from preemption.
+
         The caller records `events` after the write; if there is no answer, they are recorded once the status turns out
         to have been written.
         """
         known = self.cache.jobs.get(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
-        status = self.traces.with_traces(known, write.status)
+        status, decided_on = self.traces.with_traces(known, write.status), known.job.status
         if (cycle := CYCLE.get()) is not None:
             status = status.model_copy(update={"last_cycle": cycle})
-        patch = status_patch(known.job.status, status, write.resource_version)
+        attempts = _MAX_ATTEMPTS if _gives_up_capacity(decided_on, status) else 1
+        while not await self._patch_status(known, status, events):
+            attempts -= 1
+            if attempts == 0:
+                return False
+            version, known = known.job.metadata.resource_version, await self._read(known)
+            if known is None or known.job.status != decided_on or known.job.metadata.resource_version == version:
+                return False
+        return True
+
+    async def _read(self, known: CachedJob) -> CachedJob | None:
+        """The newest version of a job; None if it was deleted."""
+        path = TRAINING_JOBS.path(known.namespace)
+        for item in await read_by_name(self.api, path, known.job.metadata.name, RawCustomObject):
+            self.cache.jobs.on_read(item)
+        return self.cache.jobs.get(known.uid)
+
+    async def _patch_status(
+        self, known: CachedJob, status: spec.TrainingJobStatus, events: Sequence[RecordEvent]
+    ) -> bool:
+        """Write the status unless there is a newer version of the job than `known` (False)."""
+        patch = status_patch(known.job.status, status, known.job.metadata.resource_version)
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")
         old = known.job.status
@@ -113,7 +141,7 @@ class JobWriter:
             if is_admitted(status) and not is_admitted(old):
                 self.cache.jobs.assume_status(known.uid, status)
             raise
-        self.cache.jobs.on_status_written(write.job_uid, status, written_metadata(answer).version)
+        self.cache.jobs.on_status_written(known.uid, status, written_metadata(answer).version)
         self._on_status_written(known, status, decided_at)
         return True
 
@@ -168,6 +196,11 @@ class JobWriter:
             if is_server_wide(error):
                 raise
             self.queue.record_refusal(uid, error, result.deferred)
+
+
+def _gives_up_capacity(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> bool:
+    """Whether an admitted job is evicted or loses pods."""
+    return is_admitted(old) and (is_evicting(new) or pod_count(new.placement) < pod_count(old.placement))
 
 
 def _affected_jobs(

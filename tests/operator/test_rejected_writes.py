@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve, tried
 from tests.operator.caches import relist
-from tests.operator.objects import job_document, pod_seen, read
+from tests.operator.objects import job_document, node_seen, pod_seen, read
 
 from muster.cluster import CreatePod
 from muster.errors import ClusterError
@@ -314,5 +314,44 @@ def test_a_job_that_is_edited_all_the_time_is_not_preempted_before_another_while
             assert known is not None
             evicted.append(known.job.status.eviction is not None)
         assert (evicted, server.count(edits)) == ([False, False, True, True], 2)
+
+    serve(server, scenario)
+
+
+class EditedBeforeEachWrite(Server):
+    """The owner of the job `edited` edits it before most of the operator's writes. Lists have the newest version."""
+
+    edits = 3
+    document: dict[str, Any]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.endswith("/trainingjobs"):
+            self.calls.append("LIST")
+            return web.json_response({"items": [self.document]})
+        if request.method == "PATCH" and "trainingjobs/edited/" in request.path and self.edits > 0:
+            self.edits -= 1
+            meta = self.document["metadata"]
+            meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
+            self.edited["trainingjobs/edited/"] = int(meta["resourceVersion"])
+        return await super().answer(request)
+
+
+def test_a_job_is_preempted_although_its_owner_edits_it_all_the_time() -> None:
+    server = EditedBeforeEachWrite()
+    (role,) = job_document()["spec"]["roles"]
+    roles = [{**role, "replicas": 8}]  # a whole node
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.cache.nodes.on_delete(node_seen("n2", 3))
+        priority = {"metadata": {"name": "high", "resourceVersion": "1"}, "value": 100}
+        harness.cache.priority_classes.on_upsert(read(V1PriorityClass, priority))
+        server.document = {**job_document("edited", 6, roles=roles), "status": admitted(8)}
+        harness.submit("edited", 6, admitted(8), roles=roles)
+        harness.submit("urgent", 7, roles=roles, priorityClassName="high")
+        await harness.run_cycle()
+        known = harness.cache.jobs.get("uid-edited")
+        assert known is not None
+        assert known.job.status.reason == "Preempted"
 
     serve(server, scenario)
