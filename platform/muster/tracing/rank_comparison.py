@@ -81,6 +81,13 @@ class RankComparison:
         """The other ranks that do the same work: those of the same pipeline stage."""
         return [other for other in self.records if other.rank != record.rank and other.stage == record.stage]
 
+    def inner_stages(self, record: RankRecord) -> list[RankRecord]:
+        """For a rank of an inner pipeline stage those of the other inner stages: without embedding and loss."""
+        stages = {other.stage for other in self.records if other.stage is not None}
+        inner = stages - {min(stages), max(stages)} if stages else stages
+        others = inner - {record.stage} if record.stage in inner else set()
+        return [other for other in self.records if other.stage in others]
+
     def per_step(self, record: RankRecord, values: Matrix) -> Matrix:
         """A rank's values of the common steps."""
         return values[np.isin(record.steps, self.steps)]

@@ -36,6 +36,8 @@ def derive_verdicts(ranks: RankComparison) -> tuple[Verdict, ...]:
     compiling = {rank for verdict in found if verdict.cause is Cause.RECOMPILATION for rank in verdict.ranks}
     # The compiler runs operators itself.
     found = [verdict for verdict in found if verdict.cause not in _OF_WORK or not compiling.intersection(verdict.ranks)]
+    extra = {rank for verdict in found if verdict.cause is Cause.EXTRA_KERNELS for rank in verdict.ranks}
+    found = [v for v in found if v.cause is not Cause.STAGE_IMBALANCE or not extra.intersection(v.ranks)]
     if not any(verdict.cause in _OF_STAGES for verdict in found):
         found += excess_bubble(ranks)
     found += late_ranks(ranks, explained={rank for verdict in found for rank in verdict.ranks})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from muster.tracing.formatting import format_seconds
-from muster.tracing.rank_comparison import RankComparison
+from muster.tracing.rank_comparison import Matrix, RankComparison
 from muster.tracing.rank_record import PHASE_NAME, RankRecord
 from muster.tracing.verdicts.types import Cause, Verdict
 from muster.tracing.work_kinds import DATA_NAME, NO_ANNOTATION
@@ -16,6 +17,8 @@ from muster.tracing.work_kinds import DATA_NAME, NO_ANNOTATION
 CHECKPOINT_NAME = re.compile(r"check_?point|ckpt|\bsave|state_dict|async_save", re.IGNORECASE)
 MIN_SHARE = 0.05  # of a step, on a device
 MIN_SHARE_CPU = 0.15
+MIN_STEPS = 3  # for what must be so in most steps
+ALONE = 0.1  # of a rank's time in an annotation; the others have less
 MIN_SHARE_ALL = 0.10  # of a step, for a cause that all ranks have
 LAUNCH_BOUND_SHARE = 0.4
 SMALL_KERNEL_US = 20.0
@@ -30,30 +33,67 @@ def blocked_hosts(ranks: RankComparison) -> Iterator[Verdict]:
     """Annotations in which the host is blocked: on one rank longer than on its peers, or on all ranks."""
     names = sorted({name for record in ranks.records for name in record.blocked_ms})
     for name in names:
+        ms = np.array([_per_step(ranks, record, name) for record in ranks.records])
         # Outside of annotations, or in a phase of training, a host that is slow on all ranks is launch-bound.
         specific = name != NO_ANNOTATION and not PHASE_NAME.match(name)
-        means = {record.rank: _mean(ranks, record, name) for record in ranks.records}
-        excess = {
-            record.rank: means[record.rank] - float(np.median([means[peer.rank] for peer in peers]))
-            for record in ranks.records
-            # Other stages of a pipeline have other phases, but load data and save checkpoints as this one does.
-            if (peers := ranks.peers(record) or ([o for o in ranks.records if o is not record] if specific else []))
-        }
-        if not specific and not ranks.on_device:
-            continue  # a process that other ranks on the same CPUs preempt looks like one that is blocked
-        enough = MIN_SHARE * ranks.step_ms
-        against = sorted(rank for rank, cost in excess.items() if cost >= enough)
-        for rank in against:
-            others = means[rank] - excess[rank]
-            yield _blocked(ranks, name, (rank,), excess[rank], f"{_ms(means[rank])}, on other ranks {_ms(others)}")
-        usual = float(np.median(list(means.values())))
+        found = [_Excess.of(ranks, ms, i) for i in range(len(ms))] if len(ms) > 1 else []
+        against = [one for one in found if _is_blocked(ranks, one, specific=specific)]
+        for one in against:
+            times = f"{_ms(one.mean_ms)}, on other ranks {_ms(one.mean_ms - one.cost_ms)}"
+            yield _blocked(ranks, name, (one.rank,), one.cost_ms, times)
+        usual = float(np.median(ms.mean(axis=1)))
         if not against and specific and usual >= MIN_SHARE_ALL * ranks.step_ms:
             yield _blocked(ranks, name, (), usual, f"{_ms(usual)} a step")
 
 
-def _mean(ranks: RankComparison, record: RankRecord, name: str) -> float:
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """How long a rank is blocked in an annotation, beside its peers, or all others if it has none.
+
+    `cost_ms` is the mean above the median of the others, `steady_ms` what it exceeds the longest of the others by in
+    three of four steps.
+    """
+
+    rank: int
+    mean_ms: float
+    cost_ms: float
+    steady_ms: float
+    with_peers: bool
+
+    @classmethod
+    def of(cls, ranks: RankComparison, ms: Matrix, i: int) -> _Excess:
+        own = ranks.records[i]
+        peers = {peer.rank for peer in ranks.peers(own)}
+        others = np.array([o.rank in peers if peers else o is not own for o in ranks.records])
+        steps = ms.shape[1]
+        return cls(
+            rank=own.rank,
+            mean_ms=float(ms[i].mean()),
+            cost_ms=float(ms[i].mean() - np.median(ms[others].mean(axis=1))),
+            steady_ms=float(np.quantile(ms[i] - ms[others].max(axis=0), 0.25)) if steps >= MIN_STEPS else 0.0,
+            with_peers=bool(peers),
+        )
+
+
+def _is_blocked(ranks: RankComparison, one: _Excess, *, specific: bool) -> bool:
+    """Ranks on the same CPUs preempt each other, and a process that is preempted looks like one that is blocked. So a
+    difference on the CPU must be large, or in most steps, or in an annotation that the others do not have."""
+    some, much = MIN_SHARE * ranks.step_ms, MIN_SHARE_CPU * ranks.step_ms
+    if not specific and not (one.with_peers and ranks.on_device):
+        return one.steady_ms >= much
+    if one.cost_ms < some:
+        return False
+    alone = one.mean_ms - one.cost_ms <= ALONE * one.mean_ms
+    return ranks.on_device or one.cost_ms >= much or one.steady_ms >= some or alone
+
+
+def _per_step(ranks: RankComparison, record: RankRecord, name: str) -> Matrix:
     values = record.blocked_ms.get(name)
-    return 0.0 if values is None else float(ranks.per_step(record, values).mean())
+    return np.zeros(len(ranks.steps)) if values is None else ranks.per_step(record, values)
+
+
+def _mean(ranks: RankComparison, record: RankRecord, name: str) -> float:
+    return float(_per_step(ranks, record, name).mean())
 
 
 def _ms(value: float) -> str:

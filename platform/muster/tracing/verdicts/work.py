@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.operator_stats import OperatorStats, short_name
 from muster.tracing.rank_comparison import RankComparison
 from muster.tracing.rank_record import RankRecord
-from muster.tracing.verdicts.host import min_cost_ms
+from muster.tracing.verdicts.host import MIN_SHARE, min_cost_ms
 from muster.tracing.verdicts.types import Cause, Verdict
 
 SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary less
@@ -24,20 +24,30 @@ def _work(record: RankRecord) -> dict[str, OperatorStats]:
 
 
 def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
-    """Kernels that a rank runs more often than its peers, less those that it runs less often."""
+    """Kernels that a rank runs more often than its peers, less those that it runs less often.
+
+    A stage of a pipeline without replicas has the other inner stages as peers, which may have more or fewer blocks: the
+    calls of all kernels are expected in the ratio of the median kernel.
+    """
     for record in ranks.records:
-        peers = [_work(peer) for peer in ranks.peers(record)]
+        same = ranks.peers(record)
+        peers = [_work(peer) for peer in same or ranks.inner_stages(record)]
         if not peers:
             continue
         mine, steps = _work(record), len(record.steps)
+        usual = {
+            name: float(np.median([peer[name].calls if name in peer else 0 for peer in peers]))
+            for name in {*mine, *(name for peer in peers for name in peer)}
+        }
+        shared = [mine[name].calls / calls for name, calls in usual.items() if calls and name in mine]
+        scale = 1.0 if same or not shared else float(np.median(shared))
         differences: dict[str, float] = {}
-        for name in {*mine, *(name for peer in peers for name in peer)}:
-            calls = mine[name].calls if name in mine else 0
-            usual = float(np.median([peer[name].calls if name in peer else 0 for peer in peers]))
+        for name, calls in usual.items():
             known = next((peer[name] for peer in peers if name in peer), None) or mine[name]
-            differences[name] = (calls - usual) * known.mean_ns / 1e6 / steps
+            extra = (mine[name].calls if name in mine else 0) - scale * calls
+            differences[name] = extra * known.mean_ns / 1e6 / steps
         cost = sum(differences.values())
-        if cost >= min_cost_ms(ranks):
+        if cost >= MIN_SHARE * ranks.step_ms:  # calls do not depend on the load of CPUs
             most = max(differences, key=lambda name: (differences[name], name))
             evidence = f"{format_seconds(cost / 1e3)} a step, most in {short_name(most)}"
             advice = "Look for work that only this rank does, such as logging, metrics or another process's kernels"
@@ -68,24 +78,45 @@ def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
             yield Verdict((record.rank,), record.stage, Cause.SLOW_DEVICE, cost, evidence, 0.8, advice)
 
 
-def stage_imbalance(ranks: RankComparison) -> Iterator[Verdict]:
+def stage_imbalance(ranks: RankComparison) -> Sequence[Verdict]:
     """A pipeline stage that computes longer than the others."""
+    measured = {record.rank: float(ranks.per_step(record, record.compute_ms).mean()) for record in ranks.records}
+    found = _imbalance(ranks, measured, min_cost_ms(ranks))
+    if not found and not ranks.on_device:
+        found = _imbalance(ranks, _usual_compute_ms(ranks), MIN_SHARE * ranks.step_ms)
+    return found
+
+
+def _usual_compute_ms(ranks: RankComparison) -> dict[int, float]:
+    """The compute of each rank if each call took as long as on the median rank: without the load of the CPUs."""
+    work = {record.rank: _work(record) for record in ranks.records}
+    known: dict[str, list[float]] = {}
+    for operators in work.values():
+        for name, op in operators.items():
+            known.setdefault(name, []).append(op.mean_ns)
+    usual = {name: float(np.median(means)) for name, means in known.items()}
+    return {
+        record.rank: sum(op.calls * usual[name] for name, op in work[record.rank].items()) / 1e6 / len(record.steps)
+        for record in ranks.records
+    }
+
+
+def _imbalance(ranks: RankComparison, compute_ms: Mapping[int, float], min_ms: float) -> Sequence[Verdict]:
     stages = sorted({record.stage for record in ranks.records if record.stage is not None})
     if len(stages) < 2:
-        return
+        return ()
     compute = {
-        stage: float(np.median([ranks.per_step(r, r.compute_ms).mean() for r in ranks.records if r.stage == stage]))
-        for stage in stages
+        stage: float(np.median([compute_ms[r.rank] for r in ranks.records if r.stage == stage])) for stage in stages
     }
     slowest = max(stages, key=lambda stage: (compute[stage], -stage))
     others = float(np.mean([compute[stage] for stage in stages if stage != slowest]))
     cost = compute[slowest] - float(np.mean(list(compute.values())))
-    if compute[slowest] < IMBALANCE_RATIO * others or cost < min_cost_ms(ranks):
-        return
+    if compute[slowest] < IMBALANCE_RATIO * others or cost < min_ms:
+        return ()
     who = tuple(record.rank for record in ranks.records if record.stage == slowest)
     times = f"{format_seconds(compute[slowest] / 1e3)} of work a step, the other stages {format_seconds(others / 1e3)}"
     advice = "Move blocks to the other stages"
-    yield Verdict(who, slowest, Cause.STAGE_IMBALANCE, cost, times, 0.85, advice)
+    return (Verdict(who, slowest, Cause.STAGE_IMBALANCE, cost, times, 0.85, advice),)
 
 
 def excess_bubble(ranks: RankComparison) -> Iterator[Verdict]:

@@ -1,0 +1,117 @@
+"""Verdicts of ranks that share the CPUs of a host, where any may be preempted, and of pipelines without replicas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.tracing.kineto import Event, step, write_trace
+
+from muster.tracing.report import build
+from muster.tracing.verdicts import Cause
+
+MS = 1000.0
+STEP_MS = 100.0
+STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRank:
+    """A rank per step, in milliseconds: time outside of all operators before its work, time in an annotation, and
+    operators by name as calls and the time of one."""
+
+    silent_ms: Sequence[float] = (0.0,) * STEPS
+    annotated_ms: Sequence[float] = (0.0,) * STEPS
+    annotation: str = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    work: Mapping[str, tuple[int, float]] = field(default_factory=lambda: {"aten::mm": (10, 2.0)})
+
+
+def cpu_job(folder: Path, ranks: Sequence[CpuRank], *, pipeline: bool = False) -> Path:
+    """Traces of steps of 100 ms; what a rank does not need it waits for the others."""
+    kind = "recv" if pipeline else "all_reduce"
+    for i, rank in enumerate(ranks):
+        events = []
+        for number in range(STEPS):
+            begin = number * 2 * STEP_MS * MS
+            at = begin + rank.silent_ms[number] * MS
+            if rank.annotated_ms[number]:
+                events.append(Event(rank.annotation, at, rank.annotated_ms[number] * MS, "user_annotation"))
+                at += rank.annotated_ms[number] * MS
+            for name, (calls, ms) in rank.work.items():
+                for _ in range(calls):
+                    events.append(Event(name, at, ms * MS))
+                    at += ms * MS
+            end = begin + STEP_MS * MS
+            events.append(Event(f"gloo:{kind}", at, end - at, "user_annotation", thread=1 if pipeline else 2))
+            events.append(step(number, begin, STEP_MS * MS))
+        path = write_trace(folder / f"{i}.json", events, rank=i, world_size=len(ranks))
+        if pipeline:
+            document = json.loads(path.read_text())
+            group = {"pg_name": "1", "pg_desc": "mesh_pp", "ranks": list(range(len(ranks)))}
+            document["distributedInfo"]["pg_config"] = [group]
+            path.write_text(json.dumps(document))
+    return folder
+
+
+def verdicts(folder: Path) -> list[tuple[tuple[int, ...], Cause]]:
+    return [(verdict.ranks, verdict.cause) for verdict in build(folder).verdicts]
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_rank_that_sleeps_outside_of_all_annotations_in_each_step_is_named(tmp_path: Path, pipeline: bool) -> None:
+    usual, slow = CpuRank(silent_ms=(2, 5, 1, 3)), CpuRank(silent_ms=(22, 25, 21, 23))
+    assert verdicts(cpu_job(tmp_path, [usual, usual, slow, usual], pipeline=pipeline)) == [((2,), Cause.HOST_BLOCKED)]
+
+
+def test_a_rank_that_is_preempted_in_some_steps_is_not_named(tmp_path: Path) -> None:
+    usual, preempted = CpuRank(silent_ms=(2, 5, 1, 3)), CpuRank(silent_ms=(70, 5, 30, 3))
+    assert verdicts(cpu_job(tmp_path, [usual, usual, preempted, usual])) == []
+
+
+def test_a_data_loader_that_is_slower_than_others_in_some_steps_is_not_named(tmp_path: Path) -> None:
+    ranks = [CpuRank(annotated_ms=ms) for ms in ((2, 4, 1, 3), (1, 4, 2, 3), (9, 8, 6, 3), (12, 7, 10, 6))]
+    assert verdicts(cpu_job(tmp_path, ranks)) == []
+
+
+def test_a_data_loader_that_is_slower_in_most_steps_is_named(tmp_path: Path) -> None:
+    ranks = [CpuRank(annotated_ms=ms) for ms in ((2, 4, 1, 3), (1, 4, 2, 3), (9, 11, 8, 9))]
+    assert verdicts(cpu_job(tmp_path, ranks)) == [((2,), Cause.DATA_LOADING)]
+
+
+def test_a_short_checkpoint_of_one_rank_in_some_steps_is_named(tmp_path: Path) -> None:
+    saving = CpuRank(annotated_ms=(16, 0, 16, 0), annotation="save_checkpoint")
+    assert verdicts(cpu_job(tmp_path, [CpuRank(), saving])) == [((1,), Cause.CHECKPOINT)]
+
+
+def test_extra_work_of_a_rank_is_found_by_its_calls(tmp_path: Path) -> None:
+    """4 products more, 8% of a step; the times of the calls differ as the load of the CPUs does."""
+    times = (2.0, 2.3, 1.9)
+    ranks = [CpuRank(work={"aten::mm": (10 + 4 * (i == 1), ms)}) for i, ms in enumerate(times)]
+    assert verdicts(cpu_job(tmp_path, ranks)) == [((1,), Cause.EXTRA_KERNELS)]
+
+
+STAGE = {"aten::mm": (10, 1.0), "aten::gelu": (4, 0.5), "aten::add_": (6, 0.5), "aten::sqrt": (2, 0.5)}
+
+
+def test_extra_work_of_an_inner_stage_is_found_by_the_other_inner_stages(tmp_path: Path) -> None:
+    extra = CpuRank(work={**STAGE, "aten::mm": (40, 1.0)})
+    ranks = [CpuRank(work=STAGE), CpuRank(work=STAGE), extra, CpuRank(work=STAGE)]
+    assert verdicts(cpu_job(tmp_path, ranks, pipeline=True)) == [((2,), Cause.EXTRA_KERNELS)]
+
+
+def test_an_inner_stage_with_more_blocks_has_no_extra_work_but_is_unbalanced(tmp_path: Path) -> None:
+    large = CpuRank(work={name: (3 * calls, ms) for name, (calls, ms) in STAGE.items()})
+    ranks = [CpuRank(work=STAGE), CpuRank(work=STAGE), large, CpuRank(work=STAGE)]
+    assert verdicts(cpu_job(tmp_path, ranks, pipeline=True)) == [((2,), Cause.STAGE_IMBALANCE)]
+
+
+def test_a_stage_with_more_blocks_is_found_by_its_calls_if_its_cost_is_small(tmp_path: Path) -> None:
+    """Stage 1 has twice the blocks, 8% of a step more than the mean; stage 0 is slowed down by other processes."""
+    slowed = CpuRank(work={name: (calls, 1.8 * ms) for name, (calls, ms) in STAGE.items()})
+    large = CpuRank(work={name: (2 * calls, ms) for name, (calls, ms) in STAGE.items()})
+    assert verdicts(cpu_job(tmp_path, [slowed, large, CpuRank(work=STAGE)], pipeline=True)) == [
+        ((1,), Cause.STAGE_IMBALANCE)
+    ]
