@@ -67,6 +67,7 @@ _EXEMPT_FROM = {
         "tests/tracing/",
         "tests/trainer/test_slow_loader.py",
         "benchmarks/false_alarms.py",
+        "benchmarks/faults.py",
         "tests/cli/",
         "docs/tracing.md",
         "docs/cli.md",
