@@ -94,18 +94,22 @@ class JobWriter:
         to have been written.
         """
         known = self.cache.jobs.get(write.job_uid)
-        if known is None or known.job.metadata.resource_version != write.resource_version:
+        releases = write.old is not None and _gives_up_capacity(write.old, write.status)
+        if known is None or not (
+            known.job.metadata.resource_version == write.resource_version
+            or (releases and known.job.status == write.old)
+        ):
             return False
-        status, decided_on = self.traces.with_traces(known, write.status), known.job.status
+        status = self.traces.with_traces(known, write.status)
         if (cycle := CYCLE.get()) is not None:
             status = status.model_copy(update={"last_cycle": cycle})
-        attempts = _MAX_ATTEMPTS if _gives_up_capacity(decided_on, status) else 1
+        attempts = _MAX_ATTEMPTS if releases else 1
         while not await self._patch_status(known, status, events):
             attempts -= 1
             if attempts == 0:
                 return False
             version, known = known.job.metadata.resource_version, await self._read(known)
-            if known is None or known.job.status != decided_on or known.job.metadata.resource_version == version:
+            if known is None or known.job.status != write.old or known.job.metadata.resource_version == version:
                 return False
         return True
 

@@ -154,11 +154,15 @@ class ObservedState:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Replace a job's status, if its resourceVersion is still `resource_version`; refused (Conflict) if it is not."""
+    """Replace a job's status, if its resourceVersion is still `resource_version`; refused (Conflict) if it is not.
+
+    A status that gives up capacity may be written also if only metadata or spec changed since `old` was observed.
+    """
 
     job_uid: str
     status: spec.TrainingJobStatus
     resource_version: str
+    old: spec.TrainingJobStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

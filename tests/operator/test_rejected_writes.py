@@ -12,7 +12,8 @@ from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, se
 from tests.operator.caches import relist
 from tests.operator.objects import job_document, node_seen, pod_seen, read
 
-from muster.cluster import CreatePod
+from muster.cluster import CreatePod, ObservedState
+from muster.engine import CycleResult
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer, is_server_wide
 from muster.kube.objects import V1PriorityClass
@@ -336,7 +337,8 @@ class EditedBeforeEachWrite(Server):
         return await super().answer(request)
 
 
-def test_a_job_is_preempted_although_its_owner_edits_it_all_the_time() -> None:
+@pytest.mark.parametrize("when", ["during decisions", "during writes"])
+def test_a_job_is_preempted_although_its_owner_edits_it_all_the_time(when: str) -> None:
     server = EditedBeforeEachWrite()
     (role,) = job_document()["spec"]["roles"]
     roles = [{**role, "replicas": 8}]  # a whole node
@@ -349,6 +351,16 @@ def test_a_job_is_preempted_although_its_owner_edits_it_all_the_time() -> None:
         server.document = {**job_document("edited", 6, roles=roles), "status": admitted(8)}
         harness.submit("edited", 6, admitted(8), roles=roles)
         harness.submit("urgent", 7, roles=roles, priorityClassName="high")
+        reconcile = harness.term.engine.reconcile
+
+        def edited_meanwhile(observed: ObservedState) -> CycleResult:
+            result = reconcile(observed)
+            harness.submit("edited", 8, admitted(8), roles=roles)
+            return result
+
+        if when == "during decisions":
+            server.edits = 0
+            harness.term.engine.reconcile = edited_meanwhile  # type: ignore[method-assign]
         await harness.run_cycle()
         known = harness.cache.jobs.get("uid-edited")
         assert known is not None

@@ -97,7 +97,7 @@ def _status_writes(update: StatusUpdate) -> list[Write]:
     if not update.changed:
         return []
     meta = update.job.metadata
-    return [WriteStatus(meta.uid, update.status, meta.resource_version)]
+    return [WriteStatus(meta.uid, update.status, meta.resource_version, update.job.status)]
 
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]
