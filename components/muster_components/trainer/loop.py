@@ -119,16 +119,20 @@ class StepTimer:
 
     def __init__(self, now_s: float) -> None:
         self._step_start_s = now_s
+        self._excluded: list[tuple[float, float]] = []  # start and end, not all within reported steps yet
         self._recent: deque[float] = deque(maxlen=20)
         self._warmed_up = False
 
-    def exclude(self, seconds: float) -> None:
-        """Exclude this time from the current step."""
-        self._step_start_s += seconds
+    def exclude(self, start_s: float, end_s: float) -> None:
+        """Exclude this time from the steps that it is part of: those that are not reported yet."""
+        self._excluded.append((start_s, end_s))
 
     def step_ended(self, at_s: float) -> float:
         """Seconds of the step that ended at `at_s`."""
-        step_time_s, self._step_start_s = max(at_s - self._step_start_s, 1e-9), at_s
+        start_s, self._step_start_s = self._step_start_s, at_s
+        excluded_s = sum(max(0.0, min(end, at_s) - max(start, start_s)) for start, end in self._excluded)
+        self._excluded = [(start, end) for start, end in self._excluded if end > at_s]
+        step_time_s = max(at_s - start_s - excluded_s, 1e-9)
         if self._warmed_up:
             self._recent.append(step_time_s)
         # The first step includes compilation and warm-up.
@@ -342,9 +346,9 @@ class TrainLoop:
         """Run `action` between steps without counting it as step time; returns its seconds."""
         started_s = self._stepper.now_s()
         action()
-        duration_s = self._stepper.now_s() - started_s
-        self._timer.exclude(duration_s)
-        return duration_s
+        ended_s = self._stepper.now_s()
+        self._timer.exclude(started_s, ended_s)
+        return ended_s - started_s
 
 
 def _used_bytes(device: torch.device) -> int | None:

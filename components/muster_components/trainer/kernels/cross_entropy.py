@@ -2,8 +2,9 @@
 
 The logits (rows x vocabulary) are the largest tensor of a small model's step. The kernel reads each row and writes the
 gradient over it. Its second read mostly hits the L2 cache, so the logits cross device memory three times: written by
-the projection, read, written. On an H200, 65,536 rows of 50,304 bf16 logits take 4.7 ms, and a step of GPT-2 124M with
-as many tokens 111.6 ms, instead of 114.8 with compiled `F.cross_entropy` (medians of 40 replays of a CUDA graph).
+the projection, read, written. On an H200, 65,536 rows of 50,304 bf16 logits take 4.2 ms (a copy of them 3.1). When they
+took 4.7, a step of GPT-2 124M with as many tokens took 111.6 ms instead of 114.8 with compiled `F.cross_entropy`
+(medians of 40 replays of a CUDA graph).
 """
 
 from __future__ import annotations
