@@ -64,6 +64,10 @@ class MemoryClient:
             rows.append(row | ({"notices": message[item.metadata.name]} if item.metadata.name in message else {}))
         return rows
 
+    def read(self, url: str) -> Any:
+        """This cluster does not have the read API."""
+        raise NotFound("the server could not find the requested resource")
+
     def newly_omitted(self, jobs: Sequence[TrainingJob]) -> OmittedVariables | None:
         return OmittedVariables(tuple(self.not_passed), "/home/omitted") if self.not_passed else None
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, bench, cluster, jobs, logs, memory, objects, trace, watch
+from muster.cli import analysis, bench, cluster, dashboard, jobs, logs, memory, objects, trace, watch
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -68,7 +68,16 @@ cli.add_section(
     *(jobs.cancel, jobs.suspend, jobs.resume),
 )
 cli.add_section(
-    "Queues and nodes", objects.apply, objects.delete, cluster.queues, cluster.nodes, cluster.drain, cluster.undrain
+    "Queues and nodes",
+    *(
+        objects.apply,
+        objects.delete,
+        cluster.queues,
+        cluster.nodes,
+        cluster.drain,
+        cluster.undrain,
+        dashboard.dashboard,
+    ),
 )
 cli.add_section("Analysis", trace.trace, analysis.report, memory.memory, bench.bench)
 cli.add_section("Simulation", analysis.simulate, analysis.replay)

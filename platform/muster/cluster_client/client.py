@@ -119,6 +119,11 @@ class KubernetesClusterClient:
         found, self._operator.notices = self._operator.notices, []
         return found
 
+    def read(self, url: str) -> Any:
+        """The decoded answer of the read API (`muster.visibility`) to the path and query of a URL, with the user's
+        login. Raises `NotFound` if the cluster does not have it, `ClusterError` while no operator answers."""
+        return self._operator.get(url)
+
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Cancel a job; its record is kept."""
         job = self.job(name, namespace)

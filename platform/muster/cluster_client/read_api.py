@@ -73,14 +73,15 @@ class OperatorReader:
         if job.status.phase != "Pending":
             return job
         path = f"{BASE_PATH}/namespaces/{job.metadata.namespace}/pendingjobs/{job.metadata.name}"
-        answer = self._try(lambda: decode(PendingJob, self._get(path)), _WRITTEN_LAST)
+        answer = self._try(lambda: decode(PendingJob, self.get(path)), _WRITTEN_LAST)
         return job if answer is None else _with_waits([job], [answer])[0]
 
     def _read(self, plural: str, page: Any, namespace: str | None = None) -> Listing[Any]:
-        return read_list(self._get, plural, page, namespace)
+        return read_list(self.get, plural, page, namespace)
 
-    def _get(self, url: str) -> Any:
-        """One attempt: while the operator is down, each is answered with 503."""
+    def get(self, url: str) -> Any:
+        """The decoded answer; raises as `KubeClient.request`. One attempt: while the operator is down, each is answered
+        with 503."""
         return self._kube_client.request("GET", url, attempts=1)
 
     def _try(self, read: Callable[[], T], without: str) -> T | None:

@@ -187,7 +187,7 @@ class LocalClient:
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.tables`)."""
-        return [queue_row(queue) for queue in read_list(self._read, "queues", QueueSummaryList).items]
+        return [queue_row(queue) for queue in read_list(self.read, "queues", QueueSummaryList).items]
 
     def flavors(self) -> list[Flavor]:
         """All flavors."""
@@ -195,10 +195,10 @@ class LocalClient:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
-        return [node_row(node) for node in read_list(self._read, "nodes", NodeSummaryList).items]
+        return [node_row(node) for node in read_list(self.read, "nodes", NodeSummaryList).items]
 
-    def _read(self, url: str) -> Any:
-        """The answer of the read API (`muster.visibility`)."""
+    def read(self, url: str) -> Any:
+        """The decoded answer of the read API (`muster.visibility`) to the path and query of a URL."""
         return self._daemon.request("GET", url)
 
     def drain(self, node: str) -> list[TrainingJob]:

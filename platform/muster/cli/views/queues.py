@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.quantity import parse_quantity
+from muster.queue_bars import BarUsage, FlavorResource, bar_segments, bar_totals, usage_by_resource
 from muster.text import format_resource, short_resource_name
 from muster.text_layout import wrap_parts
 
@@ -20,43 +21,25 @@ if TYPE_CHECKING:
 
 # All bars of a tree have one scale. The cells differ in shape as well, so that a bar is readable without colours.
 _OWN_CELL, _BORROWED_CELL, _IDLE_CELL, _BORROWABLE_CELL = "█", "▓", "░", "·"
+_CELLS = {"own": _OWN_CELL, "borrowed": _BORROWED_CELL, "idle": _IDLE_CELL, "borrowable": _BORROWABLE_CELL}
 _MIN_CELLS = 4  # cells
 _CELL_STYLES = {_OWN_CELL: "green", _BORROWED_CELL: "yellow", _IDLE_CELL: "green dim", _BORROWABLE_CELL: "bright_black"}
 _WIDE_TERMINAL, _MAX_BAR_WIDTH = 100, 40  # columns of the terminal, cells
-_FlavorResource = tuple[str, str]  # flavor, resource
 _BAR_TITLE = ""  # the title above bars
 _SHORT_TITLES = {"RESOURCE": "RES", "GUARANTEED": "GUAR", "BORROWED": "BORR"}
 _EMPTY_CELLS = [Text()] * 5  # under the titles from the bar on
 _NODE_BAR_WIDTH = 10  # cells
 
 
-@dataclass(frozen=True, slots=True)
-class _BarUsage:
-    """One resource of one flavor in one queue, in the units of `muster.model`; `limit` None: unlimited."""
-
-    used: int
-    guaranteed: int
-    limit: int | None
-    has_quota: bool = True  # whether the queue or an ancestor sets a quota for it
-
-
-def _queue_bar(usage: _BarUsage, total: int, width: int) -> Text:
+def _queue_bar(usage: BarUsage, total: int, width: int) -> Text:
     """`width` cells for `total`; a part above zero gets at least one cell."""
-    own = min(usage.used, usage.guaranteed)
-    reach = total if usage.limit is None else min(usage.limit, total)
-    ends = (
-        (_OWN_CELL, own),
-        (_BORROWED_CELL, usage.used) if usage.used > usage.guaranteed else (_IDLE_CELL, usage.guaranteed),
-        (_BORROWABLE_CELL, reach),
-    )
-    text, start, drawn = Text(no_wrap=True), 0, 0
-    for cell, end in ends:
-        if end <= start:
-            continue
+    text, drawn = Text(no_wrap=True), 0
+    for kind, _, end in bar_segments(usage, total):
         cells = max(1, round(end / total * width) - drawn) if total else 0
         cells = min(cells, width - drawn)
+        cell = _CELLS[kind]
         text.append(cell * cells, style=_CELL_STYLES[cell])
-        start, drawn = end, drawn + cells
+        drawn += cells
     return text.append(" " * (width - drawn))
 
 
@@ -64,7 +47,7 @@ def _queue_bar(usage: _BarUsage, total: int, width: int) -> Text:
 class _QueueBar:
     """A bar in a table column that shrinks in a narrow terminal: `_MIN_CELLS` to `width` cells."""
 
-    usage: _BarUsage
+    usage: BarUsage
     total: int
     width: int
 
@@ -102,9 +85,9 @@ class _QueueTreeRow:
 
 def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableType:
     """The tree with bars, a _legend, and a warning for each queue that is inactive, overcommitted or without flavor."""
-    levels = {row["name"]: _usage_by_flavor_resource(row) for row in rows}
+    levels = {row["name"]: usage_by_resource(row) for row in rows}
     branches = list(_tree_rows(rows))
-    totals = _bar_totals(branches, levels)
+    totals = bar_totals({branch.row["name"]: branch.root for branch in branches}, levels)
     several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
     wide = width >= _WIDE_TERMINAL
     bar = max(12, min(_MAX_BAR_WIDTH, width - 92)) if wide else 16
@@ -137,8 +120,8 @@ def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | _QueueBar
 
 def _queue_cells(
     branch: _QueueTreeRow,
-    levels: Mapping[_FlavorResource, _BarUsage],
-    totals: Mapping[tuple[str, _FlavorResource], int],
+    levels: Mapping[FlavorResource, BarUsage],
+    totals: Mapping[tuple[str, FlavorResource], int],
     several_flavors: bool,
     bar: int,
 ) -> Iterator[list[Text | _QueueBar]]:
@@ -156,7 +139,7 @@ def _queue_cells(
         text = Text("no flavor", style="yellow") if _without_flavor(row) else Text("no quota", style="dim")
         yield [name, jobs, text, *_EMPTY_CELLS]
     below = Text(branch.continuation_prefix, style="bright_black")
-    for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first_key)):
+    for index, (key, level) in enumerate(levels.items()):
         cells = _resource_cells(key, level, totals[branch.root, key], several_flavors, bar)
         yield [below if index else name, Text() if index else jobs, *cells]
 
@@ -177,10 +160,9 @@ def _warning_lines(branches: Sequence[_QueueTreeRow]) -> Iterator[Text]:
 
 
 def _resource_cells(
-    key: _FlavorResource, level: _BarUsage, total: int, several_flavors: bool, bar: int
+    key: FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int
 ) -> list[Text | _QueueBar]:
     flavor, resource = key
-    borrowed = max(0, level.used - level.guaranteed)
     if not level.has_quota:  # no queue on the path to the root sets a quota
         name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
         return [
@@ -195,46 +177,9 @@ def _resource_cells(
         _QueueBar(level, total, bar),
         Text(format_resource(level.used, resource), style="bold" if level.used else "dim"),
         Text(format_resource(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
-        Text(format_resource(borrowed, resource) if borrowed else "", style="yellow"),
+        Text(format_resource(level.borrowed, resource) if level.borrowed else "", style="yellow"),
         Text("" if level.limit is None else format_resource(level.limit, resource), style="red" if full else "dim"),
     ]
-
-
-def _gpus_first_key(item: tuple[_FlavorResource, _BarUsage]) -> tuple[str, int, str]:
-    (flavor, resource), _ = item
-    return flavor, ("cpu", "memory").index(resource) + 1 if resource in ("cpu", "memory") else 0, resource
-
-
-def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, _BarUsage]:
-    levels = {}
-    for entry in row["resources"]:
-        names = {**entry["guaranteed"], **entry["limit"], **entry["lend"], **entry["used"]}
-        for name in names:
-            limit = entry["limit"].get(name)
-            levels[entry["flavor"], name] = _BarUsage(
-                used=parse_quantity(entry["used"].get(name, 0), name),
-                guaranteed=parse_quantity(entry["guaranteed"].get(name, 0), name),
-                limit=None if limit is None else parse_quantity(limit, name),
-                has_quota=any(name in entry[word] for word in ("guaranteed", "limit", "lend")),
-            )
-    return levels
-
-
-def _bar_totals(
-    branches: Sequence[_QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, _BarUsage]]
-) -> dict[tuple[str, _FlavorResource], int]:
-    """The scale of the bars, by tree and resource: the largest guarantee or usage of its queues, else the limit."""
-    totals: dict[tuple[str, _FlavorResource], int] = {}
-    for branch in branches:
-        for key, level in levels[branch.row["name"]].items():
-            at = branch.root, key
-            totals[at] = max(totals.get(at, 1), level.guaranteed, level.used)
-    for branch in branches:  # a tree with limits and without guarantees
-        for key, level in levels[branch.row["name"]].items():
-            at = branch.root, key
-            if totals[at] == 1 and level.limit:
-                totals[at] = max(totals[at], level.limit)
-    return totals
 
 
 def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[_QueueTreeRow]:
@@ -297,4 +242,4 @@ def _usage_cell(row: NodeTableRow, resource: str, bar: int) -> Text:
     total = parse_quantity(row["allocatable"][resource], resource)
     used = parse_quantity(row["used"].get(resource, 0), resource)
     text = f"{format_resource(used, resource)}/{format_resource(total, resource)}"
-    return Text.assemble(_queue_bar(_BarUsage(used, total, total), total, bar), " ", text) if bar else Text(text)
+    return Text.assemble(_queue_bar(BarUsage(used, total, total), total, bar), " ", text) if bar else Text(text)

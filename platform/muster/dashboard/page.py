@@ -1,0 +1,102 @@
+"""What a page of the dashboard is: a path, a template, and a function from a request to the template's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from muster.client import ClusterClient
+from muster.dashboard.reader import PageReader
+from muster.errors import InvalidSpec, NotFound
+
+MAX_ROWS = 200
+"""Rows of a page with a list of jobs or nodes."""
+_MAX_QUERY = 4096  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """One request for a page. `parameters`: non-empty values of the path and of the query, by name. `now`: Unix
+    seconds. `client` reads what the read API does not have, such as logs; prefer `reader`, whose answers are shared."""
+
+    reader: PageReader
+    client: ClusterClient
+    parameters: Mapping[str, str]
+    now: float
+
+    def get(self, name: str, default: str = "") -> str:
+        """The value of a parameter."""
+        return self.parameters.get(name, default)
+
+    def choice(self, name: str, valid: tuple[str, ...]) -> str:
+        """The same, of which only some values are valid; empty if not given. Raises `InvalidSpec`."""
+        found = self.get(name)
+        if found and found not in valid:
+            raise InvalidSpec(f"{name}: must be one of {', '.join(valid)}; got {found[:80]!r}", field=name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page. `path` may have parts such as `{name}`, which match one segment and become parameters; `parameters` are
+    those of the query. `data` raises `MusterError`, which the page then shows. `title`: also in the navigation, if
+    `in_navigation`."""
+
+    path: str
+    title: str
+    template: str
+    data: Callable[[PageRequest], Mapping[str, Any]]
+    parameters: tuple[str, ...] = ()
+    in_navigation: bool = True
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The parameters in a URL's path; None if it is not this page's."""
+        parts, found = self.path.split("/"), path.split("/")
+        if len(parts) != len(found):
+            return None
+        values: dict[str, str] = {}
+        for part, value in zip(parts, found, strict=True):
+            if part.startswith("{") and value:
+                values[part.strip("{}")] = unquote(value)
+            elif part != value:
+                return None
+        return values
+
+
+def find_page(pages: tuple[Page, ...], target: str) -> tuple[Page, dict[str, str]]:
+    """The page of a URL's path and query, and its parameters. Raises `NotFound` if there is none, `InvalidSpec` for
+    an unknown or repeated parameter."""
+    try:
+        url = urlsplit(target)
+        query = parse_qsl(url.query, keep_blank_values=True)
+    except ValueError as error:
+        raise InvalidSpec(f"the URL {target[:200]!r} is invalid: {error}") from error
+    for page in pages:
+        values = page.match(url.path)
+        if values is None:
+            continue
+        if len(url.query) > _MAX_QUERY:
+            raise InvalidSpec(f"query: must be at most {_MAX_QUERY} characters; got {len(url.query)}", field="query")
+        for name, value in query:
+            if name not in page.parameters:
+                valid = ", ".join(page.parameters) or "none"
+                raise InvalidSpec(f"{name[:80]}: is no parameter of this page; valid: {valid}", field=name)
+            if name in values:
+                raise InvalidSpec(f"{name}: must be given once; got {values[name][:80]!r} and more", field=name)
+            if value:
+                values[name] = value
+        return page, values
+    raise NotFound(f"there is no page {url.path[:200]!r}", reason="PageNotFound")
+
+
+def link(path: str, **parameters: object) -> str:
+    """The URL of a page, with the query parameters that are not empty. `path` is quoted already; see `job_link`."""
+    query = urlencode({name: value for name, value in parameters.items() if value not in (None, "")})
+    return f"{path}?{query}" if query else path
+
+
+def job_link(namespace: str | None, name: str) -> str:
+    """The URL of a job's page."""
+    return f"/jobs/{quote(namespace or 'default', safe='')}/{quote(name, safe='')}"

@@ -1,0 +1,8 @@
+"""The pages, in the order of the navigation: one module each, with a template of the same name."""
+
+from __future__ import annotations
+
+from muster.dashboard.page import Page
+from muster.dashboard.pages import jobs, overview, pending
+
+PAGES: tuple[Page, ...] = (overview.PAGE, pending.PAGE, jobs.PAGE)

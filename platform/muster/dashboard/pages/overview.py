@@ -1,0 +1,31 @@
+"""The first page: the queue tree, how many jobs wait and run, the first pending jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.dashboard.page import Page, PageRequest
+from muster.dashboard.queue_tree import queue_views
+from muster.dashboard.reader import try_read
+from muster.visibility.types import JobSummaryList, PendingJobList, QueueSummaryList
+
+_PENDING_SHOWN = 10
+_COUNTED_PHASES = ("Running", "Admitted", "Pending", "Failed")
+
+
+def _data(request: PageRequest) -> Mapping[str, Any]:
+    reader = request.reader
+    queues = try_read(lambda: queue_views(reader.all(QueueSummaryList).items))
+    pending = try_read(lambda: reader.page(PendingJobList, limit=_PENDING_SHOWN))
+    counts = try_read(lambda: {phase: _count(request, phase) for phase in _COUNTED_PHASES})
+    return {"queues": queues, "pending": pending, "counts": counts}
+
+
+def _count(request: PageRequest, phase: str) -> int:
+    """The number of jobs of a phase that the user may read."""
+    found = request.reader.page(JobSummaryList, limit=1, selector={"phase": phase})
+    return len(found.items) + found.metadata.remaining_item_count
+
+
+PAGE = Page("/", "Overview", "overview.html", _data)

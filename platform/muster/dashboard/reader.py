@@ -1,0 +1,104 @@
+"""Reads the read API for all pages and all browsers of one dashboard: answers of the last second are shared."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from muster.errors import MusterError
+from muster.visibility.reader import Listing, decode, read_list
+from muster.visibility.requests import RESOURCES
+from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobSummary
+
+MAX_AGE_S = 0.8
+"""Less than the period of live updates, so that each sees new answers."""
+L = TypeVar("L", bound=ItemList)
+T = TypeVar("T")
+_PLURALS: dict[type[BaseModel], str] = {resource.page: resource.plural for resource in RESOURCES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult(Generic[T]):
+    """What was read, or why it could not be; for a page that is of use without it."""
+
+    value: T | None
+    error: str = ""
+
+
+def try_read(read: Callable[[], T]) -> ReadResult[T]:
+    """The result of `read`, or its `MusterError` as text."""
+    try:
+        return ReadResult(read())
+    except MusterError as error:
+        return ReadResult(None, str(error))
+
+
+class PageReader:
+    """`read` answers the path and query of a URL of the read API with decoded JSON. Thread-safe. Methods raise as it
+    does, and `ClusterError` WrongVersion."""
+
+    def __init__(self, read: Callable[[str], Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._read = read
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answers: dict[str, tuple[float, Future[Any]]] = {}  # by URL: when it was asked for, and the answer
+        self.source: DataSource | None = None
+        """Which process answered last."""
+
+    def page(
+        self,
+        kind: type[L],
+        *,
+        limit: int,
+        after: str = "",
+        namespace: str | None = None,
+        selector: Mapping[str, str] | None = None,
+    ) -> L:
+        """One page of a list; `after` is `metadata.continue` of the page before."""
+        query = {"limit": str(limit)} | ({"continue": after} if after else {})
+        if selector:
+            query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
+        prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+        found = cast(L, self._shared(f"{prefix}/{_PLURALS[kind]}?{urlencode(query)}", lambda data: decode(kind, data)))
+        self.source = found.source
+        return found
+
+    def all(self, kind: type[ItemList]) -> Listing[Any]:
+        """A whole list, all its pages."""
+        found = read_list(
+            lambda url: self._shared(url.removeprefix(BASE_PATH), lambda data: data), _PLURALS[kind], kind
+        )
+        self.source = found.source
+        return found
+
+    def job(self, name: str, namespace: str) -> JobSummary:
+        """One job with conditions and placement."""
+        path = f"/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}"
+        return cast(JobSummary, self._shared(path, lambda data: decode(JobSummary, data)))
+
+    def _shared(self, path: str, decoded: Callable[[Any], Any]) -> Any:
+        """The decoded answer, of at most `MAX_AGE_S`. Threads that ask at the same time wait for one request."""
+        now = self._clock()
+        with self._lock:
+            asked_at, answer = self._answers.get(path, (now, None))
+            is_mine = answer is None or (answer.done() and now - asked_at >= MAX_AGE_S)
+            if is_mine:
+                old = [key for key, (at, one) in self._answers.items() if one.done() and now - at >= MAX_AGE_S]
+                for key in old:
+                    del self._answers[key]
+                answer = Future()
+                self._answers[path] = now, answer
+        assert answer is not None
+        if is_mine:
+            try:
+                answer.set_result(decoded(self._read(f"{BASE_PATH}{path}")))
+            except BaseException as error:
+                answer.set_exception(error)
+        return answer.result()

@@ -1,0 +1,120 @@
+"""Pages as HTML: a whole document, or the part of it that changes.
+
+Names, messages and everything else that comes from a cluster is not trusted: Jinja2 escapes it, and the response's
+Content-Security-Policy allows neither inline scripts nor inline styles. Widths of bars are therefore attributes of SVG
+elements.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from muster.dashboard.page import Page, PageRequest, job_link, link
+from muster.errors import InvalidSpec, MusterError, NotFound, Refused
+from muster.text import format_duration, format_resource, sanitize, short_resource_name
+
+_TIMES = re.compile(r"(<time [^>]*>)[^<]*</time>")
+
+
+def relative_time(at: float, now: float) -> Markup:
+    """`3m12s ago` or `in 2h05m`; the page's script keeps it current."""
+    text = f"in {format_duration(at - now)}" if at - now >= 1 else f"{format_duration(now - at)} ago"
+    return Markup('<time datetime="{}" data-form="relative">{}</time>').format(_iso(at), text)
+
+
+def clock_time(at: float, now: float) -> Markup:
+    """`14:03:10 (in 2m10s)`, with the date unless it is today."""
+    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
+    shown = then.strftime("%H:%M:%S") if then.date() == today.date() else then.strftime("%Y-%m-%d %H:%M")
+    return Markup('{} <span class="quiet">({})</span>').format(shown, relative_time(at, now))
+
+
+def elapsed(since: float, now: float) -> Markup:
+    """`3m12s` since a time; the page's script keeps it current."""
+    text = format_duration(max(0.0, now - since))
+    return Markup('<time datetime="{}" data-form="elapsed">{}</time>').format(_iso(since), text)
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _sanitized(value: Any) -> Any:
+    """Text without control characters and bidirectional marks, which could make a name look like another."""
+    return sanitize(value) if type(value) is str else value
+
+
+class Renderer:
+    """`where` names the cluster in the header of all pages."""
+
+    def __init__(self, pages: tuple[Page, ...], where: str) -> None:
+        self._pages = pages
+        self._where = where
+        self._environment = Environment(
+            loader=PackageLoader("muster.dashboard"),
+            autoescape=True,
+            finalize=_sanitized,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "relative_time": relative_time,
+            "clock_time": clock_time,
+            "elapsed": elapsed,
+            "duration": format_duration,
+            "amount": format_resource,
+            "short_resource": short_resource_name,
+        }
+        self._environment.globals |= {"link": link, "job_link": job_link}
+
+    def content(self, page: Page, request: PageRequest) -> tuple[HTTPStatus, str]:
+        """The part of a page that changes; of an error, what it is."""
+        try:
+            data = page.data(request)
+        except MusterError as error:
+            return self.error_content(error)
+        return HTTPStatus.OK, self._render(page.template, now=request.now, source=request.reader.source, **data)
+
+    def error_content(self, error: MusterError) -> tuple[HTTPStatus, str]:
+        """The same for an error, with the status of its kind."""
+        return error_status(error), self._render("error.html", message=str(error), reason=error.reason)
+
+    def document(self, content: str, page: Page | None, target: str, now: float) -> str:
+        """The whole page. `target`: its path and query. Without `page`, of an error, it is not updated."""
+        return self._render(
+            "base.html",
+            content=Markup(content),  # rendered above
+            page=page,
+            pages=[one for one in self._pages if one.in_navigation],
+            target=target,
+            where=self._where,
+            now=now,
+        )
+
+    def plain(self, template: str) -> str:
+        """A page without content of the cluster."""
+        return self._render(template, where=self._where)
+
+    def _render(self, template: str, **data: Any) -> str:
+        return self._environment.get_template(template).render(data)
+
+
+def error_status(error: MusterError) -> HTTPStatus:
+    """The HTTP status of an error."""
+    if isinstance(error, InvalidSpec):
+        return HTTPStatus.BAD_REQUEST
+    if isinstance(error, NotFound):
+        return HTTPStatus.NOT_FOUND
+    return HTTPStatus.FORBIDDEN if isinstance(error, Refused) else HTTPStatus.BAD_GATEWAY
+
+
+def without_ages(content: str) -> str:
+    """The content without the text of times that the page's script keeps current: what is compared for changes."""
+    return _TIMES.sub(r"\1", content)

@@ -1,0 +1,84 @@
+"""HTTP servers for one user's browser on this host: what `muster report --serve` and `muster dashboard` have in common.
+
+Other users of this host, and web pages in the user's browser, can connect to the port too. So a request must name this
+server in its `Host` header, against DNS rebinding, and no response can be framed or read by other origins. Each server
+checks a secret of its own besides.
+"""
+
+from __future__ import annotations
+
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import ClassVar
+
+ADDRESS = "127.0.0.1"
+HOST_NAMES = (ADDRESS, "localhost")
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+_TIMEOUT_S = 60.0
+
+
+class LoopbackServer(ThreadingTCPServer):
+    """Listens on a port of the loopback address (0: a free one); `serve_forever` answers requests until `shutdown`."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, port: int, handler: type[LoopbackHandler]) -> None:
+        super().__init__((ADDRESS, port), handler)
+        self.port: int = self.server_address[1]
+        self.hosts = tuple(f"{name}:{self.port}" for name in HOST_NAMES)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that goes away is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class LoopbackHandler(BaseHTTPRequestHandler):
+    """Answers one connection. A subclass implements `do_GET`, which calls `names_this_server` first."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _TIMEOUT_S
+    content_security_policy: ClassVar[str] = "frame-ancestors 'none'"
+
+    def names_this_server(self, host: str) -> bool:
+        """Whether a Host header is this server's."""
+        assert isinstance(self.server, LoopbackServer)
+        return host in self.server.hosts
+
+    def refuse_other_hosts(self) -> bool:
+        """Whether the request names another host; then it has been answered."""
+        found = self.headers.get_all("Host") or []
+        if len(found) == 1 and self.names_this_server(found[0]):
+            return False
+        self.answer(HTTPStatus.MISDIRECTED_REQUEST, b"The Host header must name this server.\n")
+        return True
+
+    def answer(self, status: HTTPStatus, body: bytes, kind: str = TEXT, **headers: str) -> None:
+        """Send a whole response; of a HEAD request its headers only."""
+        self.send_head(status, kind, {"Content-Length": str(len(body)), **headers})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_head(self, status: HTTPStatus, kind: str, more: dict[str, str]) -> None:
+        """Send the status and the headers, with `_` in names of `more` for `-`."""
+        self.send_response_only(status)
+        headers = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": self.content_security_policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",  # the address contains the secret
+            "X-Content-Type-Options": "nosniff",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """No log: it would contain the secret."""

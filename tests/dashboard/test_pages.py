@@ -1,0 +1,158 @@
+"""What the pages show, of a state in memory: the numbers of the read API, as text."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from tests.dashboard.serving import ReadStateClient, get, serving
+from tests.engine.objects import queue
+from tests.state.observed_states import NOW, admitted, named, observed_state
+from tests.visibility.states import in_namespace, leader, two_queues
+
+from muster.dashboard.page import MAX_ROWS
+from muster.errors import ClusterError, Refused
+from muster.model import Wait
+from muster.visibility.state import ReadState
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b]0;x\x07\u202e"
+
+
+def text(page: str) -> str:
+    """The words of a page without markup, with single spaces."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def one_page(state: ReadState, target: str) -> str:
+    with serving(ReadStateClient(state=state)) as server:
+        found = get(server, target)
+        assert found.status == 200, found.text
+        return found.text
+
+
+def waiting(name: str, position: int | None, message: str = "needs 16 GPUs") -> dict[str, Wait]:
+    return {name: Wait(name, "QuotaExceeded", message, position, NOW + 3600 if position == 1 else None)}
+
+
+def test_the_overview_has_the_queue_tree_with_usage_and_the_counts_of_jobs() -> None:
+    state = leader(two_queues(admitted("a"), named("b")), waiting("b", 1))
+    page = text(one_page(state, "/"))
+    assert "Running 0 Admitted 1 Pending 1 Failed 0" in page
+    assert "root 1 1 gpu 16 used of 16 guaranteed 16 16 default 1 1 gpu 16 used of 0 guaranteed 16 0 16" in page
+    assert "1 default / b" in page
+    assert "QuotaExceeded needs 16 GPUs" in page
+
+
+def test_bars_show_own_borrowed_and_idle_amounts_in_hundredths_of_the_tree() -> None:
+    queues = (queue("root", gpus=32), queue("idle", gpus=4, parent="root"), queue("default", gpus=4, parent="root"))
+    page = one_page(leader(observed_state(admitted("a"), queues=queues)), "/")
+    bars = [re.findall(r'class="(\w+)" x="([\d.]+)" width="([\d.]+)"', one) for one in page.split("<svg")[1:]]
+    assert bars == [
+        [("own", "0.0", "50.0"), ("idle", "50.0", "50.0")],
+        [("own", "0.0", "12.5"), ("borrowed", "12.5", "37.5"), ("borrowable", "50.0", "50.0")],
+        [("idle", "0.0", "12.5"), ("borrowable", "12.5", "87.5")],
+    ]
+
+
+def test_pending_jobs_are_by_queue_in_the_order_of_their_positions_with_the_holders_of_the_capacity() -> None:
+    waits = {**waiting("x", 2), **waiting("y", 1), **waiting("z", None)}
+    page = text(one_page(leader(two_queues(admitted("a"), *map(named, "xyz")), waits), "/pending"))
+    assert "Capacity is held by default (16 gpu of any, 16 borrowed)." in page
+    assert re.findall(r"(\d|–) default / (\w) ", page) == [("1", "y"), ("2", "x"), ("–", "z")]
+
+
+def test_the_queue_of_pending_jobs_can_be_chosen() -> None:
+    queues = (queue("root"), queue("left", gpus=None, parent="root"), queue("right", gpus=None, parent="root"))
+    state = leader(observed_state(named("a", queue="left"), named("b", queue="right"), queues=queues))
+    page = text(one_page(state, "/pending?queue=right"))
+    assert "default / b" in page
+    assert "default / a" not in page
+
+
+def test_jobs_are_listed_page_by_page_each_job_once() -> None:
+    jobs = [named(f"job-{number:04}") for number in range(2 * MAX_ROWS + 1)]
+    found: list[str] = []
+    with serving(ReadStateClient(state=leader(two_queues(*jobs)))) as server:
+        target, sizes = "/jobs", []
+        while target:
+            page = get(server, target).text
+            names = re.findall(r"<strong>(job-\d+)</strong>", page)
+            sizes.append(len(names))
+            found += names
+            following = re.search(r'<a href="([^"]*)" rel="next"', page)
+            target = unescape(following[1]) if following else ""
+    assert sizes == [MAX_ROWS, MAX_ROWS, 1]
+    assert found == [job.metadata.name for job in jobs]
+
+
+def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages() -> None:
+    jobs = [in_namespace(named(f"b-{number:04}"), "team-b") for number in range(MAX_ROWS + 1)]
+    state = leader(two_queues(*jobs, admitted("runs"), in_namespace(admitted("other"), "team-b")))
+    assert re.findall(r"<strong>(\w+)</strong>", one_page(state, "/jobs?phase=Admitted&namespace=team-b")) == ["other"]
+    page = one_page(state, "/jobs?phase=Pending&queue=default&namespace=team-b")
+    (following,) = re.findall(r'<a href="([^"]*)" rel="next"', page)
+    assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, unescape(following))) == [f"b-{MAX_ROWS:04}"]
+
+
+def test_names_and_messages_of_a_cluster_are_text() -> None:
+    job = named("b").model_copy(update={"metadata": named("b").metadata.model_copy(update={"namespace": HOSTILE})})
+    state = leader(two_queues(job), waiting("b", 1, HOSTILE))
+    for target in ("/", "/pending", "/jobs"):
+        page = one_page(state, target)
+        assert "alert(1)" in page
+        assert not re.search(r"<(script(?! src=\"/static)|img)", page), target
+        assert not re.search("[\x00-\x08\x1b\x07\u202e]", page), target
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "message"),
+    [
+        ("/none", 404, "there is no page '/none'"),
+        ("/jobs/", 404, "there is no page '/jobs/'"),
+        ("/jobs?phase=Runs", 400, "phase: must be one of Pending, "),
+        ("/jobs?color=red", 400, "color: is no parameter of this page; valid: namespace, queue, phase, after"),
+        ("/jobs?queue=a&queue=b", 400, "queue: must be given once; got 'a' and more"),
+        ("/jobs?after=x", 400, "continue: must be the value of an earlier page; got 'x'"),
+        (f"/jobs?queue={'q' * 5000}", 400, "query: must be at most 4096 characters; got 5006"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(target: str, status: int, message: str) -> None:
+    with serving(ReadStateClient(state=leader(two_queues()))) as server:
+        found = get(server, target)
+    assert (found.status, message in text(found.text)) == (status, True), text(found.text)
+
+
+def test_a_page_says_why_the_cluster_does_not_answer_and_recovers() -> None:
+    client = ReadStateClient(state=leader(two_queues(named("b"))), error=ClusterError("no operator <answers>"))
+    now = [0.0]
+    with serving(client) as server:
+        server._reader._clock = lambda: now[0]
+        found = get(server, "/jobs")
+        assert (found.status, "no operator <answers>" in text(found.text)) == (502, True)
+        client.error = None
+        now[0] += 1.0
+        assert get(server, "/jobs").status == 200
+
+
+def test_a_user_who_may_not_list_queues_sees_the_jobs() -> None:
+    class NoQueues(ReadStateClient):
+        def read(self, url: str) -> object:
+            if "/queues" in url:
+                raise Refused("queues is forbidden")
+            return super().read(url)
+
+    with serving(NoQueues(state=leader(two_queues(named("b")), waiting("b", 1)))) as server:
+        for target in ("/", "/pending", "/jobs"):
+            found = get(server, target)
+            assert found.status == 200
+            assert "queues is forbidden" in found.text
+            assert "<strong>b</strong>" in found.text
+
+
+def test_a_standby_is_named_with_what_it_does_not_know() -> None:
+    standby = ReadState(two_queues(), None, "operator-2", leading=False)
+    page = text(one_page(standby, "/"))
+    assert "From operator-2" in page
+    assert "A standby answered" in page
+    assert "A standby" not in text(one_page(leader(two_queues()), "/"))
