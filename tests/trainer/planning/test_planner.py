@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -142,6 +143,22 @@ def test_offload_leaves_few_activations_on_the_gpu_and_takes_the_time_that_copie
 def test_float8_is_not_planned_for_gpus_without_it() -> None:
     with pytest.raises(InputError, match="--float8 rowwise requires GPUs of compute"):
         print_plan(config_of(*MODEL, "--float8", "rowwise", "--plan", "1x1", "--device", "a100"))
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2", "fsdp=2"])
+def test_a_mesh_that_does_not_fit_the_planned_gpus_is_refused_with_both_numbers(mesh: str) -> None:
+    expected = r"--plan 1x3 has 3 ranks, one for each GPU: --parallel \S+ needs (a multiple of )?2 ranks; got 3"
+    with pytest.raises(InputError, match=expected):
+        print_plan(config_of(*MODEL, "--parallel", mesh, "--plan", "1x3", "--device", "h100"))
+
+
+def test_planning_reports_each_slow_step_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(config_of(*MODEL, "--parallel", "auto", "--plan", "1x1", "--device", "h100", "--json"))
+    printed = capsys.readouterr()
+    plans = len(json.loads(printed.out))
+    lines = [line for line in printed.err.splitlines() if line.startswith("plan: ")]
+    assert lines[0] == f"plan: predicting memory and step time of {plans} plans ..."
+    assert lines[1] == "plan: measuring gpt:1m on tensors without values (compiled, bf16) ..."
 
 
 def test_hosts_are_the_shards_of_hsdp() -> None:

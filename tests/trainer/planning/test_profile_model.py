@@ -150,7 +150,7 @@ def test_a_module_of_the_user_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert profile.parameter_count == sum(parameter.numel() for parameter in Towers().parameters())
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert", "vit", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "vit", "llama", "t5"])
 def test_models_of_transformers_are_measured(kind: str) -> None:
     pytest.importorskip("transformers")
     from muster_components.trainer.models.huggingface import HuggingFaceModel
@@ -160,6 +160,8 @@ def test_models_of_transformers_are_measured(kind: str) -> None:
         sizes = {"n_layer": "2", "n_embd": "32", "n_head": "2"}
     if kind == "llama":
         sizes["num_key_value_heads"] = "2"
+    if kind == "t5":
+        sizes = {"num_layers": "1", "d_model": "32", "d_kv": "16", "num_heads": "2", "d_ff": "64"}
     model = HuggingFaceModel(kind, sizes, 16)
 
     class Images(FieldArrays):

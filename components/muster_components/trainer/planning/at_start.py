@@ -77,11 +77,12 @@ def _decide(
     """The config to use and a line about it; None and the error for one that is refused."""
     # Imported late: it loads the compiler, which an eager run does not need.
     from muster_components.trainer.planning.candidates import with_choices
+    from muster_components.trainer.planning.command import report_progress
     from muster_components.trainer.planning.planner import Planner
     from muster_components.trainer.planning.report import summary_line
 
     config = plan.config
-    planner = Planner(model, example_batches(model, samples), host, kind, gpus_per_host)
+    planner = Planner(model, example_batches(model, samples), host, kind, gpus_per_host, report_progress)
     try:
         prediction = planner.choose(config) if config.parallel.auto else planner.check(plan)
     except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 
@@ -27,6 +28,10 @@ def print_plan(config: TrainConfig) -> None:
     """Print the chosen plan, or that of the flags, and the next best ones. Raises InputError if none fits."""
     assert config.planning.layout is not None
     nodes, gpus = config.planning.layout
+    try:
+        config.parallel.spec.shape(nodes * gpus)
+    except InputError as error:
+        raise InputError(f"--plan {nodes}x{gpus} has {nodes * gpus} ranks, one for each GPU: {error}") from error
     device = config.planning.device or _own_device()
     host = HostCapabilities(
         device="cuda", world_size=nodes * gpus, has_compiler=True, has_bf16=True, has_float8=device.float8
@@ -54,6 +59,11 @@ def print_plan(config: TrainConfig) -> None:
         )
 
 
+def report_progress(line: str) -> None:
+    """On standard error: the plans alone are on standard output."""
+    print(f"plan: {line} ...", file=sys.stderr, flush=True)
+
+
 def planner_for(
     config: TrainConfig, host: HostCapabilities, device: GpuKind, gpus_per_host: int
 ) -> tuple[Planner, TrainModel, TrainPlan]:
@@ -70,7 +80,7 @@ def planner_for(
     samples: Samples | None = None
     if config.data.path and model.sample_spec.kind == "fields":
         samples = open_data(config.data, model.sample_spec, token_cache_dir(os.environ)).samples
-    return Planner(model, example_batches(model, samples), host, device, gpus_per_host), model, plan
+    return Planner(model, example_batches(model, samples), host, device, gpus_per_host, report_progress), model, plan
 
 
 def _own_device() -> GpuKind:

@@ -95,13 +95,16 @@ class Planner:
         host: HostCapabilities,
         device: GpuKind,
         gpus_per_host: int,
+        report: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`batch(n)`: n samples on the CPU, as the trainer gives them to the model."""
+        """`batch(n)`: n samples on the CPU, as the trainer gives them to the model; `report` gets a line before each
+        step that takes seconds."""
         self.device = device
         self.host = host
         self._model = model
         self._batch = batch
         self._gpus_per_host = gpus_per_host
+        self._report = report
         self._profiles: dict[ProfileOptions, ModelProfile] = {}
         self._stages: dict[tuple[int, int], Sequence[Sequence[Part]] | None] = {}
 
@@ -147,6 +150,7 @@ class Planner:
             gpus_per_host=self._gpus_per_host,
             allows_padding=self._model.sample_spec.allows_padding,
         )
+        self._report(f"predicting memory and step time of {len(plans)} plans")
         found = [prediction for plan in plans if (prediction := self.predict(plan)) is not None]
         return sorted(found, key=lambda p: (not p.fits, p.time.total if p.fits else p.needed, p.flags))
 
@@ -245,6 +249,8 @@ class Planner:
             memory_budget=memory_budget(candidate.recompute) if compiled else None,
         )
         if options not in self._profiles:
+            mode = f"{'compiled' if compiled else 'eager'}, {'bf16' if candidate.bf16 else 'fp32'}"
+            self._report(f"measuring {self._model.name} on tensors without values ({mode})")
             profile = profile_model(self._model, self._batch, options)
             blocks = sum(part.is_block for part in profile.parts)
             if options.fused and blocks > MAX_FUSED_BLOCKS:
