@@ -16,7 +16,7 @@ from muster_components.trainer.errors import InputError
 
 
 def text_of(corpus: Corpus) -> bytes:
-    return corpus.open().tobytes()
+    return corpus.open().tokens.tobytes()
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:

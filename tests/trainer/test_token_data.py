@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from tests.trainer.conftest import write_text
 
 from muster_components.trainer.config import DataConfig
+from muster_components.trainer.data.corpus import build_corpus
 from muster_components.trainer.data.samples import FieldSamples, SampleSpec, TokenArray, TokenSamples
 from muster_components.trainer.data.tokenizer import TokenizerEncoder
 from muster_components.trainer.data.training_data import TrainingData, open_data
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, TrainerError
 
 NEXT_TOKEN = SampleSpec("next_token", weight=4, seq_len=4, vocab_size=60_000)
 FIELDS = SampleSpec("fields", weight=1)
@@ -63,9 +65,78 @@ def test_a_token_beyond_the_vocabulary_is_named_with_file_and_byte(tmp_path: Pat
         data.samples.read(np.array([1]))
 
 
+def bin_file(folder: Path) -> tuple[object, str, SampleSpec]:
+    np.arange(20_000, dtype=np.uint16).tofile(folder / "x.bin")
+    return folder / "x.bin", "x.bin", NEXT_TOKEN
+
+
+def npy_file(folder: Path) -> tuple[object, str, SampleSpec]:
+    np.save(folder / "x.npy", np.arange(20_000, dtype=np.int32))
+    return folder / "x.npy", "x.npy", NEXT_TOKEN
+
+
+def cached_text(folder: Path) -> tuple[object, str, SampleSpec]:
+    (folder / "x.txt").write_text("text " * 5_000)
+    return folder / "x.txt", "cache/*.tokens", NEXT_TOKEN
+
+
+def saved_tokens(folder: Path) -> tuple[object, str, SampleSpec]:
+    return saved_dataset(folder / "set", {"input_ids": [[*range(100)]] * 100}), "set/*.arrow", NEXT_TOKEN
+
+
+def saved_fields(folder: Path) -> tuple[object, str, SampleSpec]:
+    return saved_dataset(folder / "set", {"x": [[*range(100)]] * 100}), "set/*.arrow", FIELDS
+
+
+@pytest.mark.parametrize("kind", [bin_file, npy_file, cached_text, saved_tokens, saved_fields])
+def test_a_file_that_is_shortened_while_it_is_mapped_is_named_before_it_is_read(tmp_path: Path, kind: Any) -> None:
+    """A read beyond its end would end the process with SIGBUS."""
+    path, pattern, spec = kind(tmp_path)
+    samples = opened(path, tmp_path, spec).samples
+    last = np.array([len(samples) - 1])
+    samples.read(last)
+    (file,) = tmp_path.glob(pattern)
+    size = file.stat().st_size
+    os.truncate(file, 4096)
+    with pytest.raises(TrainerError, match=re.escape(f"{file} was shortened while it is in use: it ends at byte 4096")):
+        samples.read(last)
+    file.unlink()  # a removed file can be read until it is closed; here it has lost its end
+    file.write_bytes(bytes(size))
+    assert samples.read(np.array([0]))  # another file has its name now
+
+
+def test_a_cache_that_is_shortened_before_it_is_mapped_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("text of a file")
+    corpus = build_corpus(str(tmp_path / "x.txt"), tmp_path / "cache")
+    os.truncate(corpus.tokens_path, 5)
+    with pytest.raises(TrainerError, match=rf"{corpus.tokens_path} was shortened .* ends at byte 5, and had 15 bytes"):
+        corpus.open()
+
+
 def odd_bytes(folder: Path) -> str:
     (folder / "x.bin").write_bytes(b"abc")
-    return "x.bin: its size must be a multiple of 2 bytes with --token_dtype uint16; got 3"
+    return "x.bin: its size must be a multiple of 2 bytes with --token_dtype uint16, and not 0; got 3"
+
+
+def no_bytes(folder: Path) -> str:
+    (folder / "x.bin").touch()
+    return "x.bin: its size must be a multiple of 2 bytes with --token_dtype uint16, and not 0; got 0"
+
+
+def no_header(folder: Path) -> str:
+    (folder / "x.npy").touch()
+    return "x.npy is not a NumPy array of tokens"
+
+
+def cut_short(folder: Path) -> str:
+    np.save(folder / "x.npy", np.zeros(9_000, dtype=np.uint16))
+    os.truncate(folder / "x.npy", 4096)
+    return "x.npy is not a NumPy array of tokens"
+
+
+def numbers(folder: Path) -> str:
+    np.save(folder / "x.npy", np.zeros(9))
+    return "x.npy must be a one-dimensional array of integers; got float64 of shape (9,)"
 
 
 def matrix(folder: Path) -> str:
@@ -88,7 +159,9 @@ def too_short(folder: Path) -> str:
     return "at least 5 tokens for --seq_len 4; got 4"
 
 
-@pytest.mark.parametrize("damage", [odd_bytes, matrix, no_array, objects, too_short])
+@pytest.mark.parametrize(
+    "damage", [odd_bytes, no_bytes, no_header, cut_short, numbers, matrix, no_array, objects, too_short]
+)
 def test_a_wrong_token_file_is_rejected(tmp_path: Path, damage: Any) -> None:
     message = damage(tmp_path)
     with pytest.raises(InputError, match=re.escape(message)):
@@ -164,7 +237,7 @@ def test_special_tokens_are_those_of_the_tokenizers_configuration(tmp_path: Path
     config = {"eos_token": None, "sep_token": "<|end|>", "mask_token": "[MASK]"}
     encoder = TokenizerEncoder(str(tokenizer_folder(tmp_path / "tokenizer", "a b", config)))
     assert encoder.separator == np.array([0], np.uint16).tobytes()
-    assert encoder.mask_token == 1
+    assert encoder.special_tokens.mask == 1
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path: Path) -> None:

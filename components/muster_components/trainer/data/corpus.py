@@ -19,14 +19,14 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muster_components.trainer.checkpoint_manifest import open_regular
+from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import ByteEncoder, Encoder
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.reporter import replace_file
@@ -57,9 +57,13 @@ class Corpus:
     digest: str
     dtype: str = "uint8"
 
-    def open(self) -> NDArray[Any]:
-        """Map the tokens, read-only and shared."""
-        return np.memmap(self.tokens_path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+    def open(self) -> TokenArray:
+        """Map the tokens, read-only and shared. Raises TrainerError if the file was shortened."""
+        tokens_bytes = self.tokens * np.dtype(self.dtype).itemsize
+        file = replace(MappedFile.at(self.tokens_path), size=tokens_bytes)
+        file.require_whole()
+        tokens = np.memmap(self.tokens_path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+        return TokenArray(tokens, files=(file,))
 
 
 Write = Callable[[bytes], object]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, TrainerError
 
 Arrays = dict[str, NDArray[Any]]
 """Stacked samples by field: the first dimension of each array counts samples."""
@@ -50,11 +51,46 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file that is mapped into memory, as it was when it was opened.
+
+    The kernel ends a process that reads a mapped page beyond the end of its file (SIGBUS), so `require_whole` is called
+    before each read. A file that was removed or replaced by another stays readable.
+    """
+
+    path: Path
+    size: int
+    identity: tuple[int, int]
+    """Device and inode."""
+
+    @classmethod
+    def at(cls, path: Path) -> MappedFile:
+        """The file at `path`. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_size, (status.st_dev, status.st_ino))
+
+    def require_whole(self) -> None:
+        """Raises TrainerError if the file has been shortened."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return
+        if (status.st_dev, status.st_ino) == self.identity and status.st_size < self.size:
+            raise TrainerError(
+                f"--data: {self.path} was shortened while it is in use: it ends at byte {status.st_size}, and had "
+                f"{self.size} bytes when it was opened",
+                same_on_all_ranks=False,
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class TokenArray:
-    """A file of tokens. `where` describes the place of a token in it, given its index."""
+    """A file of tokens. `where` describes the place of a token in it, given its index; `files`: what they are mapped
+    from."""
 
     tokens: NDArray[Any]
     where: Callable[[int], str] = "token {}".format
+    files: tuple[MappedFile, ...] = ()
 
 
 class TokenSamples:
@@ -104,6 +140,8 @@ class TokenSamples:
         return {"tokens": rows}
 
     def _read_array(self, array: TokenArray, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        for file in array.files:
+            file.require_whole()
         tokens: NDArray[np.int64] = array.tokens[places].astype(np.int64)
         outside = tokens < 0
         if self._vocab_size is not None:
@@ -135,9 +173,13 @@ class FieldSamples:
 
     weight_per_sample = 1.0
 
-    def __init__(self, dataset: MapDataset, name: str) -> None:
-        """`name` is for messages. Raises InputError if there is no sample, or the first is not a dictionary."""
+    def __init__(self, dataset: MapDataset, name: str, files: tuple[MappedFile, ...] = ()) -> None:
+        """`name` is for messages; `files`: what the data set is mapped from.
+
+        Raises InputError if there is no sample, or the first is not a dictionary.
+        """
         self._dataset = dataset
+        self._files = files
         self._name = name
         if len(dataset) < 1:
             raise InputError(f"--data {name} must have at least one sample; got none")
@@ -148,6 +190,8 @@ class FieldSamples:
 
     def read(self, indices: NDArray[np.int64]) -> Arrays:
         """The fields of the samples. Padding is sample 0 with NO_LABEL as `labels` or `label`."""
+        for file in self._files:
+            file.require_whole()
         rows = [self._sample(int(max(index, 0))) for index in indices]
         stacked = {field: np.stack([row[field] for row in rows]) for field in self._shapes}
         for field in stacked.keys() & {"labels", "label"}:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster_components.trainer.data.corpus import EMPTY, TextSource, Write
-from muster_components.trainer.data.samples import TokenArray
+from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import Encoder
 from muster_components.trainer.errors import InputError
 
@@ -50,7 +50,7 @@ def text_source(path: str, dataset: Any, encoder: Encoder) -> TextSource:
 
 def token_arrays(path: str, dataset: Any) -> list[TokenArray]:
     """The column `input_ids` without copies: the rows of a record batch follow each other. Raises InputError."""
-    arrays = []
+    arrays, files = [], mapped_files(dataset)
     for number, chunk in enumerate(dataset.data.column(TOKENS).chunks):
         try:
             tokens = chunk.flatten().to_numpy(zero_copy_only=True)
@@ -58,8 +58,13 @@ def token_arrays(path: str, dataset: Any) -> list[TokenArray]:
             raise InputError(f"--data {path}: column {TOKENS} must be lists of integers; got {chunk.type}") from error
         if tokens.dtype.kind not in "iu":
             raise InputError(f"--data {path}: column {TOKENS} must be lists of integers; got {chunk.type}")
-        arrays.append(TokenArray(tokens, functools.partial(_place, path, number)))
+        arrays.append(TokenArray(tokens, functools.partial(_place, path, number), files))
     return arrays
+
+
+def mapped_files(dataset: Any) -> tuple[MappedFile, ...]:
+    """The Arrow files of a saved data set."""
+    return tuple(MappedFile.at(Path(file["filename"])) for file in dataset.cache_files)
 
 
 def _append_rows(dataset: Any, encoder: Encoder, write: Write) -> str:

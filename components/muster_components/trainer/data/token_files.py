@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muster_components.trainer.data.samples import TokenArray
+from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.errors import InputError
 
 SUFFIXES: Final = (".bin", ".npy")
@@ -46,17 +46,20 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def _open_bin(file: Path, dtype: np.dtype[Any]) -> TokenArray:
-    size = file.stat().st_size
-    if size == 0 or size % dtype.itemsize:
+    mapped = MappedFile.at(file)
+    if mapped.size == 0 or mapped.size % dtype.itemsize:
         raise InputError(
-            f"--data {file}: its size must be a multiple of {dtype.itemsize} bytes with --token_dtype {dtype.name}; "
-            f"got {size}"
+            f"--data {file}: its size must be a multiple of {dtype.itemsize} bytes with --token_dtype {dtype.name}, "
+            f"and not 0; got {mapped.size}"
         )
-    return TokenArray(np.memmap(file, dtype=dtype.newbyteorder("<"), mode="r"), _Place(file, 0, dtype.itemsize))
+    return TokenArray(
+        np.memmap(file, dtype=dtype.newbyteorder("<"), mode="r"), _Place(file, 0, dtype.itemsize), (mapped,)
+    )
 
 
 def _open_npy(file: Path) -> TokenArray:
     try:
+        mapped = MappedFile.at(file)
         tokens: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"--data {file} is not a NumPy array of tokens: {error}") from error
@@ -64,7 +67,7 @@ def _open_npy(file: Path) -> TokenArray:
         raise InputError(
             f"--data {file} must be a one-dimensional array of integers; got {tokens.dtype} of shape {tokens.shape}"
         )
-    return TokenArray(tokens, _Place(file, int(getattr(tokens, "offset", 0)), tokens.dtype.itemsize))
+    return TokenArray(tokens, _Place(file, int(getattr(tokens, "offset", 0)), tokens.dtype.itemsize), (mapped,))
 
 
 class _Place:

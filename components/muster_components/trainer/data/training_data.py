@@ -9,11 +9,19 @@ from typing import Final
 
 from muster_components.trainer.config import DataConfig
 from muster_components.trainer.data.corpus import Corpus, SkippedText, build_corpus, cached_corpus, short_digest
-from muster_components.trainer.data.samples import FieldSamples, Samples, SampleSpec, TokenArray, TokenSamples
+from muster_components.trainer.data.samples import (
+    FieldSamples,
+    MappedFile,
+    Samples,
+    SampleSpec,
+    TokenArray,
+    TokenSamples,
+)
 from muster_components.trainer.data.saved_datasets import (
     TEXT,
     TOKENS,
     is_saved_dataset,
+    mapped_files,
     open_saved_dataset,
     text_source,
     token_arrays,
@@ -57,6 +65,7 @@ def open_data(config: DataConfig, spec: SampleSpec, cache_dir: Path, *, exclude:
 
 def _open_fields(config: DataConfig, spec: SampleSpec) -> TrainingData:
     path = config.path
+    mapped: tuple[MappedFile, ...] = ()
     if spec.kind != "fields":
         raise InputError(
             f"--data {path!r}: a language model of hf: or a recipe needs text or tokens: a folder, file or glob, or a "
@@ -69,13 +78,14 @@ def _open_fields(config: DataConfig, spec: SampleSpec) -> TrainingData:
         fingerprint = f"{len(dataset):,} samples of {path}"
     elif is_saved_dataset(path):
         dataset = open_saved_dataset(path).with_format("numpy")
+        mapped = mapped_files(dataset)
         fingerprint = f"{len(dataset):,} samples of a saved data set ({dataset._fingerprint})"
     else:
         raise InputError(
             f"--data {path!r}: this model needs a data set of dictionaries: my.module:dataset, or a folder that "
             "datasets.Dataset.save_to_disk wrote"
         )
-    return TrainingData(FieldSamples(dataset, path), f"{len(dataset):,} samples of {path}", fingerprint)
+    return TrainingData(FieldSamples(dataset, path, mapped), f"{len(dataset):,} samples of {path}", fingerprint)
 
 
 def _open_saved_tokens(config: DataConfig, spec: SampleSpec, cache_dir: Path) -> TrainingData:
@@ -110,7 +120,7 @@ def _encoder(config: DataConfig, spec: SampleSpec) -> Encoder:
 
 def _text(corpus: Corpus, path: str, spec: SampleSpec) -> TrainingData:
     unit = "bytes of text" if corpus.dtype == "uint8" else "tokens of text"
-    samples = _token_samples([TokenArray(corpus.open())], spec, unit)
+    samples = _token_samples([corpus.open()], spec, unit)
     return TrainingData(
         samples,
         f"{corpus.tokens:,} {unit.split()[0]} in {corpus.files:,} files of {path}",
