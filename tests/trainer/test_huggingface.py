@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.conftest import Starter, losses, write_text
+from tests.trainer.conftest import Starter, losses, metrics, write_text
 
 from muster_components.trainer.errors import InputError
 
@@ -26,6 +26,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "opt": {k: v for k, v in DECODER.items() if k != "intermediate_size"}
     | {"word_embed_proj_dim": "32", "ffn_dim": "48"},
     "bert": DECODER,
+    "t5": {"d_model": "32", "d_kv": "8", "d_ff": "48", "num_layers": "2", "num_heads": "4", "vocab_size": "260"},
     "vit": COMMON | {"intermediate_size": "48", "image_size": "16", "patch_size": "8"},
     "resnet": {"embedding_size": "8", "hidden_sizes": "[8,16]", "depths": "[1,2]"},
 }
@@ -51,7 +52,8 @@ def inputs_of(model: Any) -> dict[str, Any]:
 
     if model.sample_spec.kind == "fields":
         return {"pixel_values": torch.rand(2, *model.objective.image_shape)}
-    return {"input_ids": torch.arange(32).reshape(2, 16)}
+    inputs = {"input_ids": torch.arange(32).reshape(2, 16)}
+    return inputs | {"decoder_input_ids": torch.arange(20).reshape(2, 10)} if "t5" in model.name else inputs
 
 
 def names_in(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -80,7 +82,9 @@ def test_a_model_is_initialized_as_transformers_does_and_saved_for_from_pretrain
     logits = module(**inputs).logits
     model.save(module, tmp_path / "ours", max_file_bytes=20_000)
     opened = model._class.from_pretrained(tmp_path / "ours").eval()
-    assert torch.equal(opened(**inputs).logits, logits)
+    for name, tensor in opened.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name]), name
+    torch.testing.assert_close(opened(**inputs).logits, logits)  # memory-mapped weights are aligned in another way
     opened.save_pretrained(tmp_path / "theirs")
     assert names_in(tmp_path / "ours") == names_in(tmp_path / "theirs")
 
@@ -123,7 +127,11 @@ def test_weights_of_a_base_model_without_its_prefix_are_found(tmp_path: Path) ->
         ("lama", {}, "is neither a local folder nor a model type of Transformers; did you mean"),
         ("llama", {"hidden": "3"}, "--model_args: 'hidden' is not in the configuration of llama; did you mean"),
         ("llama", {"hidden_size": "many"}, "--model_args: hidden_size must be of type int; got 'many'"),
-        ("t5", {}, "t5 has no image classification, masked language model, causal language model"),
+        (
+            "wav2vec2",
+            {},
+            "wav2vec2 has no image classification, masked language model, causal language model, encoder-",
+        ),
         ("llama", {"max_position_embeddings": "8"}, "--seq_len must be at most 8, the positions of hf:llama; got 16"),
     ],
 )
@@ -141,6 +149,8 @@ def test_a_wrong_configuration_is_rejected(source: str, args: dict[str, str], me
         ("roberta", "masked language model"),
         ("gpt_neox", "causal language model"),
         ("resnet", "image classification"),
+        ("t5", "encoder-decoder language model"),
+        ("mt5", "encoder-decoder language model"),
     ],
 )
 def test_the_task_follows_from_the_model_type(source: str, task: str) -> None:
@@ -170,6 +180,36 @@ def test_the_flops_of_a_llama_are_those_of_its_matrices() -> None:
     attention, feed_forward, norms = 2 * 32 * 32 + 2 * 32 * 16, 3 * 32 * 48, 2 * 32
     multiplied = 2 * (attention + feed_forward + norms) + 32 + 32 * 260
     assert model.flops_per_sample() == 6 * multiplied * 16 + 12 * 2 * 32 * 16**2
+
+
+def test_the_flops_of_a_t5_count_encoder_and_decoder_with_their_own_lengths() -> None:
+    model = model_of("t5", FAMILIES["t5"], seq_len=64)
+    encoder, decoder = 64 - 10 + 3 + 1, 10 + 3 + 1  # kept or corrupted tokens, sentinels, end
+    attention, feed_forward = 4 * 32 * 32, 2 * 32 * 48
+    per_layer = (
+        encoder * (attention + feed_forward + 2 * 32 * encoder)
+        + decoder * (attention + feed_forward + 2 * 32 * decoder)
+        + decoder * (2 * 32 * 32 + 2 * 32 * encoder)  # attention to the encoder's output
+        + encoder * 2 * 32 * 32  # its keys and values
+    )
+    assert model.flops_per_sample() == 3 * 2 * (2 * per_layer + decoder * 32 * 260)
+
+
+def test_the_flops_of_a_network_of_convolutions_are_counted() -> None:
+    args = {"embedding_size": "8", "hidden_sizes": "[16]", "depths": "[1]", "layer_type": "basic", "num_labels": "5"}
+    # Of a 224 x 224 image: 7 x 7 with stride 2, pooling, then 3 x 3 twice and the 1 x 1 shortcut, and the classifier.
+    convolutions = 112 * 112 * 49 * 3 * 8 + 56 * 56 * (9 * 8 * 16 + 9 * 16 * 16 + 8 * 16)
+    assert model_of("resnet", args).flops_per_sample() == 3 * 2 * (convolutions + 16 * 5)
+
+
+def test_more_corrupted_spans_than_sentinels_of_the_tokenizer_are_refused() -> None:
+    from muster_components.trainer.data.tokenizer import SpecialTokens
+    from muster_components.trainer.models.huggingface import HuggingFaceModel
+
+    special = SpecialTokens(sentinels=(255, 254, 253))
+    assert HuggingFaceModel("t5", FAMILIES["t5"], 64, special).objective.weight(64) == 14
+    with pytest.raises(InputError, match="--seq_len 80 makes 4 corrupted spans, but there are only 3 sentinel tokens"):
+        HuggingFaceModel("t5", FAMILIES["t5"], 80, special)
 
 
 USER_MODULE = """
@@ -221,6 +261,7 @@ RUNS = {
         "text",
     ),
     "vit": ("hf:vit", FAMILIES["vit"] | {"num_labels": "5"}, "user:Images"),
+    "encoder-decoder": ("hf:t5", FAMILIES["t5"] | {"dropout_rate": "0.0"}, "text"),
     "towers": ("user:towers", {"width": "24"}, "user:Pairs"),
 }
 
@@ -244,6 +285,7 @@ def test_an_unmodified_model_trains_on_two_ranks_as_on_one(tmp_path: Path, kind:
         finally:
             starter.kill_all()
         curves.append(losses(run.run_dir))
+        assert metrics(run.run_dir)[0]["tokens"] == (None if data.startswith("user:") else 8 * 16)
         assert ("samples/s" if data.startswith("user:") else "tok/s") in run.log_text()
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
     assert list(curves[0]) == [1, 2, 3, 4, 5, 6]

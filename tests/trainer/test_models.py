@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -265,3 +267,13 @@ def test_the_learning_rate_rises_linearly_then_decays_to_a_tenth() -> None:
     assert rates[7] == pytest.approx(0.55)
     assert rates[-1] == pytest.approx(0.1)
     assert learning_rate(1, peak=1.0, warmup=0, steps=1) == pytest.approx(0.1)
+
+
+def test_a_module_of_the_user_needs_no_package_of_the_extra_hf() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules.update(safetensors=None, transformers=None)\n"
+        "from muster_components.trainer.models.factory import FactoryModel\n"
+        "FactoryModel('torch.nn:Linear', {'in_features': '2', 'out_features': '2'}, compile_blocks=False).build()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

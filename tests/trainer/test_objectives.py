@@ -57,14 +57,76 @@ def test_a_number_has_the_same_mask_wherever_it_is_in_a_batch() -> None:
     assert (among["labels"][2] == alone["labels"][0]).all()
 
 
+SENTINELS = tuple(range(199, 99, -1))
+
+
+def corrupted(tokens: np.ndarray, numbers: range, seed: int = 0, end: int | None = 1) -> dict[str, np.ndarray]:
+    """Tokens below 100; the sentinels are 199, 198 and so on, and the decoder starts with 0."""
+    from muster_components.trainer.models.objectives import CorruptedSpans
+
+    return CorruptedSpans(SENTINELS, 0, end).collate({"tokens": tokens}, np.array(numbers), seed)
+
+
+def spans_of(row: np.ndarray) -> dict[int, list[int]]:
+    """The tokens that follow each sentinel; 0: those before the first one."""
+    spans: dict[int, list[int]] = {0: []}
+    for token in row.tolist():
+        if token >= 100:
+            assert token not in spans
+            spans[token] = []
+        else:
+            spans[next(reversed(spans))].append(token)
+    return spans
+
+
+@pytest.mark.parametrize("length", [8, 10, 64, 511])
+def test_inputs_and_labels_of_corrupted_spans_together_are_the_sequence(length: int) -> None:
+    from muster_components.trainer.models.objectives import CorruptedSpans
+
+    tokens = np.random.default_rng(1).integers(2, 100, (20, length))
+    batch = corrupted(tokens, range(20))
+    corrupted_count, spans = max(1, round(0.15 * length)), max(1, round(0.05 * length))
+    assert batch["labels"].shape == (20, corrupted_count + spans + 1)
+    assert batch["labels"].shape[1] == CorruptedSpans(SENTINELS, 0, 1).weight(length)
+    assert batch["input_ids"].shape == (20, length - corrupted_count + spans + 1)
+    assert (batch["decoder_input_ids"] == np.insert(batch["labels"][:, :-1], 0, 0, axis=1)).all()
+    for row, inputs, labels in zip(tokens, batch["input_ids"], batch["labels"], strict=True):
+        assert (inputs[-1], labels[-1]) == (1, 1)
+        kept, predicted = spans_of(inputs[:-1]), spans_of(labels[:-1])
+        assert list(kept) == list(predicted) == [0, *SENTINELS[:spans]]
+        assert predicted.pop(0) == []
+        assert all(predicted.values())
+        together = [token for sentinel in kept for token in (*predicted.get(sentinel, ()), *kept[sentinel])]
+        assert together == row.tolist()
+
+
+def test_corrupted_spans_are_a_function_of_seed_and_number_and_cover_all_positions() -> None:
+    tokens = np.arange(64)[None].repeat(300, axis=0)
+    labels = corrupted(tokens, range(300))["labels"]
+    assert (corrupted(tokens, range(300))["labels"] == labels).all()
+    assert (corrupted(tokens[:3], range(5, 8))["labels"] == labels[5:8]).all()
+    assert (corrupted(tokens, range(300), seed=1)["labels"] != labels).any(axis=1).all()
+    assert len({row.tobytes() for row in labels}) > 290
+    counts = np.bincount(labels[:, :-1][labels[:, :-1] < 100], minlength=64)
+    assert counts[0] == 0  # a sequence begins with what is kept
+    assert (counts[1:] > 0).all()
+
+
+def test_a_tokenizer_without_end_token_leaves_it_out_of_inputs_and_labels() -> None:
+    tokens = np.arange(2, 42)[None]
+    without, with_end = corrupted(tokens, range(1), end=None), corrupted(tokens, range(1))
+    assert (without["labels"] == with_end["labels"][:, :-1]).all()
+    assert (without["input_ids"] == with_end["input_ids"][:, :-1]).all()
+
+
 def test_padding_has_no_labels_and_valid_inputs() -> None:
-    from muster_components.trainer.models.objectives import MaskedToken, NextToken
+    from muster_components.trainer.models.objectives import CorruptedSpans, MaskedToken, NextToken
 
     padding = {"tokens": np.full((1, 9), -1)}
-    for objective in (MaskedToken(99, 100), NextToken()):
+    for objective in (MaskedToken(99, 100), NextToken(), CorruptedSpans(SENTINELS, 0, 1)):
         batch = objective.collate(padding, np.array([0]), 0)
         assert (batch["labels"] == -100).all()
-        assert (batch["input_ids"] >= 0).all()
+        assert all((batch[name] >= 0).all() for name in batch if name != "labels")
 
 
 def test_the_loss_is_the_sum_over_labels() -> None:

@@ -27,7 +27,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from muster_components.trainer.models.safetensors_files import SafetensorsFolder, load_weights, unique_tensors
+from muster_components.trainer.models.module_tree import unique_tensors
+from muster_components.trainer.models.safetensors_files import SafetensorsFolder, load_weights
 from muster_components.trainer.models.safetensors_save import save_weights
 
 source, target = sys.argv[1:]

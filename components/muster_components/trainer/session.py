@@ -43,6 +43,7 @@ from muster_components.trainer.parallel.float8 import require_torchao
 from muster_components.trainer.parallel.mesh import build_mesh
 from muster_components.trainer.parallel.pipeline import PipelinedForwardBackward, parallelize_stages
 from muster_components.trainer.parallel.sharding import ParallelModel, parallelize
+from muster_components.trainer.parallel.stage_tensors import StageTensors
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.planning.at_start import decide_plan
 from muster_components.trainer.profile import StepTracer
@@ -137,7 +138,7 @@ def _train(
         ),
         stop,
         monitor,
-        tokens_per_step=None if model.sample_spec.kind == "fields" else round(weight_per_step),
+        tokens_per_step=None if model.sample_spec.kind == "fields" else plan.tokens_per_step,
         flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
     )
     result = TrainLoop(state).run(completed_step)
@@ -153,8 +154,13 @@ def save_pretrained(model: TrainModel, parallel: ParallelModel, folder: Path) ->
     from muster_components.trainer.models.huggingface import HuggingFaceModel
 
     assert isinstance(model, HuggingFaceModel)  # validate_config refuses the others
-    (part,) = parallel.parts
-    model.save(part.model, folder)
+    if parallel.mesh.shape.pp == 1:
+        (part,) = parallel.parts
+        model.save(part.model, folder)
+        return
+    with torch.device("meta"):
+        whole = model.build()
+    model.save(whole, folder, gather=StageTensors(parallel).gather)
 
 
 def train_model(plan: TrainPlan) -> TrainModel:
@@ -171,8 +177,8 @@ def train_model(plan: TrainPlan) -> TrainModel:
         return FactoryModel(source.name, dict(source.args), compile_blocks=compile_blocks)
     from muster_components.trainer.models.huggingface import HuggingFaceModel
 
-    mask_token = None if data.tokenizer is None else TokenizerEncoder(data.tokenizer).mask_token
-    return HuggingFaceModel(source.source, dict(source.args), plan.seq_len, mask_token)
+    special = None if data.tokenizer is None else TokenizerEncoder(data.tokenizer).special_tokens
+    return HuggingFaceModel(source.source, dict(source.args), plan.seq_len, special)
 
 
 def open_shared_data(plan: TrainPlan, model: TrainModel, context: RunContext) -> TrainingData:

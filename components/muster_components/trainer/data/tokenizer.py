@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -64,6 +65,14 @@ class ByteEncoder:
         yield from chunks
 
 
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What objectives need of a tokenizer: its mask token, and the sentinels of T5, in their order."""
+
+    mask: int | None = None
+    sentinels: tuple[int, ...] = ()
+
+
 class TokenizerEncoder:
     """A tokenizer of the library `tokenizers`; its end-of-text token, if it is known, separates texts."""
 
@@ -75,7 +84,7 @@ class TokenizerEncoder:
         special = _special_tokens(self._path.with_name("tokenizer_config.json"))
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
-        self.mask_token = self._token(special.get("mask_token"))
+        self.special_tokens = SpecialTokens(self._token(special.get("mask_token")), self._sentinels())
         end = self._token(special.get("eos_token", special.get("sep_token")))
         self.separator = b"" if end is None else np.array([end], self.dtype).tobytes()
         self.identity = f"{hashlib.sha256(self._path.read_bytes()).hexdigest()} {self.separator.hex()}"
@@ -94,6 +103,13 @@ class TokenizerEncoder:
 
     def _encode(self, text: str) -> bytes:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype).tobytes()
+
+    def _sentinels(self) -> tuple[int, ...]:
+        """`<extra_id_0>`, `<extra_id_1>` and so on, as T5's tokenizers name them."""
+        found: list[int] = []
+        while (token := self._tokenizer.token_to_id(f"<extra_id_{len(found)}>")) is not None:
+            found.append(token)
+        return tuple(found)
 
     def _token(self, text: str | None) -> int | None:
         return None if text is None else self._tokenizer.token_to_id(text)

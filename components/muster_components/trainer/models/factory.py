@@ -16,8 +16,7 @@ from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch
-from muster_components.trainer.models.module_tree import allocate, repeated_blocks
-from muster_components.trainer.models.safetensors_files import copy_part, named_tensors
+from muster_components.trainer.models.module_tree import allocate, copy_part, named_tensors, repeated_blocks
 from muster_components.trainer.user_code import load_reference
 
 

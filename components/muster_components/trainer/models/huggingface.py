@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
+from muster_components.trainer.data.tokenizer import SpecialTokens
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.huggingface_config import choose_task, read_config
 from muster_components.trainer.models.huggingface_weights import (
@@ -26,34 +28,39 @@ from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.module_tree import allocate, repeated_blocks
 from muster_components.trainer.models.objectives import (
     LABELS,
+    CorruptedSpans,
     ImageLabel,
     MaskedToken,
     NextToken,
     Objective,
+    corrupted_spans,
     logits_loss,
 )
 from muster_components.trainer.models.safetensors_files import INDEX, WEIGHTS, SafetensorsFolder, load_weights
-from muster_components.trainer.models.safetensors_save import MAX_FILE_BYTES, save_weights
+from muster_components.trainer.models.safetensors_save import MAX_FILE_BYTES, Gather, save_weights
 
 _VOLATILE: Final = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Fields of a configuration that change nothing of names and shapes."""
 
 
 class HuggingFaceModel:
-    """A causal or masked language model, or an image classifier.
+    """A causal, masked or encoder-decoder language model, or an image classifier.
 
     The initial weights are those of the folder's safetensors files, or random ones by the rules of Transformers.
     """
 
-    def __init__(self, source: str, overrides: dict[str, str], seq_len: int, mask_token: int | None = None) -> None:
-        """`source`: a model type or a folder; `mask_token`: default: the last of the vocabulary. Raises InputError."""
+    def __init__(
+        self, source: str, overrides: dict[str, str], seq_len: int, special: SpecialTokens | None = None
+    ) -> None:
+        """`source`: a model type or a folder; `special`: of the tokenizer. A mask token or sentinels that it does not
+        have are the last of the vocabulary. Raises InputError."""
         self.name = f"hf:{source}"
         self.config = read_config(source, overrides)
         self.task, self._class = choose_task(self.config)
         self.targets = frozenset({LABELS})
         self._seq_len = seq_len
         self._weights = _weights_folder(source)
-        self.objective = self._objective(mask_token)
+        self.objective = self._objective(special or SpecialTokens())
         vocab_size = None if self._classifies else int(self.config.get_text_config().vocab_size)
         self.sample_spec = SampleSpec(self.objective.samples, self.objective.weight(seq_len), seq_len, vocab_size)
 
@@ -121,12 +128,17 @@ class HuggingFaceModel:
         """6 FLOPs for each parameter and token, plus 12 x layers x width x tokens^2 for attention (PaLM, appendix B).
 
         Embeddings that are only looked up do not count. None where a mixture of experts uses a part of its parameters.
+        Encoder and decoder see sequences of other lengths, and networks of convolutions have no such layers: for them,
+        what the matrix products and convolutions of one forward compute, three times.
         """
         text = self.config.get_text_config()
         if any(getattr(text, field, None) for field in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         with torch.device("meta"):
             module: Any = self.build()
+        sizes = (getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None))
+        if isinstance(self.objective, CorruptedSpans) or None in sizes:
+            return 3 * self._forward_flops(module)
         lookups = {id(child.weight) for child in module.modules() if isinstance(child, nn.Embedding)}
         head = module.get_output_embeddings()
         if head is not None:
@@ -140,10 +152,12 @@ class HuggingFaceModel:
         values = json.loads(self.config.to_json_string(use_diff=False))
         return {"class": self._class.__name__, **{k: v for k, v in values.items() if k not in _VOLATILE}}
 
-    def save(self, module: nn.Module, folder: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def save(
+        self, module: nn.Module, folder: Path, *, gather: Gather | None = None, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
         """Save `module`, sharded or not, so that `from_pretrained` opens it. Every rank calls it.
 
-        Raises TrainerError if rank 0 cannot write.
+        `gather`: as in `save_weights`, for the stages of a pipeline. Raises TrainerError if rank 0 cannot write.
         """
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, revert_weight_conversion
@@ -164,13 +178,14 @@ class HuggingFaceModel:
         save_weights(
             module,
             folder,
+            gather=gather,
             rename=lambda tensors: revert_weight_conversion(reference, tensors),
             groups=self.blocks(module) if converts else (),
             write_config=write_config,
             max_file_bytes=max_file_bytes,
         )
 
-    def _objective(self, mask_token: int | None) -> Objective:
+    def _objective(self, special: SpecialTokens) -> Objective:
         config = self.config
         if self.task == "image classification":
             size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
@@ -185,7 +200,34 @@ class HuggingFaceModel:
             )
         if self.task == "causal language model":
             return NextToken()
-        return MaskedToken(text.vocab_size - 1 if mask_token is None else mask_token, text.vocab_size)
+        if self.task == "masked language model":
+            return MaskedToken(text.vocab_size - 1 if special.mask is None else special.mask, text.vocab_size)
+        return self._span_objective(special.sentinels or tuple(reversed(range(text.vocab_size))))
+
+    def _span_objective(self, sentinels: tuple[int, ...]) -> CorruptedSpans:
+        spans = corrupted_spans(self._seq_len)
+        if spans > len(sentinels):
+            raise InputError(
+                f"--seq_len {self._seq_len} makes {spans} corrupted spans, but there are only {len(sentinels)} sentinel"
+                " tokens (<extra_id_0>, ...); use a lower --seq_len"
+            )
+        config = self.config
+        tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id", "bos_token_id"))
+        start = next((token for token in tokens if token is not None), 0)
+        end = config.eos_token_id
+        return CorruptedSpans(sentinels[:spans], start, end if isinstance(end, int) else None)
+
+    def _forward_flops(self, module: nn.Module) -> int:
+        """Of one sample; `module`: on the meta device."""
+        if isinstance(self.objective, ImageLabel):
+            inputs = {"pixel_values": torch.empty(1, *self.objective.image_shape, device="meta")}
+        else:
+            tokens = {"tokens": np.zeros((1, self._seq_len), dtype=np.int64)}
+            batch = self.collate(tokens, np.zeros(1, dtype=np.int64), 0)
+            inputs = {name: torch.from_numpy(array).to("meta") for name, array in batch.items() if name != LABELS}
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
+            module(**inputs)
+        return int(counter.get_total_flops())
 
     def _tokens_per_sample(self) -> int:
         if isinstance(self.objective, ImageLabel):

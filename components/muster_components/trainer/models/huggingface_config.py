@@ -13,6 +13,7 @@ TASKS: Final = {
     "image classification": "AutoModelForImageClassification",
     "masked language model": "AutoModelForMaskedLM",
     "causal language model": "AutoModelForCausalLM",
+    "encoder-decoder language model": "AutoModelForSeq2SeqLM",
 }
 """Each task's class of Transformers. A model type that has several is trained for the first."""
 
@@ -68,6 +69,8 @@ def choose_task(config: Any) -> tuple[str, Any]:
     import transformers
 
     classes = {task: getattr(transformers, auto)._model_mapping for task, auto in TASKS.items()}
+    if not config.is_encoder_decoder:  # also maps models that read speech
+        del classes["encoder-decoder language model"]
     for architecture in config.architectures or ():
         for task, mapping in classes.items():
             if type(config) in mapping and mapping[type(config)].__name__ == architecture:

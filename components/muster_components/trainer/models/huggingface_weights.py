@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster_components.trainer.models.module_tree import allocate, own_tensors
-from muster_components.trainer.models.safetensors_files import Conversion, NamePlan, SafetensorsFolder, copy_part
+from muster_components.trainer.models.module_tree import allocate, copy_part, own_tensors
+from muster_components.trainer.models.safetensors_files import Conversion, NamePlan, SafetensorsFolder
 
 _STALE_BUFFERS = (r"rotary_emb\.inv_freq$", r"position_ids$", r"attn\.(masked_)?bias$")
 """Saved by earlier versions of Transformers; models compute them."""

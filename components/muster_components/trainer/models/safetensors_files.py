@@ -17,16 +17,13 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.module_tree import ReadPart, copy_part, named_tensors, unique_tensors
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _SHOWN_NAMES: Final = 3
-
-ReadPart = Callable[[tuple[slice, ...]], Tensor]
-"""Reads a part of a tensor, given one slice for each dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,38 +103,6 @@ def load_weights(
     for conversion in plan.conversions:
         if not converted.keys().isdisjoint(conversion.targets):
             _convert(conversion, source, converted)
-
-
-def copy_part(target: Tensor, read: ReadPart) -> None:
-    """Fill `target`, of a DTensor this rank's shard, with what `read` returns for its place in the whole tensor."""
-    if not isinstance(target, DTensor):
-        target.copy_(read(tuple(slice(0, size) for size in target.shape)))
-        return
-    local = target.to_local()
-    for chunk in target.__create_chunk_list__():  # type: ignore[no-untyped-call]
-        if local.numel():
-            read_part = tuple(
-                slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
-            )
-            local.copy_(read(read_part))
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by name; tied ones under each of their names."""
-    yield from module.named_parameters(remove_duplicate=False)
-    persistent = module.state_dict().keys()
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        if name in persistent:
-            yield name, buffer
-
-
-def unique_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """As named_tensors; tied ones under the first of their names."""
-    seen = set()
-    for name, tensor in named_tensors(module):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
 
 
 def _aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -19,12 +19,15 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from muster_components.trainer.errors import TrainerError
-from muster_components.trainer.models.safetensors_files import INDEX, WEIGHTS, unique_tensors
+from muster_components.trainer.models.module_tree import unique_tensors, whole_tensor
+from muster_components.trainer.models.safetensors_files import INDEX, WEIGHTS
 
 MAX_FILE_BYTES: Final = 2 * 1024**3
+
+Gather = Callable[[str], Tensor | None]
+"""The whole tensor of a name; only rank 0 needs it. Every rank calls this with the same names in the same order."""
 
 
 class FolderWriter:
@@ -80,6 +83,7 @@ def save_weights(
     module: nn.Module,
     folder: Path,
     *,
+    gather: Gather | None = None,
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
     groups: Sequence[nn.Module] = (),
     write_config: Callable[[Path], None] | None = None,
@@ -87,10 +91,12 @@ def save_weights(
 ) -> None:
     """Save parameters and persistent buffers in Hugging Face's layout. Every rank calls it; rank 0 writes.
 
+    `gather`: default: the tensors of `module`; with it, `module` only has the names, and may be on the meta device.
     `rename` maps tensors by name in the model to tensors by name in the files. It is called with the tensors of one of
     `groups`, since some are computed together, and with each of the others alone. `write_config` writes further files
     into the folder. Raises TrainerError on all ranks if rank 0 cannot write.
     """
+    gather = gather or _gather_from(module)
     is_rank0 = not dist.is_initialized() or dist.get_rank() == 0
     writer: FolderWriter | None = None
     failure: str | None = None
@@ -101,10 +107,11 @@ def save_weights(
         failure = str(error)
     for names in _grouped(module, groups):
         gathered = {}
-        for name, tensor in names.items():
+        for name in names:
             # Every rank takes part in every gather, also after rank 0 has failed.
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            whole = gather(name)
             if writer is not None and failure is None:
+                assert whole is not None  # on rank 0
                 gathered[name] = whole.detach().to("cpu", copy=True)
             del whole
         try:
@@ -130,17 +137,22 @@ def save_weights(
         raise TrainerError(f"cannot save the model to {folder}: {failure}")
 
 
-def _grouped(module: nn.Module, groups: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
-    """The tensors in their order, those of each group together."""
+def _gather_from(module: nn.Module) -> Gather:
+    tensors = dict(unique_tensors(module))
+    return lambda name: whole_tensor(tensors[name])
+
+
+def _grouped(module: nn.Module, groups: Sequence[nn.Module]) -> list[list[str]]:
+    """The names of the tensors in their order, those of each group together."""
     prefixes = {
         name: number for number, group in enumerate(groups) for name, one in module.named_modules() if one is group
     }
-    together: dict[object, dict[str, Tensor]] = {}
-    for name, tensor in unique_tensors(module):
+    together: dict[object, list[str]] = {}
+    for name, _ in unique_tensors(module):
         parts = name.split(".")
         inside = (prefixes.get(".".join(parts[:end])) for end in range(1, len(parts)))
         key: object = next((number for number in inside if number is not None), name)
-        together.setdefault(key, {})[name] = tensor
+        together.setdefault(key, []).append(name)
     return list(together.values())
 
 
