@@ -110,8 +110,8 @@ def test_a_pipeline_with_tied_embeddings_trains_and_saves_the_model_of_one_proce
 ) -> None:
     """GPT-2 uses its embedding in the first stage, and again as the head in the last; T5 also where its decoder begins,
     and every stage of the decoder needs the encoder's output."""
-    flags = (*TINY, "--model", f"hf:{family}", "--model_args", TIED[family], "--steps", "6")
-    flags = (*flags, "--data", str(write_text(tmp_path)))
+    model = ("--model", f"hf:{family}", "--model_args", TIED[family])
+    flags = (*TINY, *model, "--data", str(write_text(tmp_path)), "--steps", "6")
     one, staged = tmp_path / "one", tmp_path / "staged"
     alone = start(1, *flags, "--save_pretrained", str(one / "model"), run_dir=one)
     assert alone.end() == [EXIT_OK], alone.log_text()
