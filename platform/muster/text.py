@@ -145,6 +145,15 @@ def short_resource_name(resource: str) -> str:
     return resource.rpartition("/")[2]
 
 
+def rank_list(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 2 and 61 more`."""
+    known = sorted(ranks)
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    named = ", ".join(map(str, known[:8]))
+    return f"ranks {named}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+
+
 def pluralize(number: int, noun: str) -> str:
     """`1 job`, `3 jobs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tracing.endpoints import ask, listening, signed
+from tests.tracing.flight_recorder import dump, entry
 
 from muster.capture.exchange import MAX_RESPONSE_BYTES, PodRanks, exchange
 from muster.tracing.heartbeat_server import MAX_BODY_BYTES
@@ -123,3 +125,48 @@ def test_of_a_small_folder_all_ranks_are_returned_whatever_their_order(tmp_path:
     write(tmp_path, "heartbeats/rank-3.json", {"rank": 3, "world_size": 4, "attempt": 0, "step": 5, "at": 1.0})
     found = exchange(SharedFolder(tmp_path), b'{"id": "c"}', 2.0, "trainer-0", PodRanks(index=0, replicas=2))
     assert [one["rank"] for one in found["reports"]] == [3]
+
+
+def hung(run_dir: Path, rank: int, recorder: str, content: object) -> None:
+    """What a launcher saves of a rank that hangs."""
+    write(run_dir, f"capture/stacks-rank-{rank}.json", {
+        "id": "c", "attempt": 0, "rank": rank, "frames": ["f (a.py:1)"], "recorder": recorder, "world_size": 2,
+    })  # fmt: skip
+    (run_dir / recorder).parent.mkdir(parents=True, exist_ok=True)
+    (run_dir / recorder).write_bytes(pickle.dumps(content))
+
+
+def test_stacks_come_with_the_collectives_that_each_rank_waits_in(port: int, tmp_path: Path) -> None:
+    groups = {"1": ("mesh_fsdp", "[0, 1]")}
+    ahead = [entry(number, state="scheduled") for number in range(8, 2000)]
+    waiting = dump(entry(7), *ahead, groups=groups)
+    hung(tmp_path, 0, "flight-recorder/rank-0.attempt-0.c.pickle", waiting)
+    hung(tmp_path, 1, "flight-recorder/rank-1.attempt-0.c.pickle", b"no dump")
+    code, answer = post(port, {"id": "c", "stacks_of": 0})
+    assert code == 200
+    (group,) = answer["stacks"][0]["collectives"]["groups"]
+    assert (group["description"], group["ranks"], group["entered"]) == ("mesh_fsdp", [0, 1], 1999)
+    assert [one["sequence"] for one in group["operations"]] == [8]
+    assert answer["stacks"][1]["collectives"] is None
+
+
+def test_dumps_outside_the_folder_of_flight_recorders_and_links_are_not_read(port: int, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.pickle"
+    outside.write_bytes(pickle.dumps(dump(entry(7))))
+    hung(tmp_path, 0, "other/rank-0.attempt-0.c.pickle", dump(entry(7)))
+    hung(tmp_path, 1, "flight-recorder/rank-1.attempt-0.c.pickle", dump(entry(7)))
+    link = tmp_path / "flight-recorder" / "rank-1.attempt-0.c.pickle"
+    link.unlink()
+    link.symlink_to(outside)
+    _, answer = post(port, {"id": "c", "stacks_of": 0})
+    assert [one["collectives"] for one in answer["stacks"]] == [None, None]
+
+
+def test_collectives_that_make_an_answer_too_large_are_left_out_and_stacks_stay(tmp_path: Path) -> None:
+    members = str(list(range(4000)))
+    groups = {str(number): ("group", members) for number in range(60)}
+    for rank in (0, 1):
+        hung(tmp_path, rank, f"flight-recorder/rank-{rank}.attempt-0.c.pickle", dump(entry(1), groups=groups))
+    found = exchange(SharedFolder(tmp_path), b'{"id": "c", "stacks_of": 0}', 2.0, "trainer-0", PodRanks(known={0, 1}))
+    assert len(json.dumps(found)) < MAX_RESPONSE_BYTES
+    assert [(one["frames"], one["collectives"]) for one in found["stacks"]] == [(("f (a.py:1)",), None)] * 2

@@ -12,6 +12,7 @@ from muster.api.spec.captures import CapturedRank
 from muster.capture.protocol import CaptureObservation, HungRank, RankReport
 from muster.capture.stacks import STACKS_WITHIN_S, advance_stacks, describe_stacks
 from muster.capture.status_changes import MAX_RANKS_BYTES, ranks_within
+from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 
 REPORTS = tuple(RankReport(rank=rank, world_size=3, attempt=2, step=5, age_s=600.0) for rank in range(3))
 WAITS = ("wait (/usr/lib/python3.11/threading.py:10)", "step (/home/me/train.py:7)")
@@ -36,6 +37,18 @@ def test_stacks_of_all_ranks_end_the_capture_and_the_message_begins_with_the_ran
     )
     assert (ended.ranks[2].frames, ended.ranks[2].file) == (list(WAITS), "stacks/2.txt")
     assert advance_stacks(ended, seen, 3, 2000.0) == ended
+
+
+def test_the_message_begins_with_the_rank_that_the_others_wait_for_and_its_node() -> None:
+    inside = Operation(8, "_all_gather_base", has_started=True)
+    group = GroupProgress("1", "mesh_fsdp", "nccl", (0, 1), 8, (inside,))
+    missing = GroupProgress("1", "mesh_fsdp", "nccl", (0, 1), 7)
+    stacks = [
+        HungRank(0, WAITS, pod="p-0", node="a", collectives=RankCollectives(0, (group,))),
+        HungRank(1, WAITS, pod="p-1", node="b", collectives=RankCollectives(1, (missing,))),
+    ]
+    blamed = "rank 1 in pod p-1 on node b never entered all-gather 8 of group fsdp; rank 0 waits in it"
+    assert describe_stacks(stacks).startswith(f"{blamed}; ranks 0, 1 are all in ")
 
 
 def test_a_rank_whose_launcher_does_not_answer_is_named_and_without_any_answer_the_capture_fails() -> None:

@@ -19,7 +19,8 @@ from muster.api.spec import (
 )
 from muster.api.validation import apply_warnings, check_apply, check_submit, with_replicas
 from muster.api.yaml_input import AnyObject
-from muster.capture.protocol import HungRank
+from muster.capture.protocol import HungRank, JobStacks
+from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
 
@@ -169,9 +170,9 @@ class MemoryClient:
         for status in self.captures:
             yield TraceCapture(metadata=ObjectMeta(name="c", namespace=namespace), spec=spec, status=status)
 
-    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+    def stacks(self, name: str, namespace: str = "default") -> JobStacks:
         self.job(name, namespace)
-        return self.hung
+        return JobStacks(describe_stacks(self.hung), tuple(self.hung))
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
         self.job(name, namespace)

@@ -13,7 +13,8 @@ import pytest
 from tests.launch.conftest import Pod
 
 from muster.capture.protocol import HungRank
-from muster.capture.stacks import collect_stacks, describe_stacks
+from muster.capture.stacks import STOP_REQUEST, collect_stacks, describe_stacks, read_stacks
+from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
 from muster_components.launch.rank_process import RankProcess
 from muster_components.launch.stack_dumps import StackDumper, main_frames
@@ -56,6 +57,50 @@ def test_the_stacks_of_all_ranks_say_which_one_is_elsewhere(start: Start, tmp_pa
     assert text.startswith("rank 1 is in hang (")
     assert "; ranks 0, 2 are in wait (" in text
     assert ", called from hang (" in text
+
+
+HUNG_COLLECTIVE = """
+    import json, pathlib
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from muster_components.trainer.context import install_stack_handler
+    from muster_components.trainer.flight_recorder import serve_flight_recorder
+    install_stack_handler(os.environ)
+    serve_flight_recorder(os.environ)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.init_process_group("gloo")
+    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "fsdp")).get_group("fsdp")
+    value = torch.ones(5)
+    for _ in range(2):
+        dist.all_reduce(value, group=group)
+    print("hangs", rank, flush=True)
+    if rank == 3:
+        time.sleep(1000)
+    dist.all_gather([torch.ones(5), torch.ones(5)], value, group=group)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    pod = start(HUNG_COLLECTIVE, "--nproc", "4", MUSTER_RUN_DIR=str(run_dir), MUSTER_GRACE_SECONDS="2")
+    for rank in range(4):
+        pod.await_line(f"hangs {rank}")
+    expected = "rank 3 never entered all-gather 3 of group fsdp; rank 2 waits in it"
+    found: list[HungRank] = []
+    for request in range(20):  # until the ranks are in their collectives
+        found = collect_stacks(run_dir, f"s{request}", 0, lambda: True)
+        if describe_stacks(found).startswith(expected):
+            break
+    assert [one.reason for one in found] == [""] * 4
+    text = describe_stacks(found)
+    assert text.startswith(f"{expected}; rank 2 is in all_gather (")  # the stacks alone would name rank 2
+    pod.process.terminate()  # as the engine does after a stall
+    pod.end()
+    before_kill = read_stacks(SharedFolder(run_dir), STOP_REQUEST)
+    assert describe_stacks(before_kill).startswith(expected)
+    assert (run_dir / "flight-recorder" / "rank-3.attempt-0.stop.pickle").is_file()
 
 
 @pytest.mark.slow

@@ -141,11 +141,21 @@ def test_only_the_newest_window_and_known_names_are_selected() -> None:
 
 
 def test_logs_and_stacks_are_uploaded_less_often_and_at_the_end(run: SyncedRun) -> None:
-    names = ("logs/worker-0.attempt-0.log", "stacks/rank-0.attempt-0.stop.txt")
-    for name in (*names, "logs/secret.txt", "logs/.worker-0.attempt-0.log", "stacks/rank-0.txt"):
+    names = (
+        "logs/worker-0.attempt-0.log",
+        "stacks/rank-0.attempt-0.stop.txt",
+        "flight-recorder/rank-0.attempt-0.stop.pickle",
+    )
+    for name in (
+        *names,
+        "flight-recorder/x.pickle",
+        "logs/secret.txt",
+        "logs/.worker-0.attempt-0.log",
+        "stacks/rank-0.txt",
+    ):
         run.write(name, "x\n")
-    assert run.sync.sync() == 2
-    assert sorted(run.uploaded) == list(names)
+    assert run.sync.sync() == 3
+    assert sorted(run.uploaded) == sorted(names)
     run.write(names[0], "x\ny\n")
     run.now += run_sync.SYNC_INTERVAL_S
     assert run.sync.sync() == 0

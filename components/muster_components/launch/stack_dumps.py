@@ -1,9 +1,12 @@
-"""Python stacks of ranks that hang, without their cooperation.
+"""Python stacks of ranks that hang, and their newest collectives.
 
 A rank registers a handler of SIGQUIT that writes the stacks of its threads into a file (faulthandler), which also works
 while it waits in a collective or holds the GIL. The launcher sends that signal on a request in the run folder
 (`capture/stacks-request.json`), and before it kills ranks that did not stop. A rank without the handler is not
 signalled, since SIGQUIT would end it.
+
+A rank with torch also reads a named pipe, into which the launcher writes where to dump torch's flight recorder
+(`muster_components.trainer.flight_recorder`).
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ from pathlib import Path
 from muster_components.launch.rank_process import RankProcess
 
 STACK_SIGNAL = signal.SIGQUIT
+REQUESTS_SUFFIX = ".requests"
+"""Of the pipe for the flight recorder, after the path of the file for stacks."""
 MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
 _POLL_S = 1.0
 _MAX_REQUEST_BYTES = 4096
 _DUMP_TIMEOUT_S = 3.0  # for all ranks together: a pod that is stopped has few seconds left
+_FILE_POLL_S = 0.05
 _QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,79}")
@@ -36,7 +42,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,79}")
 @dataclass(frozen=True, slots=True)
 class RankStacks:
     """The stacks of one rank. `frames`: of its main thread, innermost first, as `name (file:line)`; `reason`: why there
-    are none; `file`: all threads, below the run folder; `world_size`: the ranks of the job."""
+    are none; `file`: all threads, below the run folder; `world_size`: the ranks of the job; `recorder`: the dump of
+    torch's flight recorder, below the run folder, empty if there is none."""
 
     id: str
     attempt: int
@@ -45,6 +52,7 @@ class RankStacks:
     reason: str = ""
     file: str = ""
     world_size: int = 0
+    recorder: str = ""
 
 
 class StackDumper:
@@ -66,9 +74,11 @@ class StackDumper:
     def dump(self, request: str, ranks: Iterable[int]) -> list[RankStacks]:
         """Write the stacks of these ranks into the run folder, with an answer for each; returns the answers."""
         with self._lock:
-            begun = {rank: self._signal(self._ranks[rank]) for rank in sorted(ranks)}
+            chosen = sorted(ranks)
+            recorders = {rank: self._request_recorder(request, rank) for rank in chosen}
+            begun = {rank: self._signal(self._ranks[rank]) for rank in chosen}
             deadline = time.monotonic() + _DUMP_TIMEOUT_S
-            return [self._answer(request, rank, begin, deadline) for rank, begin in begun.items()]
+            return [self._answer(request, rank, begin, recorders[rank], deadline) for rank, begin in begun.items()]
 
     def _watch(self) -> None:
         while True:
@@ -101,7 +111,34 @@ class StackDumper:
             return f"the rank cannot be signalled: {error.strerror or error}"
         return before
 
-    def _answer(self, request: str, rank: int, begin: int | str, deadline: float) -> RankStacks:
+    def _request_recorder(self, request: str, rank: int) -> str:
+        """Request a dump of the flight recorder; returns its name in the run folder, empty if the rank has none."""
+        process = self._ranks[rank]
+        if self._run_dir is None or not process.running or not process.stacks_file:
+            return ""
+        name = f"flight-recorder/rank-{rank}.attempt-{self._attempt}.{request}.pickle"
+        try:
+            pipe = os.open(process.stacks_file + REQUESTS_SUFFIX, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no process reads it: the program has not started the thread
+            return ""
+        try:
+            (self._run_dir / name).unlink(missing_ok=True)  # of an earlier request with this id
+            os.write(pipe, os.fsencode(self._run_dir / name) + b"\n")
+        except OSError:
+            return ""
+        finally:
+            os.close(pipe)
+        return name
+
+    def _await_recorder(self, name: str, deadline: float) -> str:
+        """The name once the dump is complete; empty if it is not by the deadline, for example without the GIL."""
+        while name and self._run_dir is not None and not (self._run_dir / name).exists():
+            if time.monotonic() >= deadline:
+                return ""
+            time.sleep(_FILE_POLL_S)
+        return name
+
+    def _answer(self, request: str, rank: int, begin: int | str, recorder: str, deadline: float) -> RankStacks:
         if isinstance(begin, str):
             found = RankStacks(request, self._attempt, rank, reason=begin)
         else:
@@ -113,7 +150,7 @@ class StackDumper:
             if text and not self._write(name, text.encode()):
                 name = ""
             found = RankStacks(request, self._attempt, rank, main_frames(text), reason, name)
-        found = replace(found, world_size=self._world_size)
+        found = replace(found, world_size=self._world_size, recorder=self._await_recorder(recorder, deadline))
         self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(found)).encode())
         return found
 
@@ -161,7 +198,7 @@ def _await_dump(file: Path, begin: int, deadline: float) -> str:
     (monotonic)."""
     size, quiet_since = begin, time.monotonic()
     while time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(_FILE_POLL_S)
         try:
             now = os.stat(file).st_size
         except OSError:

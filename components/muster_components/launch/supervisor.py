@@ -27,7 +27,7 @@ from muster_components.launch.rank_layout import (
 )
 from muster_components.launch.rank_process import RankExited, RankProcess, copy_output, start_rank, write_output
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
-from muster_components.launch.stack_dumps import RankStacks, StackDumper
+from muster_components.launch.stack_dumps import REQUESTS_SUFFIX, RankStacks, StackDumper
 
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
@@ -118,6 +118,9 @@ def start_ranks(
         rank = layout.rank(local_rank)
         error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
         stacks_file = "" if folder is None else str(folder / f"rank-{rank}.stacks")
+        if stacks_file:
+            with suppress(OSError):
+                os.mkfifo(stacks_file + REQUESTS_SUFFIX)
         rank_environ = rank_environment(
             layout, local_rank, environ, threads=threads, error_file=error_file, stacks_file=stacks_file
         )

@@ -12,6 +12,7 @@ from muster_components.trainer.context import install_stack_handler, run_context
 from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
 from muster_components.trainer.flags import parse_train_config
+from muster_components.trainer.flight_recorder import serve_flight_recorder
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,6 +31,7 @@ def _train(config: TrainConfig) -> int:
     try:
         context = run_context(os.environ, config.output)
         install_stack_handler(os.environ)
+        serve_flight_recorder(os.environ)
         prepare_environment(os.environ, deterministic=config.deterministic)
         if config.planning.layout is not None:
             from muster_components.trainer.planning.command import print_plan

@@ -23,6 +23,7 @@ from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import install_stack_handler, run_context, silence_kineto
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_IMPORT, InputError, TrainerError
 from muster_components.trainer.flags import FlagParser, add_trace_flags, trace_config
+from muster_components.trainer.flight_recorder import serve_flight_recorder
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"instrument: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     install_stack_handler(os.environ)
+    serve_flight_recorder(os.environ)
     silence_kineto(os.environ)
     watcher = OptimizerWatcher(context, trace, Reporter(context))
     install_optimizer_hook(watcher)

@@ -177,6 +177,9 @@ class CaptureController:
         if capture.status.proposal and targets:
             wanted = CaptureExchange(id=target.id, stacks_of=capture.status.attempt)
             seen = await self._ask(targets, wanted)
+            nodes = {view.name: view.node for view in self.cache.pods.views().get(known.uid, ())}
+            stacks = (msgspec.structs.replace(one, node=nodes.get(one.pod, "")) for one in seen.stacks)
+            seen = msgspec.structs.replace(seen, stacks=tuple(stacks))
         status = advance_stacks(capture.status, seen, known.job.status.attempt, time.time())
         return status.model_copy(update={"job_uid": known.uid, "location": run_location(known.job, self.config)})
 

@@ -74,8 +74,9 @@ class _Answers:
         for one in response.stacks:
             if _is_rank(one.rank):
                 frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
+                reason, file = one.reason[:MAX_REASON], one.file[:_MAX_FILE]
                 self.stacks[one.rank] = HungRank(
-                    one.rank, frames, one.reason[:MAX_REASON], one.file[:_MAX_FILE], response.pod
+                    one.rank, frames, reason, file, response.pod, collectives=one.collectives
                 )
 
     def observation(self, unreachable: tuple[str, ...]) -> CaptureObservation:

@@ -30,10 +30,10 @@ from muster.capture.protocol import (
     RankReport,
     StoredTrace,
 )
-from muster.capture.ranks import rank_list, select_ranks
+from muster.capture.ranks import select_ranks
 from muster.capture.status_changes import finished, with_capture_condition
 from muster.errors import MusterError
-from muster.text import format_duration, pluralize
+from muster.text import format_duration, pluralize, rank_list
 from muster.tracing.trace_files import TRACES
 
 AGREE_WITHIN_S = 10.0

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from muster.capture.folder import observe, write_request
-from muster.capture.protocol import CaptureObservation, CaptureRequest
+from muster.capture.protocol import CaptureObservation, CaptureRequest, HungRank
 from muster.capture.stacks import read_stacks, request_stacks
 from muster.tracing.shared_folder import SharedFolder
 
@@ -68,15 +68,23 @@ def exchange(run: SharedFolder, body: bytes, now: float, owner: str, own: PodRan
         request_stacks(run, wanted.id, wanted.stacks_of, owner)
     seen = _concerning(observe(run, now), wanted)
     if wanted.stacks_of is not None:
-        stacks = (msgspec.structs.replace(one, frames=one.frames[:_MAX_FRAMES]) for one in read_stacks(run, wanted.id))
-        seen = msgspec.structs.replace(seen, stacks=tuple(stacks))
+        seen = msgspec.structs.replace(seen, stacks=tuple(map(_shortened, read_stacks(run, wanted.id))))
     if own.known is not None or len(msgspec.json.encode(seen)) > _SHARED_BYTES:
         seen = _of_pod(seen, own)
+    if len(msgspec.json.encode(seen.stacks)) > _SHARED_BYTES:
+        without = (msgspec.structs.replace(one, collectives=None) for one in seen.stacks)
+        seen = msgspec.structs.replace(seen, stacks=tuple(without))
     found: dict[str, Any] = msgspec.to_builtins(seen)
     del found["unreachable"]
     if wanted.stacks_of is None:
         del found["stacks"]
     return found
+
+
+def _shortened(one: HungRank) -> HungRank:
+    """With the innermost frames, and of its collectives those that it waits in."""
+    collectives = None if one.collectives is None else one.collectives.compact()
+    return msgspec.structs.replace(one, frames=one.frames[:_MAX_FRAMES], collectives=collectives)
 
 
 def _of_pod(seen: CaptureObservation, own: PodRanks) -> CaptureObservation:

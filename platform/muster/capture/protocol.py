@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from muster.heartbeats.parse import finite_number, parse_count
+from muster.tracing.flight_recorder import RankCollectives
 
 AnswerState = Literal["armed", "recording", "written", "rejected", "failed"]
 _STATES: Mapping[str, AnswerState] = {
@@ -88,8 +89,8 @@ class StoredTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 class HungRank(msgspec.Struct, frozen=True):
     """The main thread of one rank. `frames`: innermost first, as `name (file:line)`; `reason`: why there are none;
-    `file`: the stacks of all threads, below the run folder; `pod`: empty on one host; `world_size`: the ranks of the
-    job, 0 if its launcher did not say."""
+    `file`: the stacks of all threads, below the run folder; `pod` and `node`: empty on one host; `world_size`: the
+    ranks of the job, 0 if its launcher did not say; `collectives`: of torch's flight recorder, None without one."""
 
     rank: int
     frames: tuple[str, ...] = ()
@@ -97,6 +98,15 @@ class HungRank(msgspec.Struct, frozen=True):
     file: str = ""
     pod: str = ""
     world_size: int = 0
+    node: str = ""
+    collectives: RankCollectives | None = None
+
+
+class JobStacks(msgspec.Struct, frozen=True):
+    """The stacks of all ranks of a job. `message`: which rank the others wait for, and where the ranks are."""
+
+    message: str
+    ranks: tuple[HungRank, ...]
 
 
 class CaptureObservation(msgspec.Struct, frozen=True, kw_only=True):

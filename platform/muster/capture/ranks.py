@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from muster.api.spec.captures import CAPTURED_RANKS_PATTERN, MAX_CAPTURED_RANKS
 from muster.capture.protocol import RankReport
@@ -58,12 +58,3 @@ def select_ranks(text: str, reports: Sequence[RankReport], seed: str) -> tuple[i
 def _unknown_rank(got: str, world_size: int) -> Refused:
     ranks = "rank 0 only" if world_size == 1 else f"the ranks 0 to {world_size - 1}"
     return Refused(f"ranks: the job has {ranks}; got {got}", field="ranks", reason="RankNotFound")
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 1, 2 and 61 more`."""
-    known = sorted(ranks)
-    if len(known) == 1:
-        return f"rank {known[0]}"
-    named = ", ".join(map(str, known[:8]))
-    return f"ranks {named}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")

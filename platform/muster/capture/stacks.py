@@ -6,18 +6,25 @@ The launchers of the pods answer, not the ranks (docs/run-folder.md).
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from muster.api.spec.captures import FINISHED_CAPTURE_PHASES, MAX_CAPTURED_RANKS, CapturedRank, TraceCaptureStatus
 from muster.capture.folder import CAPTURE, observe, rank_objects, write_if_changed
 from muster.capture.protocol import MAX_WORLD_SIZE, CaptureObservation, HungRank, RankReport
-from muster.capture.ranks import rank_list
 from muster.capture.status_changes import finished
+from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
-from muster.text import pluralize
+from muster.text import pluralize, rank_list
+from muster.tracing.flight_recorder import read_open_dump
+from muster.tracing.hangs import explain_hang
+from muster.tracing.restricted_pickle import MemoryLimits
 from muster.tracing.shared_folder import SharedFolder
 
 STACKS_WITHIN_S = 15.0
@@ -32,6 +39,9 @@ _ANSWER_PREFIX = "stacks-"
 _MAX_FRAMES, _MAX_TEXT = 32, 500
 _OTHER_CODE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 _POLL_S = 0.1
+_RECORDER = re.compile(r"flight-recorder/rank-\d{1,6}\.attempt-\d{1,9}\.[A-Za-z0-9.-]{1,80}\.pickle")
+_RECORDER_LIMITS = MemoryLimits(pickle_bytes=8 << 20, memory_bytes=128 << 20)
+"""A collector has little memory; 2000 collectives, torch's default, are less than 2 MiB."""
 
 
 def collect_stacks(run_dir: Path, request: str, attempt: int, job_runs: Callable[[], bool]) -> list[HungRank]:
@@ -114,11 +124,34 @@ def read_stacks(run: SharedFolder, request: str, attempt: int | None = None) -> 
         for fields in rank_objects(run, CAPTURE, prefix=_ANSWER_PREFIX)
         if fields.get("id") == request and attempt in (None, fields.get("attempt"))
     )
-    return sorted((one for fields in answers if (one := _parse(fields)) is not None), key=lambda one: one.rank)
+    found = (_with_collectives(run, one, fields) for fields in answers if (one := _parse(fields)) is not None)
+    return sorted(found, key=lambda one: one.rank)
+
+
+def _with_collectives(run: SharedFolder, one: HungRank, fields: Mapping[str, Any]) -> HungRank:
+    """With the collectives in the dump that the launcher names; a dump that cannot be read is left out."""
+    name = fields.get("recorder")
+    if isinstance(name, str) and _RECORDER.fullmatch(name):
+        with suppress(OSError, InvalidTrace), run.open(name) as file:
+            found = read_open_dump(file, run.path / name, _RECORDER_LIMITS)
+            return msgspec.structs.replace(one, collectives=msgspec.structs.replace(found, rank=one.rank))
+    return one
 
 
 def describe_stacks(ranks: Sequence[HungRank]) -> str:
-    """Where the ranks are, those that differ from the others first."""
+    """Which rank the others wait for, if the flight recorder knows; then where the ranks are, those that differ from
+    the others first."""
+    known = [one.collectives for one in ranks if one.collectives is not None]
+    sentences = explain_hang(known, {one.rank: _where(one) for one in ranks})
+    places = _describe_places(ranks)
+    return "; ".join([*sentences, places]) if sentences else places
+
+
+def _where(one: HungRank) -> str:
+    return (f" in pod {one.pod}" if one.pod else "") + (f" on node {one.node}" if one.node else "")
+
+
+def _describe_places(ranks: Sequence[HungRank]) -> str:
     places: dict[tuple[str, ...], list[HungRank]] = {}
     for one in ranks:
         if one.frames:
@@ -130,8 +163,8 @@ def describe_stacks(ranks: Sequence[HungRank]) -> str:
     parts = []
     for group in groups:
         who = rank_list(one.rank for one in group)
-        if len(group) == 1 and group[0].pod:
-            who += f" in pod {group[0].pod}"
+        if len(group) == 1:
+            who += _where(group[0])
         parts.append(f"{who} {verb or ('is' if len(group) == 1 else 'are')} in {_place(group[0].frames)}")
     return "; ".join(parts)
 

@@ -196,17 +196,16 @@ def _show_stacks(name: str, namespace: str, as_json: bool) -> None:
     """Print where each rank is; the first line compares them. Raises `Refused` NoStacks if no rank answers."""
     import msgspec
 
-    from muster.capture.stacks import describe_stacks
-
     client = connect()
-    found = client.stacks(name, namespace)
+    stacks = client.stacks(name, namespace)
+    found = stacks.ranks
     if as_json:
         print_json([msgspec.to_builtins(one) for one in found])
     if not any(one.frames for one in found):
         raise Refused("; ".join(dict.fromkeys(one.reason for one in found)), reason="NoStacks")
     if as_json:
         return
-    print_text(describe_stacks(found))
+    print_text(stacks.message)
     for one in found:
         print_text(f"rank {one.rank}:" + (f" {one.reason}" if one.reason else ""))
         for frame in one.frames:

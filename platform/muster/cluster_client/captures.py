@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import closing, suppress
 
 from muster.api.spec import FINISHED_CAPTURE_PHASES, TraceCapture, TraceCaptureSpec
-from muster.capture.protocol import HungRank
+from muster.capture.protocol import HungRank, JobStacks
 from muster.errors import ClusterError, MusterError, NotFound, Refused
 from muster.kube.convert import read_object
 from muster.kube.requests import STRICT_FIELD_VALIDATION
@@ -64,10 +64,11 @@ def run_capture(kube_client: KubeClient, spec: TraceCaptureSpec, namespace: str)
                 kube_client.request("DELETE", path)
 
 
-def read_stacks(captures: Generator[TraceCapture, None, None]) -> list[HungRank]:
+def read_stacks(captures: Generator[TraceCapture, None, None]) -> JobStacks:
     """The stacks of the ranks, once the capture is finished. Raises `Refused` if it failed without an answer."""
     with closing(captures):
         status = deque(captures, maxlen=1).pop().status
     if not status.ranks:
         raise Refused(status.message, reason=status.reason)
-    return [HungRank(one.rank, tuple(one.frames), one.reason, one.file) for one in status.ranks]
+    ranks = tuple(HungRank(one.rank, tuple(one.frames), one.reason, one.file) for one in status.ranks)
+    return JobStacks(status.message, ranks)

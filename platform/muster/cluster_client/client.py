@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from muster.api.spec import TraceCapture, TrainingJob
     from muster.api.yaml_input import AnyObject
-    from muster.capture.protocol import HungRank
+    from muster.capture.protocol import JobStacks
     from muster.client import JobList
     from muster.cluster import NodeView
 
@@ -206,7 +206,7 @@ class KubernetesClusterClient:
         self.job(spec.job, namespace)
         return captures.run_capture(self._kube_client, spec, namespace)
 
-    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+    def stacks(self, name: str, namespace: str = "default") -> JobStacks:
         """The stacks of the ranks of a job, whose steps they do not disturb: a TraceCapture of the kind Stacks. Raises
         `NotFound` for an unknown job, `ClusterError` NoOperator, and `Refused` if the operator refuses."""
         return captures.read_stacks(self.capture(TraceCaptureSpec(job=name, kind="Stacks"), namespace))

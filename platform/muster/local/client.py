@@ -45,7 +45,7 @@ from muster.visibility.types import NodeSummaryList, QueueSummaryList
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject
-    from muster.capture.protocol import HungRank
+    from muster.capture.protocol import JobStacks
 
 _WATCH_TIMEOUT_S = 20.0
 
@@ -268,9 +268,10 @@ class LocalClient:
         for status in run_capture(self.run_dir(spec.job, namespace), capture_id, spec, problem):
             yield TraceCapture(metadata=about, spec=spec, status=status)
 
-    def stacks(self, name: str, namespace: str = "default") -> list[HungRank]:
+    def stacks(self, name: str, namespace: str = "default") -> JobStacks:
         """The stacks of the ranks of a job, whose steps they do not disturb. Raises `Refused` JobNotRunning."""
-        from muster.capture.stacks import collect_stacks
+        from muster.capture.protocol import JobStacks
+        from muster.capture.stacks import collect_stacks, describe_stacks
 
         job = self.job(name, namespace)
         if job.status.phase != "Running":
@@ -280,7 +281,9 @@ class LocalClient:
             now = self.job(name, namespace).status
             return (now.phase, now.attempt) == ("Running", job.status.attempt)
 
-        return collect_stacks(self.run_dir(name, namespace), f"s{secrets.token_hex(4)}", job.status.attempt, runs)
+        run_dir, request = self.run_dir(name, namespace), f"s{secrets.token_hex(4)}"
+        found = collect_stacks(run_dir, request, job.status.attempt, runs)
+        return JobStacks(describe_stacks(found), tuple(found))
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound`

@@ -1,4 +1,4 @@
-"""Uploads of a run folder besides traces: metrics, heartbeats and events often, logs and stacks seldom.
+"""Uploads of a run folder besides traces: metrics, heartbeats and events often, logs and what hung ranks leave seldom.
 
 They grow while the job runs, so changed files are uploaded periodically and at the end: at most the newest
 `MAX_FILE_BYTES` of each, and at intervals that keep the time for uploads small. Errors are logged and retried
@@ -29,6 +29,7 @@ ARTIFACT_INTERVAL_S = 600.0
 ARTIFACTS = {
     "logs": re.compile(r"[a-z0-9][-a-z0-9]*-\d+\.attempt-\d+\.log"),
     "stacks": re.compile(r"rank-\d+\.attempt-\d+\.[A-Za-z0-9.-]+\.txt"),
+    "flight-recorder": re.compile(r"rank-\d+\.attempt-\d+\.[A-Za-z0-9.-]+\.pickle"),
 }
 """Files that are kept for people, by folder: uploaded less often, and always at the end."""
 
@@ -91,7 +92,8 @@ def synced_files(run_folder: SharedFolder) -> list[str]:
 
 
 def artifact_files(run_folder: SharedFolder) -> list[str]:
-    """Logs, then stacks, relative to the run folder; of each the newest attempts, at most `MAX_FILES`."""
+    """Logs, stacks, then dumps of flight recorders, relative to the run folder; of each the newest attempts, at most
+    `MAX_FILES`."""
     found: list[str] = []
     for folder, pattern in ARTIFACTS.items():
         with suppress(NotADirectoryError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 from tests.cluster.operator.pools import GROUP, Json, Pool
 from tests.cluster.operator.sidecars import any_address, collecting
+from tests.tracing.flight_recorder import dump, entry
 from tests.tracing.spool import TRACE
 
 from muster_components.trainer.capture import CaptureInbox, ProfileRequest
@@ -19,6 +21,7 @@ from muster_components.trainer.reporter import RankHeartbeat, Reporter
 
 LATER = {"startStep": 10**9, "steps": 1}  # so that each pod has a collector
 WORLD_SIZE = 2
+GROUPS = {"1": ("mesh_fsdp", "[0, 1]")}
 
 
 class StandInRank:
@@ -63,7 +66,12 @@ class StandInRank:
             return
         request = json.loads((folder / "stacks-request.json").read_text())
         frames = ["sleep (/data.py:3)" if self.hangs else "wait (/train.py:7)"]
+        recorder = f"flight-recorder/rank-{self.context.rank}.attempt-0.{request['id']}.pickle"
+        collectives = dump(entry(7), *([] if self.hangs else [entry(8, state="started")]), groups=GROUPS)
+        (self.context.run_dir / "flight-recorder").mkdir(exist_ok=True)
+        (self.context.run_dir / recorder).write_bytes(pickle.dumps(collectives))
         answer = {**request, "rank": self.context.rank, "frames": frames, "reason": "", "file": "stacks/x.txt"}
+        answer["recorder"] = recorder
         self.reporter.replace(folder / f"stacks-rank-{self.context.rank}.json", answer)
 
     def _answered(self, request: ProfileRequest, step: int) -> ProfileRequest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 
@@ -63,10 +64,15 @@ def test_stacks_of_the_ranks_say_which_one_hangs_and_in_which_pod(pool: Pool, tm
         ranks[1].hangs = True
         client = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig())))
         found = client.stacks("llama", pool.namespace)
-        assert [(one.rank, one.frames) for one in found] == [(0, ("wait (/train.py:7)",)), (1, ("sleep (/data.py:3)",))]
+        frames = [(0, ("wait (/train.py:7)",)), (1, ("sleep (/data.py:3)",))]
+        assert [(one.rank, one.frames) for one in found.ranks] == frames
         (capture,) = pool.api.items(path_of(pool))
         assert capture["spec"]["kind"] == "Stacks"
-        assert "rank 1 in pod llama-worker-1-" in capture["status"]["message"]
+        assert found.message == capture["status"]["message"]
+        blamed = (
+            r"rank 1 in pod llama-worker-1-\S+ on node \S+ never entered all-gather 8 of group fsdp; rank 0 waits in it"
+        )
+        assert re.match(blamed, found.message), found.message
 
 
 def test_captures_that_cannot_be_carried_out_say_why(pool: Pool) -> None:

@@ -30,7 +30,7 @@ from muster.tracing.memory.rank_memory import (
     UnreadableSnapshot,
     analyse_snapshot_file,
 )
-from muster.tracing.memory.snapshot_file import DEFAULT_MEMORY_LIMITS, MemoryLimits
+from muster.tracing.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits
 from muster.tracing.run_folder import SkippedFile
 from muster.tracing.trace_files import CLAIMED, MEMORY, SPOOL, TRACES
 

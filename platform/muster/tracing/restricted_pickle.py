@@ -1,6 +1,6 @@
-"""Reads the pickle of a memory snapshot without running anything that it contains.
+"""Reads the pickle of a memory snapshot or of a flight recorder without running anything that it contains.
 
-torch writes snapshots as pickles, and a pickle may name any function to call. Only dicts, lists, tuples, strings and
+torch writes both as pickles, and a pickle may name any function to call. Only dicts, lists, tuples, strings and
 numbers are accepted here, of a bounded size: an attempt to build anything else names the class and ends the reading.
 """
 
@@ -48,28 +48,33 @@ def read_pickle(path: Path, limits: MemoryLimits = DEFAULT_MEMORY_LIMITS) -> Any
     builtin containers and scalars; OSError if it cannot be read.
     """
     with open_regular(path) as file:
-        magic = file.read(2)
-        file.seek(0)
-        if magic[:1] != _PICKLE_MAGIC and magic != _GZIP_MAGIC:
-            found = "the file is empty" if not magic else f"it begins with {magic!r}"
-            raise InvalidTrace(f"{path}: must be a pickle of a memory snapshot; {found}")
-        unpacked: IO[bytes] = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file  # type: ignore[assignment]
-        bounded = _Bounded(unpacked, limits.pickle_bytes)
-        try:
-            with _limited_address_space(limits.memory_bytes):
-                return _PlainUnpickler(io.BufferedReader(bounded, _BUFFER_BYTES)).load()
-        except InvalidTrace as error:
-            raise InvalidTrace(f"{path}: {error}") from None
-        except MemoryError:
-            limit = format_bytes(limits.memory_bytes)
-            raise InvalidTrace(f"{path}: needs more than {limit} of memory to be read") from None
-        except (OSError, zlib.error) as error:
-            raise InvalidTrace(f"{path}: cannot be read: {error}") from error
-        except Exception as error:  # a damaged pickle can raise anything
-            if bounded.at_end and _is_truncation(error):
-                where = f"the file ends at byte {bounded.position} inside the pickle"
-                raise InvalidTrace(f"{path}: truncated: {where}") from None
-            raise InvalidTrace(f"{path}: the pickle is damaged: {error}") from error
+        return read_open_pickle(file, path, limits, "a memory snapshot")
+
+
+def read_open_pickle(file: IO[bytes], path: Path, limits: MemoryLimits, what: str) -> Any:
+    """As `read_pickle`, of an open file of `what`, whose path is for messages only."""
+    magic = file.read(2)
+    file.seek(0)
+    if magic[:1] != _PICKLE_MAGIC and magic != _GZIP_MAGIC:
+        found = "the file is empty" if not magic else f"it begins with {magic!r}"
+        raise InvalidTrace(f"{path}: must be a pickle of {what}; {found}")
+    unpacked: IO[bytes] = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file  # type: ignore[assignment]
+    bounded = _Bounded(unpacked, limits.pickle_bytes)
+    try:
+        with _limited_address_space(limits.memory_bytes):
+            return _PlainUnpickler(io.BufferedReader(bounded, _BUFFER_BYTES)).load()
+    except InvalidTrace as error:
+        raise InvalidTrace(f"{path}: {error}") from None
+    except MemoryError:
+        limit = format_bytes(limits.memory_bytes)
+        raise InvalidTrace(f"{path}: needs more than {limit} of memory to be read") from None
+    except (OSError, zlib.error) as error:
+        raise InvalidTrace(f"{path}: cannot be read: {error}") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        if bounded.at_end and _is_truncation(error):
+            where = f"the file ends at byte {bounded.position} inside the pickle"
+            raise InvalidTrace(f"{path}: truncated: {where}") from None
+        raise InvalidTrace(f"{path}: the pickle is damaged: {error}") from error
 
 
 def _is_truncation(error: Exception) -> bool:

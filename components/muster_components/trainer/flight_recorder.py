@@ -1,0 +1,80 @@
+"""Dumps of torch's flight recorder, which knows the newest collectives of this rank, while the rank hangs.
+
+The launcher writes the path of a file into a named pipe beside the file for stacks, and a thread writes the dump there.
+The thread runs while the rank waits in a collective or for its device, since torch then does not hold the GIL. Until a
+request comes it costs nothing; the recorder itself is on by default in torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+REQUESTS_SUFFIX: Final = ".requests"
+_MAX_REQUEST_BYTES: Final = 4096
+
+
+def serve_flight_recorder(environ: Mapping[str, str]) -> None:
+    """Answer the launcher's requests in a thread of its own, if there is a launcher."""
+    path = environ.get("MUSTER_STACKS_FILE", "")
+    if not path:
+        return
+    with contextlib.suppress(OSError):
+        # Also for writing: a pipe without a writer is at its end. Data loaders must not get it.
+        requests = os.open(path + REQUESTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC)
+        threading.Thread(target=_serve, args=(requests,), name="flight-recorder", daemon=True).start()
+
+
+def recorded_collectives() -> dict[str, Any]:
+    """The newest collectives of all backends in torch's format without stacks, whose symbols take seconds to find.
+
+    The key `muster` has the rank and its process groups with their ranks, which torch does not record of gloo's.
+    """
+    found: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
+    groups: dict[str, dict[str, Any]] = {}
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        import torch._C._distributed_c10d as c10d
+        from torch.distributed import distributed_c10d
+
+        for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+            dump = getattr(c10d, name, None)
+            part = pickle.loads(dump(includeStackTraces=False)) if dump is not None else {}
+            found["version"] = part.get("version", "")
+            found["entries"] += part.get("entries", [])
+            for key in ("pg_config", "pg_status"):
+                found[key].update(part.get(key, {}))
+        world = distributed_c10d._world
+        for group, ranks in list(world.pg_group_ranks.items()):
+            if group in world.pg_names:  # else this rank is no member
+                description = getattr(group, "group_desc", "") or ""
+                groups[world.pg_names[group]] = {"desc": description, "ranks": sorted(ranks, key=ranks.__getitem__)}
+        found["muster"] = {"rank": distributed.get_rank(), "groups": groups}
+    return found
+
+
+def _serve(requests: int) -> None:
+    rest = b""
+    while True:
+        *lines, rest = (rest + os.read(requests, _MAX_REQUEST_BYTES)).split(b"\n")
+        for line in lines:
+            # A dump that fails must not end the thread, nor write a traceback into the job's log.
+            with contextlib.suppress(Exception):
+                _write(Path(os.fsdecode(line)), recorded_collectives())
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write the dump atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(pickle.dumps(content))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""Reads what torch's flight recorder knows of a rank: its newest collectives, by process group.
+
+A dump is a pickle, of `muster_components.trainer.flight_recorder` or of torch itself (`TORCH_NCCL_DUMP_ON_TIMEOUT`),
+and read like a memory snapshot, without running anything that it contains. Format: that of torch 2.11 to 2.15,
+`torch/csrc/distributed/c10d/FlightRecorder.hpp`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from muster.errors import InvalidTrace
+from muster.heartbeats.parse import parse_count
+from muster.tracing.restricted_pickle import MemoryLimits, read_open_pickle
+from muster.tracing.shared_folder import open_regular
+
+LIMITS = MemoryLimits(pickle_bytes=64 << 20, memory_bytes=1 << 30)
+MAX_GROUPS, MAX_GROUP_RANKS = 64, 4096
+_MAX_ENTRIES = 100_000
+_KEPT = 4
+"""Operations of a group that are kept: so many of the oldest ones that have not ended, and of the newest ones."""
+_MAX_NAME, _MAX_SHAPES = 80, 200
+_DUMP_NAME = re.compile(r"rank-(?P<rank>\d{1,6})\.attempt-(?P<attempt>\d{1,9})\..+\.pickle|.*?(?P<other>\d{1,6})")
+_PEER = re.compile(r"(?:send \d+->|recv \d+<-)(\d{1,6})")
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A collective, or a send or receive (`peer`: the other rank). `sequence`: its number in the group. `shapes`:
+    dtypes and sizes of inputs and outputs. gloo reports no start. `called_us`: Unix time of the call."""
+
+    sequence: int
+    name: str
+    shapes: str = ""
+    has_started: bool = False
+    has_ended: bool = False
+    peer: int | None = None
+    called_us: int = 0
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """How far a rank is in a process group of one backend. `ranks`: its members, empty if unknown. `entered`: the
+    number of the last collective that it has called; 0: none. `operations`: some of them, by number."""
+
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...] = ()
+    entered: int = 0
+    operations: tuple[Operation, ...] = ()
+
+    @property
+    def pending(self) -> Operation | None:
+        """The oldest collective that has not ended."""
+        return next((one for one in self.operations if not one.has_ended and one.peer is None), None)
+
+    @property
+    def transfers(self) -> tuple[Operation, ...]:
+        """The sends and receives that have not ended."""
+        return tuple(one for one in self.operations if not one.has_ended and one.peer is not None)
+
+
+class RankCollectives(msgspec.Struct, frozen=True):
+    """The process groups of a rank."""
+
+    rank: int
+    groups: tuple[GroupProgress, ...] = ()
+
+    def compact(self) -> RankCollectives:
+        """With what `muster.tracing.hangs` needs alone: of each group the operation that the rank waits in."""
+        groups = []
+        for group in self.groups:
+            waiting = [one for one in (group.pending, *group.transfers[:1]) if one is not None]
+            groups.append(msgspec.structs.replace(group, operations=tuple(waiting)))
+        return msgspec.structs.replace(self, groups=tuple(groups))
+
+
+def read_dump(path: Path) -> RankCollectives:
+    """The dump of a rank, which is in the dump, or at the end of the file's name (torch's own files).
+
+    Raises InvalidTrace if the file is none, OSError if it cannot be read.
+    """
+    with open_regular(path) as file:
+        return read_open_dump(file, path)
+
+
+def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -> RankCollectives:
+    """As `read_dump`, of an open file."""
+    content = read_open_pickle(file, path, limits, "torch's flight recorder")
+    if not isinstance(content, dict) or not {"entries", "pg_config"} & set(content):
+        raise InvalidTrace(f"{path}: must be a dump of torch's flight recorder; it has no collectives")
+    entries = content.get("entries") or ()
+    if not isinstance(entries, list | tuple):
+        raise InvalidTrace(f"{path}: entries must be a list; got {type(entries).__name__}")
+    own = content.get("muster")
+    own = own if isinstance(own, dict) else {}
+    rank = parse_count(own.get("rank"))
+    if rank is None and (match := _DUMP_NAME.fullmatch(path.name)) is not None:
+        rank = int(match["rank"] or match["other"])
+    if rank is None:
+        raise InvalidTrace(f"{path}: its name must end with the rank, as torch names its dumps")
+    return RankCollectives(rank, _groups(entries, _members(content.get("pg_config"), own.get("groups"))))
+
+
+def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Description and ranks by name of a group. torch's configuration has none of gloo's groups, Muster's has all."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for source in (config, own):
+        for name, group in source.items() if isinstance(source, dict) else ():
+            if not isinstance(name, str) or not isinstance(group, dict) or len(found) >= MAX_GROUPS:
+                continue
+            ranks = group.get("ranks")
+            if isinstance(ranks, str):  # "[0, 1]"
+                ranks = [int(number) for number in re.findall(r"\d{1,6}", ranks[: 8 * MAX_GROUP_RANKS])]
+            listed = ranks if isinstance(ranks, list | tuple) else ()
+            members = tuple(number for number in listed[:MAX_GROUP_RANKS] if parse_count(number) is not None)
+            if name and members:
+                found[name] = _text(group.get("desc")), members
+    return found
+
+
+def _groups(entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[GroupProgress, ...]:
+    """The groups with entries, and those of which this rank is a member and has called nothing."""
+    operations: dict[tuple[str, str], list[Operation]] = {}
+    descriptions: dict[str, str] = {}
+    for entry in list(entries)[-_MAX_ENTRIES:]:
+        if not isinstance(entry, dict):
+            continue
+        name, description = _group_name(entry.get("process_group"))
+        backend, colon, operation = _text(entry.get("profiling_name")).partition(":")
+        sequence = parse_count(entry.get("p2p_seq_id" if entry.get("is_p2p") is True else "collective_seq_id"))
+        if not name or not colon or sequence is None or len(operations) > MAX_GROUPS:
+            continue
+        descriptions[name] = description
+        ranks = members.get(name, ("", ()))[1]
+        operations.setdefault((name, backend), []).append(_operation(entry, sequence, operation, ranks))
+    found = [
+        GroupProgress(
+            name,
+            descriptions[name],
+            backend,
+            members.get(name, ("", ()))[1],
+            max((one.sequence for one in listed if one.peer is None), default=0),
+            _kept(listed),
+        )
+        for (name, backend), listed in operations.items()
+    ]
+    called = {name for name, _ in operations}
+    found += [GroupProgress(name, text, "", ranks) for name, (text, ranks) in members.items() if name not in called]
+    return tuple(found[:MAX_GROUPS])
+
+
+def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...]) -> Operation:
+    peer = None
+    if entry.get("is_p2p") is True and (match := _PEER.fullmatch(name)) is not None:
+        local = int(match[1])
+        peer = ranks[local] if local < len(ranks) else local
+    state = entry.get("state")
+    return Operation(
+        sequence,
+        name,
+        _shapes(entry),
+        state in ("started", "completed") or entry.get("time_discovered_started_ns") is not None,
+        entry.get("retired") is True or state == "completed",
+        peer,
+        called // 1000 if isinstance(called := entry.get("time_created_ns"), int) and called > 0 else 0,
+    )
+
+
+def _kept(listed: list[Operation]) -> tuple[Operation, ...]:
+    """The oldest that have not ended, and the newest ones. A number may occur again, in coalesced collectives."""
+    pending = [one for one in listed if not one.has_ended]
+    oldest = [one for kind in (True, False) for one in [o for o in pending if (o.peer is None) == kind][:_KEPT]]
+    kept = dict.fromkeys([*oldest, *listed[-_KEPT:]])
+    return tuple(sorted(kept, key=lambda one: (one.sequence, one.name)))
+
+
+def _shapes(entry: Mapping[str, Any]) -> str:
+    parts = (f"{entry.get(f'{side}_dtypes', '')} {entry.get(f'{side}_sizes', '')}" for side in ("input", "output"))
+    return " -> ".join(parts)[:_MAX_SHAPES]
+
+
+def _group_name(value: object) -> tuple[str, str]:
+    """Name and description of `process_group`."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return _text(value[0]), _text(value[1])
+    return "", ""
+
+
+def _text(value: object) -> str:
+    return value[:_MAX_NAME] if isinstance(value, str) else ""

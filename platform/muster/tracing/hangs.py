@@ -1,0 +1,178 @@
+"""Which rank the others wait for, from the collectives that each rank has entered.
+
+A rank waits for another one if its oldest unfinished collective is one that the other has not entered, or not started
+on its device, or if it sends to it or receives from it. Ranks that others wait for, and that wait for none, are
+named. If each of them waits for another, they are in collectives of different groups, or in different ones of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from muster.text import rank_list
+from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
+
+_MAX_SENTENCES = 8
+_UNNAMED = frozenset({"", "undefined"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """Ranks that are in an operation of a group and wait for others. `is_entered`: the others have called it too."""
+
+    group: GroupProgress
+    operation: Operation
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    is_entered: bool = False
+
+
+@dataclass(slots=True)
+class _Members:
+    """The progress of the ranks in one group."""
+
+    ranks: frozenset[int]
+    progress: dict[int, GroupProgress] = field(default_factory=dict)
+
+
+def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | None = None) -> list[str]:
+    """Sentences such as "rank 5 on node a never entered all-gather 288686 of group fsdp; ranks 0, 1 wait in it", the
+    most important first; empty if no rank waits. `places`: what follows a rank's number, such as " on node a"."""
+    groups = _by_group(ranks)
+    found = [sentence for members in groups for sentence in _mismatches(members)]
+    waits = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
+    waits.sort(key=lambda wait: wait.operation.called_us)
+    waiting_ranks = {rank for wait in waits for rank in wait.waiting}
+    guilty = {rank for wait in waits for rank in wait.missing} - waiting_ranks
+    for wait in waits:
+        blamed = [rank for rank in wait.missing if rank in guilty]
+        if blamed:
+            found.append(_blame(wait, blamed, places or {}))
+    if waits and not guilty and not found:
+        found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in waits[:4])}")
+    if not found:
+        found += [sentence for members in groups for sentence in _common(members)]
+    return list(dict.fromkeys(found))[:_MAX_SENTENCES]
+
+
+def _by_group(ranks: Iterable[RankCollectives]) -> list[_Members]:
+    """The groups with the progress of their members. A group without a call has no backend: that of the others."""
+    found: dict[tuple[str, tuple[int, ...], str], _Members] = {}
+    idle: list[tuple[int, GroupProgress]] = []
+    for one in ranks:
+        for group in one.groups:
+            if not group.backend:
+                idle.append((one.rank, group))
+                continue
+            key = (group.name, group.ranks, group.backend)
+            found.setdefault(key, _Members(frozenset(group.ranks))).progress[one.rank] = group
+    for rank, group in idle:
+        for (name, members, _), entry in found.items():
+            if (name, members) == (group.name, group.ranks):
+                entry.progress.setdefault(rank, group)
+    return list(found.values())
+
+
+def _waits(members: _Members) -> list[_Wait]:
+    """The oldest collective of the group that some ranks are in and others are not."""
+    pending = {rank: group.pending for rank, group in members.progress.items()}
+    first = min((one.sequence for one in pending.values() if one is not None), default=None)
+    if first is None:
+        return []
+    inside = {rank: one for rank, one in pending.items() if one is not None and one.sequence == first}
+    missing = tuple(sorted(rank for rank, group in members.progress.items() if group.entered < first))
+    earliest = min(inside, key=lambda rank: inside[rank].called_us)
+    operation, group = inside[earliest], members.progress[earliest]
+    if missing:
+        return [_Wait(group, operation, tuple(sorted(inside)), missing)]
+    started = tuple(sorted(rank for rank, one in inside.items() if one.has_started))
+    behind = tuple(sorted(set(inside) - set(started)))
+    return [_Wait(group, operation, started, behind, is_entered=True)] if started and behind else []
+
+
+def _transfers(ranks: Iterable[RankCollectives]) -> list[_Wait]:
+    """Sends and receives that have not ended, whose other rank is in none with this one."""
+    known = {one.rank: one for one in ranks}
+    met = {
+        (rank, operation.peer, group.name)
+        for rank, one in known.items()
+        for group in one.groups
+        for operation in group.transfers
+    }
+    return [
+        _Wait(group, operation, (rank,), (operation.peer,))
+        for rank, one in sorted(known.items())
+        for group in one.groups
+        for operation in group.transfers[:1]
+        if operation.peer in known and (operation.peer, rank, group.name) not in met
+    ]
+
+
+def _mismatches(members: _Members) -> list[str]:
+    """Ranks that are in different collectives of the same number, or with different shapes."""
+    pending = {rank: one for rank, group in members.progress.items() if (one := group.pending) is not None}
+    if not pending:
+        return []
+    first = min(one.sequence for one in pending.values())
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for rank, one in sorted(pending.items()):
+        if one.sequence == first:
+            kinds.setdefault((one.name, one.shapes if _has_equal_shapes(one.name) else ""), []).append(rank)
+    if len(kinds) < 2:
+        return []
+    label = _label(next(iter(members.progress.values())))
+    same_name = len({name for name, _ in kinds}) == 1
+    parts = [
+        f"{rank_list(ranks)} in {_title(name)}" + (f" of {shapes}" if same_name else "")
+        for (name, shapes), ranks in sorted(kinds.items(), key=lambda item: (len(item[1]), item[1]))
+    ]
+    what = "shapes" if same_name else "collectives"
+    return [f"different {what} are number {first} of {label}: {'; '.join(parts)}"]
+
+
+def _common(members: _Members) -> list[str]:
+    """All ranks are in the same collective, which does not end."""
+    first = {one.sequence for group in members.progress.values() if (one := group.pending) is not None}
+    inside = [rank for rank, group in members.progress.items() if group.pending is not None]
+    if len(first) != 1 or len(inside) < 2 or (members.ranks and set(inside) != members.ranks):
+        return []
+    group = members.progress[inside[0]]
+    assert group.pending is not None
+    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end"]
+
+
+def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str:
+    who = f"rank {blamed[0]}{places.get(blamed[0], '')}" if len(blamed) == 1 else rank_list(blamed)
+    others = f"{rank_list(wait.waiting)} {'waits' if len(wait.waiting) == 1 else 'wait'} in it"
+    what = _called(wait.group, wait.operation)
+    if wait.operation.peer is not None:
+        return f"{rank_list(wait.waiting)} waits in {what} for {who}"
+    if wait.is_entered:
+        return f"{who} entered {what}, and {'has' if len(blamed) == 1 else 'have'} not started it; {others}"
+    return f"{who} never entered {what}; {others}"
+
+
+def _state(wait: _Wait) -> str:
+    return f"{rank_list(wait.waiting)} in {_called(wait.group, wait.operation)}, without {rank_list(wait.missing)}"
+
+
+def _called(group: GroupProgress, operation: Operation) -> str:
+    if operation.peer is not None:
+        return f"a {operation.name.partition(' ')[0]} of {_label(group)}"
+    return f"{_title(operation.name)} {operation.sequence} of {_label(group)}"
+
+
+def _title(name: str) -> str:
+    """`all-gather` of `_all_gather_base`, as torch names it."""
+    return name.strip("_").removesuffix("_base").replace("_", "-").lower()
+
+
+def _label(group: GroupProgress) -> str:
+    name = group.name if group.description in _UNNAMED else group.description
+    return f"group {name.removeprefix('mesh_')}"
+
+
+def _has_equal_shapes(name: str) -> bool:
+    """Whether all ranks must give tensors of the same shapes."""
+    return _title(name).split("-coalesced")[0] in ("all-reduce", "all-gather", "reduce-scatter", "broadcast")

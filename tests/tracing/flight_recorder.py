@@ -1,0 +1,49 @@
+"""Dumps of torch's flight recorder in the format that torch 2.11 and 2.13 write (version 2.10), for ranks that hang."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+
+def entry(
+    sequence: int,
+    operation: str = "nccl:_all_gather_base",
+    group: tuple[str, str] = ("1", "mesh_fsdp"),
+    state: str = "completed",
+    **changes: Any,
+) -> dict[str, Any]:
+    """One collective; `state` as torch reports it: scheduled, started or completed."""
+    fields: dict[str, Any] = {
+        "record_id": sequence, "pg_id": 0, "process_group": group, "thread_name": "python", "thread_id": "1",
+        "collective_seq_id": sequence, "p2p_seq_id": 0, "op_id": sequence, "profiling_name": operation,
+        "time_created_ns": 1_795_458_652_000_000_000 + sequence, "input_sizes": [[16]], "input_dtypes": ["Float"],
+        "output_sizes": [[32]], "output_dtypes": ["Float"], "state": state,
+        "time_discovered_started_ns": None if state == "scheduled" else 1,
+        "time_discovered_completed_ns": 2 if state == "completed" else None,
+        "retired": state == "completed", "timeout_ms": 600_000, "is_p2p": False,
+    }  # fmt: skip
+    return fields | changes
+
+
+def transfer(operation: str, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started") -> dict[str, Any]:
+    """A send or receive, such as `nccl:recv 1<-0`."""
+    return entry(1, operation, group, state, is_p2p=True, collective_seq_id=0, p2p_seq_id=1)
+
+
+def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None) -> dict[str, Any]:
+    """A dump with these collectives; `groups`: description and ranks by name, as torch writes them of NCCL."""
+    config = {name: {"name": name, "desc": desc, "ranks": ranks} for name, (desc, ranks) in (groups or {}).items()}
+    return {
+        "version": "2.10", "comm_lib_version": "2.27.5", "pg_config": config, "pg_status": {}, "entries": list(entries),
+    }  # fmt: skip
+
+
+def write_dumps(folder: Path, dumps: dict[int, dict[str, Any]], prefix: str = "nccl_trace_rank_") -> list[Path]:
+    """The files that torch's watchdog writes, by rank."""
+    paths = []
+    for rank, content in dumps.items():
+        paths.append(folder / f"{prefix}{rank}")
+        paths[-1].write_bytes(pickle.dumps(content))
+    return paths

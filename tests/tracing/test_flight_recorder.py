@@ -1,0 +1,123 @@
+"""Dumps of torch's flight recorder: torch's own, and files that are none."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.tracing.flight_recorder import dump, entry, write_dumps
+
+from muster.errors import InvalidTrace
+from muster.tracing.flight_recorder import MAX_GROUPS, read_dump
+from muster_components.trainer.flight_recorder import recorded_collectives
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def written(folder: Path, content: object, name: str = "rank-0.attempt-0.s1.pickle") -> Path:
+    path = folder / name
+    path.write_bytes(pickle.dumps(content))
+    return path
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_collectives_that_torch_recorded_are_read(tmp_path: Path) -> None:
+    group = dist.new_group([0], group_desc="mine")
+    dist.all_reduce(torch.ones(3))
+    before = {one.name: one for one in read_dump(written(tmp_path, recorded_collectives())).groups}
+    for _ in range(6):
+        dist.all_reduce(torch.ones(2, 3), group=group)
+    found = read_dump(written(tmp_path, recorded_collectives()))
+    assert found.rank == 0
+    own = next(one for one in found.groups if one.description == "mine")
+    known = before[own.name].entered if own.name in before else 0
+    assert (own.backend, own.ranks, own.entered, own.pending) == ("gloo", (0,), known + 6, None)
+    newest = own.operations[-1]
+    assert (newest.sequence, newest.name, newest.has_ended) == (known + 6, "all_reduce", True)
+    assert newest.shapes == "['Float'] [[2, 3]] -> ['Float'] [[2, 3]]"
+
+
+def test_without_a_process_group_a_dump_has_no_groups(tmp_path: Path) -> None:
+    assert not dist.is_initialized()
+    found = read_dump(written(tmp_path, recorded_collectives(), "rank-7.attempt-0.s1.pickle"))
+    assert (found.rank, found.groups) == (7, ())
+
+
+def test_the_rank_of_a_file_of_torchs_watchdog_is_in_its_name(tmp_path: Path) -> None:
+    (path,) = write_dumps(tmp_path, {12: dump(entry(3), groups={"1": ("mesh_fsdp", "[4, 12]")})})
+    found = read_dump(path)
+    (group,) = found.groups
+    assert (found.rank, group.ranks, group.entered, group.backend) == (12, (4, 12), 3, "nccl")
+    renamed = path.rename(tmp_path / "dump")
+    with pytest.raises(InvalidTrace, match="its name must end with the rank"):
+        read_dump(renamed)
+
+
+class Call:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return Path.mkdir, (self.folder,)
+
+
+def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
+    path = written(tmp_path, dump(entry(1, more=Call(tmp_path / "made"))))
+    with pytest.raises(InvalidTrace, match="which is not run"):
+        read_dump(path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "must be a dump of torch's flight recorder; it has no collectives"),
+        ({"segments": []}, "must be a dump of torch's flight recorder; it has no collectives"),
+        ({"entries": {"a": 1}}, "entries must be a list; got dict"),
+    ],
+)
+def test_what_is_no_dump_is_refused_with_the_reason(tmp_path: Path, content: object, message: str) -> None:
+    with pytest.raises(InvalidTrace, match=re.escape(message)):
+        read_dump(written(tmp_path, content))
+
+
+def test_a_truncated_dump_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, dump(entry(1)))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InvalidTrace, match="truncated"):
+        read_dump(path)
+
+
+def test_invalid_values_of_a_dump_are_left_out(tmp_path: Path) -> None:
+    config = {1: {}, "2": None, "3": {"ranks": 5}, "4": {"desc": 1, "ranks": "[x]"}, "5": {"ranks": [0, -1, "a", 2]}}
+    bad = [
+        None, {}, entry(1, process_group=None), entry(1, collective_seq_id="x"), entry(1, profiling_name="noname"),
+        entry(-1), entry(1, retired="yes", time_created_ns="x") | {"state": 5},
+    ]  # fmt: skip
+    found = read_dump(written(tmp_path, {"entries": bad, "pg_config": config, "muster": {"rank": "x", "groups": [1]}}))
+    (group, idle) = found.groups
+    assert (group.name, group.entered, group.operations[0].has_ended) == ("1", 1, False)
+    assert (idle.name, idle.ranks) == ("5", (0, 2))
+
+
+def test_the_groups_and_operations_that_are_kept_are_bounded(tmp_path: Path) -> None:
+    many = [entry(number, state="scheduled") for number in range(5000)]
+    many += [entry(1, group=(f"g{number}", "")) for number in range(1000)]
+    found = read_dump(written(tmp_path, dump(*many)))
+    assert len(found.groups) <= MAX_GROUPS
+    (group,) = (one for one in found.groups if one.name == "1")
+    assert [one.sequence for one in group.operations] == [0, 1, 2, 3, 4996, 4997, 4998, 4999]
+    assert group.entered == 4999

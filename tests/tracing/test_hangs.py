@@ -1,0 +1,127 @@
+"""Which rank the others wait for, from dumps of torch's flight recorder.
+
+The dumps of NCCL are synthetic, in the format that torch writes; those of gloo in tests/launch/test_stack_dumps.py and
+in test_flight_recorder.py are torch's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.tracing.flight_recorder import dump, entry, transfer, write_dumps
+
+from muster.tracing.flight_recorder import read_dump
+from muster.tracing.hangs import explain_hang
+
+FSDP = {"1": ("mesh_fsdp", "[0, 1, 2, 3]")}
+
+
+def explained(folder: Path, dumps: dict[int, dict[str, Any]], places: dict[int, str] | None = None) -> list[str]:
+    return explain_hang([read_dump(path) for path in write_dumps(folder, dumps)], places)
+
+
+def test_the_rank_that_did_not_enter_a_collective_is_named_with_its_place(tmp_path: Path) -> None:
+    inside = [entry(288685), entry(288686, state="started")]
+    dumps = {rank: dump(*inside, groups=FSDP) for rank in (0, 1, 3)} | {2: dump(entry(288685), groups=FSDP)}
+    assert explained(tmp_path, dumps, {2: " on node gpu-7"}) == [
+        "rank 2 on node gpu-7 never entered all-gather 288686 of group fsdp; ranks 0, 1, 3 wait in it"
+    ]
+
+
+def test_ranks_that_have_called_later_collectives_ahead_of_their_device_wait_in_the_oldest_one(tmp_path: Path) -> None:
+    ahead = [entry(9), entry(10, state="started"), *(entry(number, state="scheduled") for number in range(11, 400))]
+    dumps = {0: dump(*ahead, groups=FSDP), 1: dump(entry(9), groups=FSDP)}
+    assert explained(tmp_path, dumps) == ["rank 1 never entered all-gather 10 of group fsdp; rank 0 waits in it"]
+
+
+def test_a_rank_whose_device_has_not_started_the_collective_is_named(tmp_path: Path) -> None:
+    dumps = {
+        0: dump(entry(10, state="started"), groups=FSDP),
+        1: dump(entry(10, state="scheduled"), groups=FSDP),
+    }
+    assert explained(tmp_path, dumps) == [
+        "rank 1 entered all-gather 10 of group fsdp, and has not started it; rank 0 waits in it"
+    ]
+
+
+def test_a_rank_that_has_called_no_collective_of_the_group_is_named(tmp_path: Path) -> None:
+    dumps = {0: dump(entry(1, state="started"), groups=FSDP), 1: dump(groups=FSDP)}
+    assert explained(tmp_path, dumps) == ["rank 1 never entered all-gather 1 of group fsdp; rank 0 waits in it"]
+
+
+def test_a_rank_that_itself_waits_for_another_one_is_not_blamed(tmp_path: Path) -> None:
+    """Rank 1 misses in the group of 0 and 1 because it waits for rank 2 in another group."""
+    tensor = ("3", "mesh_tp")
+    groups = {"1": ("mesh_fsdp", "[0, 1]"), "3": ("mesh_tp", "[1, 2]")}
+    dumps = {
+        0: dump(entry(5, state="started"), groups={"1": groups["1"]}),
+        1: dump(entry(4), entry(8, "nccl:all_reduce", tensor, "started"), groups=groups),
+        2: dump(entry(7, "nccl:all_reduce", tensor), groups={"3": groups["3"]}),
+    }
+    assert explained(tmp_path, dumps) == ["rank 2 never entered all-reduce 8 of group tp; rank 1 waits in it"]
+
+
+def test_of_several_collectives_without_the_same_rank_the_one_that_was_called_first_comes_first(tmp_path: Path) -> None:
+    world = ("0", "default_pg")
+    groups = {"0": ("default_pg", "[0, 1, 2]"), "1": ("mesh_fsdp", "[1, 2]")}
+    later = entry(1, "nccl:barrier", world, "started", time_created_ns=1_795_458_652_000_009_000)
+    dumps = {
+        0: dump(later, groups={"0": groups["0"]}),
+        1: dump(entry(5, state="started"), groups=groups),
+        2: dump(entry(4), groups=groups),
+    }
+    assert explained(tmp_path, dumps) == [
+        "rank 2 never entered all-gather 5 of group fsdp; rank 1 waits in it",
+        "rank 2 never entered barrier 1 of group default_pg; rank 0 waits in it",
+    ]
+
+
+def test_different_collectives_of_the_same_number_are_named(tmp_path: Path) -> None:
+    dumps = {rank: dump(entry(5, state="started"), groups=FSDP) for rank in (0, 1, 2)}
+    dumps[3] = dump(entry(5, "nccl:_reduce_scatter_base", state="started"), groups=FSDP)
+    assert explained(tmp_path, dumps) == [
+        "different collectives are number 5 of group fsdp: rank 3 in reduce-scatter; ranks 0, 1, 2 in all-gather"
+    ]
+
+
+def test_different_shapes_of_a_collective_are_named(tmp_path: Path) -> None:
+    dumps = {rank: dump(entry(5, "nccl:all_reduce", state="started"), groups=FSDP) for rank in (0, 1)}
+    dumps[2] = dump(entry(5, "nccl:all_reduce", state="started", input_sizes=[[17]]), groups=FSDP)
+    (sentence,) = explained(tmp_path, dumps)
+    assert sentence.startswith("different shapes are number 5 of group fsdp: rank 2 in all-reduce of ['Float'] [[17]]")
+
+
+def test_shapes_may_differ_where_torch_allows_it(tmp_path: Path) -> None:
+    dumps = {rank: dump(entry(5, "nccl:all_to_all", state="started", input_sizes=[[rank]])) for rank in (0, 1)}
+    assert explained(tmp_path, dumps) == ["ranks 0, 1 are all in all-to-all 5 of group fsdp, which does not end"]
+
+
+def test_ranks_that_enter_collectives_of_two_groups_in_opposite_order_wait_for_each_other(tmp_path: Path) -> None:
+    groups = {"1": ("mesh_fsdp", "[0, 1]"), "3": ("mesh_tp", "[0, 1]")}
+    tensor = ("3", "mesh_tp")
+    dumps = {
+        0: dump(entry(5, state="started"), entry(7, "nccl:all_reduce", tensor), groups=groups),
+        1: dump(entry(4), entry(8, "nccl:all_reduce", tensor, "started"), groups=groups),
+    }
+    (sentence,) = explained(tmp_path, dumps)
+    assert sentence.startswith(
+        "ranks wait for each other: rank 0 in all-gather 5 of group fsdp, without rank 1; rank 1"
+    )
+
+
+def test_a_receive_names_the_rank_that_does_not_send(tmp_path: Path) -> None:
+    """The ranks in torch's name are those of the group."""
+    groups = {"2": ("mesh_pp", "[1, 3]")}
+    dumps = {1: dump(transfer("nccl:recv 0<-1"), groups=groups), 3: dump(groups=groups)}
+    assert explained(tmp_path, dumps) == ["rank 1 waits in a recv of group pp for rank 3"]
+    dumps[3] = dump(transfer("nccl:send 1->0"), groups=groups)
+    assert explained(tmp_path, dumps) == []
+
+
+def test_ranks_without_a_dump_are_not_blamed(tmp_path: Path) -> None:
+    assert explained(tmp_path, {0: dump(entry(5, state="started"), groups=FSDP)}) == []
+
+
+def test_ranks_that_wait_for_nothing_have_no_sentence(tmp_path: Path) -> None:
+    assert explained(tmp_path, {rank: dump(entry(5), groups=FSDP) for rank in range(4)}) == []
