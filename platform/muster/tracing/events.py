@@ -96,7 +96,7 @@ class TransferCalls:
     """Calls of sends and receives by the host, by start: what the events of their transfers do not say.
 
     `peer` is the other rank's position in the process group, `group` the group's name as a position in `names`; -1:
-    not recorded.
+    not recorded, also for `message_bytes`.
     """
 
     start: Int64
@@ -104,6 +104,7 @@ class TransferCalls:
     sends: Mask
     peer: Int32
     group: Int32
+    message_bytes: Int64
 
     def __len__(self) -> int:
         return len(self.start)

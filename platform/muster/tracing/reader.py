@@ -153,8 +153,8 @@ class _ColumnBuilder:
     details: DetailColumns | None = None
     memory: list[NDArray[np.float64]] = field(default_factory=list)
     """Rows of time in microseconds, bytes, and type of the device."""
-    transfers: list[tuple[float, float, bool, int, int]] = field(default_factory=list)
-    """Start and duration in microseconds, whether it sends, peer, group."""
+    transfers: list[tuple[float, float, bool, int, int, int]] = field(default_factory=list)
+    """Start and duration in microseconds, whether it sends, peer, group, bytes."""
 
     def add(self, events: list[RawEvent]) -> None:
         self.decoded_events += len(events)
@@ -233,23 +233,24 @@ class _ColumnBuilder:
         )
 
     def _add_transfer(self, event: RawEvent, args: EventArguments | None) -> None:
-        sends, peer, group = TRANSFER_OPERATORS.get(event.name), -1, -1
+        sends, peer, group, size = TRANSFER_OPERATORS.get(event.name), -1, -1, -1
         if args is not None and event.name == CALL_RECORD:
             sends, peer = TRANSFER_RECORDS.get(str(args.collective)), _parse_id(args.peer)
             group = -1 if args.group is None else self.names.setdefault(str(args.group), len(self.names))
+            size = _message_bytes(args)
         elif args is not None and isinstance(args.inputs, list) and len(args.inputs) > PEER_INPUT:
             peer = _parse_id(args.inputs[PEER_INPUT])
         if sends is not None and event.ts is not None and event.dur is not None:
-            self.transfers.append((event.ts, event.dur, sends, min(peer, MAX_RANK), group))
+            self.transfers.append((event.ts, event.dur, sends, min(peer, MAX_RANK), group, size))
 
     def transfer_calls(self, origin_us: float) -> TransferCalls | None:
         """By start; NCCL's records if there are any, since they are within the calls of the operators."""
         known = [call for call in self.transfers if call[4] >= 0] or self.transfers
         if not known:
             return None
-        ts, dur, sends, peer, group = (np.array(column) for column in zip(*sorted(known), strict=True))
+        ts, dur, sends, peer, group, size = (np.array(column) for column in zip(*sorted(known), strict=True))
         start, end = (np.rint((us - origin_us) * 1000).astype(np.int64) for us in (ts, ts + dur))
-        return TransferCalls(start, end, sends, peer.astype(np.int32), group.astype(np.int32))
+        return TransferCalls(start, end, sends, peer.astype(np.int32), group.astype(np.int32), size)
 
     def memory_samples(self, origin_us: float) -> MemorySamples:
         """All samples of one kind of device."""

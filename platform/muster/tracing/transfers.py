@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from muster.tracing.events import Events, Mask, ProcessGroup, Trace, TransferCalls
 from muster.tracing.hta_breakdown import launch_times
-from muster.tracing.spans import Int64, Spans
+from muster.tracing.spans import Int64, Spans, covered_within
 from muster.tracing.steps import NO_STEP, StepTable
 
 POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
@@ -27,9 +27,9 @@ MAX_TRANSFERS = 20_000
 class TransferTable:
     """The sends and receives of one rank in its steps.
 
-    A transfer is (`events`: position of its event, `step`, `sends`, `peer`: global rank), in the order of the calls.
-    Of each event, in nanoseconds since the origin: `start` is when it was posted, [`wait_start`, `end`) when the rank
-    waited for it.
+    A transfer is (`event`: position of its event, `step`, `sends`, `peer`: global rank, `message_bytes`: -1 if
+    unknown), in the order of the calls. Of each event, in nanoseconds since the origin: `start` is when it was posted,
+    [`wait_start`, `end`) when the rank waited for it; `exposed_ns` is the time of it in which nothing computed.
     """
 
     group: str
@@ -37,9 +37,11 @@ class TransferTable:
     step: Int64
     sends: Mask
     peer: Int64
+    message_bytes: Int64
     start: Int64
     wait_start: Int64
     end: Int64
+    exposed_ns: Int64
 
     def events(self) -> dict[tuple[int, int], int]:
         """The event with each start and end."""
@@ -98,16 +100,18 @@ def transfer_table(
         if len(ranks) == 2:
             peer[(peer < 0) & named] = ranks[ranks != trace.rank][0]
     with_peer = peer >= 0
-    at, peer, sends = at[with_peer], peer[with_peer], calls.sends[with_peer]
+    at, peer, calls = at[with_peer], peer[with_peer], _select(calls, np.flatnonzero(with_peer))
     return TransferTable(
         group="" if group is None else group.name,
         event=at,
         step=steps.numbers[step[at]],
-        sends=sends,
+        sends=calls.sends,
         peer=peer,
+        message_bytes=calls.message_bytes,
         start=events.start,
         wait_start=wait_start,
         end=events.end,
+        exposed_ns=covered_within(exposed, Spans(wait_start, np.maximum(events.end, wait_start))),
     )
 
 
@@ -135,15 +139,17 @@ def _calls_of_kernels(trace: Trace, steps: StepTable, launched: Int64, step: Int
 def _calls_of_annotations(trace: Trace, events: Events) -> tuple[TransferCalls, Int64]:
     """A call for each event: the last one of its direction that began before it; without one its peer is unknown."""
     sends = np.array([name.lower().endswith("send") for name in trace.names], dtype=bool)[events.name]
-    peer, group = (np.full(len(events), -1, dtype=np.int32) for _ in range(2))
+    peer, group, size = np.full((3, len(events)), -1)
     calls = trace.transfers
     for direction in (True, False) if calls is not None else ():
         assert calls is not None
         of = np.flatnonzero(calls.sends == direction)
         at = np.searchsorted(calls.start[of], events.start, side="right") - 1
         mine = (sends == direction) & (at >= 0)
-        peer[mine], group[mine] = calls.peer[of[at[mine]]], calls.group[of[at[mine]]]
-    return TransferCalls(events.start, events.end, sends, peer, group), np.arange(len(events), dtype=np.int64)
+        which = of[at[mine]]
+        peer[mine], group[mine], size[mine] = calls.peer[which], calls.group[which], calls.message_bytes[which]
+    found = TransferCalls(events.start, events.end, sends, peer.astype(np.int32), group.astype(np.int32), size)
+    return found, np.arange(len(events), dtype=np.int64)
 
 
 def _select(calls: TransferCalls, which: NDArray[np.intp]) -> TransferCalls:
@@ -151,7 +157,7 @@ def _select(calls: TransferCalls, which: NDArray[np.intp]) -> TransferCalls:
 
 
 _NO_CALLS = TransferCalls(
-    *(np.empty(0, dtype=kind) for kind in (np.int64, np.int64, np.bool_, np.int32, np.int32))  # type: ignore[arg-type]
+    *(np.empty(0, dtype=kind) for kind in (np.int64, np.int64, np.bool_, np.int32, np.int32, np.int64))  # type: ignore[arg-type]
 )
 
 

@@ -7,7 +7,7 @@ are shares of a step, larger on the CPU, where ranks disturb each other.
 from __future__ import annotations
 
 from muster.tracing.rank_comparison import RankComparison
-from muster.tracing.verdicts.communication import exposed_collectives, late_ranks
+from muster.tracing.verdicts.communication import exposed_collectives, late_ranks, slow_links
 from muster.tracing.verdicts.host import allocations, blocked_hosts, compilations, graph_breaks, launch_bound
 from muster.tracing.verdicts.types import Cause, Detector, Verdict, describe
 from muster.tracing.verdicts.work import excess_bubble, extra_work, slower_work, stage_imbalance
@@ -22,12 +22,20 @@ DETECTORS: tuple[Detector, ...] = (
     slower_work,
     stage_imbalance,
     exposed_collectives,
+    slow_links,
     launch_bound,
     graph_breaks,
 )
 _OF_WORK = (Cause.EXTRA_KERNELS, Cause.SLOW_DEVICE)
 # Whatever slows one stage down makes the others wait.
-_OF_STAGES = (*_OF_WORK, Cause.STAGE_IMBALANCE, Cause.RECOMPILATION, Cause.HOST_BLOCKED, Cause.LAUNCH_BOUND)
+_OF_STAGES = (
+    *_OF_WORK,
+    Cause.STAGE_IMBALANCE,
+    Cause.RECOMPILATION,
+    Cause.HOST_BLOCKED,
+    Cause.LAUNCH_BOUND,
+    Cause.SLOW_NETWORK,
+)
 
 
 def derive_verdicts(ranks: RankComparison) -> tuple[Verdict, ...]:

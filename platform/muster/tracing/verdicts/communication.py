@@ -9,14 +9,16 @@ import numpy as np
 
 from muster.tracing.exposed_waits import exposed_waits
 from muster.tracing.formatting import format_list, format_seconds
+from muster.tracing.links import LARGE_MESSAGE_BYTES, links
 from muster.tracing.rank_comparison import MatchedCollective, RankComparison
 from muster.tracing.verdicts.host import min_cost_ms
 from muster.tracing.verdicts.types import Cause, Verdict
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
-LARGE_MESSAGE_BYTES = 1 << 20
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link
+SLOW_LINK_RATIO = 3.0  # to the transfers between other stages
 MAX_BLOCKS = 4
+NETWORK_ADVICE = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
 LATE_STEPS = 0.6  # of the steps in which a late rank must be the one that others wait for longest
 
 
@@ -35,11 +37,34 @@ def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
         )
         if large and (bandwidth := float(np.median(large))) < SLOW_BUS_GB_S:
             evidence += f", with a bus bandwidth of {bandwidth:.3g} GB/s"
-            advice = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
-            yield Verdict((), None, Cause.SLOW_NETWORK, exposed_ms, evidence, 0.8, advice)
+            yield Verdict((), None, Cause.SLOW_NETWORK, exposed_ms, evidence, 0.8, NETWORK_ADVICE)
         else:
             advice = "Prefetch earlier, use larger local batches, or shard over fewer ranks"
             yield Verdict((), None, cause, exposed_ms, evidence, 0.6, advice)
+
+
+def slow_links(ranks: RankComparison) -> Iterator[Verdict]:
+    """Sends and receives between two stages of a pipeline that take a large part of the step while nothing computes."""
+    found = links(ranks) if ranks.on_device else ()
+    for link in found:
+        if link.exposed_ms < EXPOSED_SHARE * ranks.step_ms:
+            continue
+        others = [other.transfer_ms for other in found if other is not link]
+        evidence = f"a transfer between ranks {link.ranks[0]} and {link.ranks[1]} takes {_seconds(link.transfer_ms)}"
+        if link.gb_s is not None:
+            evidence += f" ({link.gb_s:.3g} GB/s)"
+        if others:
+            evidence += f", between others {_seconds(float(np.median(others)))}"
+        slower = bool(others) and link.transfer_ms >= SLOW_LINK_RATIO * float(np.median(others))
+        if slower or (link.gb_s is not None and link.gb_s < SLOW_BUS_GB_S):
+            yield Verdict(link.ranks, None, Cause.SLOW_NETWORK, link.exposed_ms, evidence, 0.8, NETWORK_ADVICE)
+        else:
+            advice = "Use larger micro-batches, fewer stages, or a schedule that overlaps transfers"
+            yield Verdict(link.ranks, None, Cause.EXPOSED_COMMUNICATION, link.exposed_ms, evidence, 0.6, advice)
+
+
+def _seconds(ms: float) -> str:
+    return format_seconds(ms / 1e3)
 
 
 def _exposed_ms(ranks: RankComparison, found: Sequence[MatchedCollective]) -> float:

@@ -65,7 +65,7 @@ _PHRASES = {
     Cause.EXPOSED_ALL_GATHER: "all-gathers run while nothing computes",
     Cause.EXPOSED_REDUCE_SCATTER: "reduce-scatters run while nothing computes",
     Cause.EXPOSED_ALL_REDUCE: "all-reduces run while nothing computes",
-    Cause.EXPOSED_COMMUNICATION: "collectives run while nothing computes",
+    Cause.EXPOSED_COMMUNICATION: "communication runs while nothing computes",
     Cause.SLOW_NETWORK: "the network between the ranks is slow",
     Cause.LAUNCH_BOUND: "the host launches small kernels too slowly",
     Cause.LATE_RANK: "the other ranks wait for it in collectives",
