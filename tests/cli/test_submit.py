@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import FAILURE, JOB_YAML, QUEUE_YAML, job, queue, status
@@ -292,3 +293,55 @@ def test_submit_to_a_cluster_warns_of_a_script_that_may_record_no_trace(
     assert "spec.trace may record nothing" in muster("submit", str(file), "--trace-steps", "20:25").err
     cluster.kept_jobs.clear()
     assert muster("submit", str(file)).err == ""
+
+
+def with_command(file: Path, *words: str) -> None:
+    """The job of the file with this command."""
+    document = yaml.safe_load(file.read_text())
+    document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["command"] = list(words)
+    file.write_text(yaml.safe_dump(document))
+
+
+LAUNCHER = ("python", "-m", "muster_components.launch", "--nproc", "2", "--")
+TRAINER = ("-m", "muster_components.trainer", "--data", "texts")
+
+
+@pytest.mark.parametrize("launcher", [("python",), LAUNCHER], ids=["Python", "Muster's launcher"])
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--model", "nonsense"), {"--model", "nonsense", "gpt:10m"}),
+        (("--model", "gpt:10m", "--stepz", "3"), {"--stepz", "--steps"}),
+        (("--model", "gpt:10m", "--steps=many"), {"--steps", "many"}),
+    ],
+)
+def test_flags_that_the_trainer_rejects_are_refused_before_anything_is_submitted(
+    file: Path,
+    cluster: MemoryClient,
+    muster: Muster,
+    launcher: tuple[str, ...],
+    flags: tuple[str, ...],
+    named: set[str],
+) -> None:
+    with_command(file, *launcher, *TRAINER, *flags)
+    ended = muster("submit", str(file))
+    assert (ended.code, cluster.kept_jobs) == (2, {})
+    assert named <= {*ended.words}, ended.err
+    assert "job.yaml" in ended.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*LAUNCHER, *TRAINER, "--model", "gpt:10m", "--steps", "3"),
+        (*LAUNCHER, *TRAINER, "--model", "$(MODEL)"),
+        (*LAUNCHER, *TRAINER, "--help"),
+        ("python", "train.py", "--model", "nonsense"),
+    ],
+    ids=["valid", "a variable that the kubelet expands", "help", "another program"],
+)
+def test_other_commands_are_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster, command: tuple[str, ...]
+) -> None:
+    with_command(file, *command)
+    assert (muster("submit", str(file)).code, list(cluster.kept_jobs)) == (0, ["llama"])

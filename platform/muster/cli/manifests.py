@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from muster.api.yaml_input.source_map import MAX_BYTES
 from muster.cli.options import selected_context
 from muster.cli.output import print_note
 from muster.errors import InvalidSpec, Refused
+from muster.local.command_lines import trainer_arguments
 from muster.local.environment import allow_oversubscription, pass_variables
 from muster.text import parse_duration, parse_step_range
 
@@ -114,6 +116,23 @@ def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
         job = pass_variables(allow_oversubscription(job) if overrides.oversubscribe else job, overrides.pass_names)
         jobs.append(LoadedJob(job, parsed))
     return jobs
+
+
+def check_trainer_flags(read: LoadedJob) -> None:
+    """Raises `InvalidSpec` if a role starts Muster's trainer with flags that the trainer of this version rejects. Flags
+    with variables that the kubelet expands are not checked."""
+    for index, role in enumerate(read.job.spec.roles):
+        container = role.template.spec.containers[0]
+        flags = trainer_arguments([*container.command, *container.args])
+        if flags is None or any("$(" in flag for flag in flags):
+            continue
+        # By name: no package of `muster` needs the trainer's, and a job may run with another version of it.
+        why = importlib.import_module("muster_components.trainer.flags").rejection(flags)
+        if why is not None:
+            field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
+            error = InvalidSpec(f"{field}: {why}", field=field)
+            error.job = read.name
+            raise error
 
 
 def _apply_overrides(job: TrainingJob, overrides: SpecOverrides) -> TrainingJob:

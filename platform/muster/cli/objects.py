@@ -74,7 +74,7 @@ def submit(
     as_json: bool,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.manifests import SpecOverrides, load_jobs, locate_errors, parse_env_overrides
+    from muster.cli.manifests import SpecOverrides, check_trainer_flags, load_jobs, locate_errors, parse_env_overrides
     from muster.cli.watch import print_end_and_reason, wait_for_end, watch_job
 
     names, values = parse_env_overrides(env, on_host=selected_context() is None)
@@ -85,6 +85,8 @@ def submit(
         usage_error(f"--watch: must be used with one job; the files contain {len(read)}; use --wait", "--watch")
     client = connect()
     with locate_errors(read):
+        for one in read:
+            check_trainer_flags(one)
         accepted = client.submit_all([one.job for one in read], dry_run)
     if not as_json and (omitted := client.newly_omitted(accepted)):
         print_note(f"note: {omitted.message('--env ')}")

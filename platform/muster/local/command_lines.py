@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import PurePath
 
 LAUNCHER_MODULE = "muster_components.launch"
@@ -85,13 +86,16 @@ def unknown_launcher_argument(line: list[str]) -> str | None:
     return None
 
 
+def trainer_arguments(line: list[str]) -> list[str] | None:
+    """The arguments of Muster's trainer; None if another program runs."""
+    arguments = _rank_arguments(line[1:])
+    return arguments[2:] if arguments[:2] == ["-m", _TRAINER_MODULE] else None
+
+
 def data_argument(line: list[str]) -> str | None:
     """The value of `--data` of Muster's trainer; None if another program runs."""
-    arguments = _rank_arguments(line[1:])
-    if arguments[:2] != ["-m", _TRAINER_MODULE]:
-        return None
-    data = None
-    for flag, value in zip(arguments, [*arguments[1:], None], strict=True):
+    arguments, data = trainer_arguments(line) or [], None
+    for flag, value in zip_longest(arguments, arguments[1:]):
         if flag == "--data":
             data = value
         elif flag.startswith("--data="):
