@@ -38,6 +38,9 @@ from typing import Literal, Protocol, TypeAlias
 from muster.api import spec
 from muster.model import NodeTaint, Resources
 
+VIRTUAL_NODE_LABEL = "muster.dev/virtual"
+"""The label of a virtual node of this host."""
+
 DRAIN_TAINT = "muster.dev/drain"
 """The key of the taint on a node that is drained: gangs on it checkpoint, stop and are requeued, and no gang is
 placed on it, whatever its pods tolerate."""

@@ -14,13 +14,11 @@ from muster.api import spec
 from muster.api.quantity import format_quantity
 from muster.api.validation import queue_readiness
 from muster.api.validation.queues import path_to_root, quota_tree
-from muster.cluster import NodeView
+from muster.cluster import VIRTUAL_NODE_LABEL, NodeView
 from muster.quota import QuotaUsage
 
 _FlavorResource = tuple[str, str]  # flavor, resource
 _RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")
-VIRTUAL_NODE_LABEL = "muster.dev/virtual"
-"""The label of a virtual node of this host."""
 
 
 class QueueQuotaRow(TypedDict):

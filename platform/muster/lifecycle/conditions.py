@@ -20,6 +20,13 @@ FAILED = "Failed"
 CANCELLED = "Cancelled"
 LOGS_WRITABLE = "LogsWritable"
 """On one host, of a job that has resources; present only while it is False."""
+_CONDITIONS_OF_PHASE = {
+    "Failed": (FAILED,),
+    "Cancelled": (CANCELLED,),
+    "Suspended": (SUSPENDED,),
+    "Succeeded": (COMPLETE,),
+    "Running": (PODS_READY,),
+}
 
 
 def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition | None:
@@ -138,3 +145,18 @@ def is_admitted(status: TrainingJobStatus) -> bool:
 def is_evicting(status: TrainingJobStatus) -> bool:
     """True while an admitted gang is torn down in order to be requeued."""
     return is_condition_true(status, ADMITTED) and is_condition_true(status, EVICTED)
+
+
+def explain_phase(status: TrainingJobStatus) -> tuple[str, str]:
+    """(reason, message) that explain the phase; empty if none does. A cancelled job whose processes have not ended is
+    Stopping."""
+    if status.phase == "Terminating":
+        cancelled = find_condition(status, CANCELLED)
+        return "Stopping", cancelled.message if cancelled else ""
+    for kind in _CONDITIONS_OF_PHASE.get(status.phase, (ADMITTED, EVICTED)):
+        found = find_condition(status, kind)
+        if found is not None and (found.message or found.reason):
+            return found.reason, found.message
+    if status.phase == "Pending" and status.submitted_at is None:
+        return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
+    return "", ""

@@ -27,10 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.api.quantity import parse_quantity
-from muster.cluster import NodeView
+from muster.cluster import VIRTUAL_NODE_LABEL, NodeView
 from muster.errors import ClusterError, InvalidSpec
 from muster.model import Resources
-from muster.tables import VIRTUAL_NODE_LABEL
 from muster.text import closest_match
 
 GPU = "nvidia.com/gpu"

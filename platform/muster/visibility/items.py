@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from muster.api import spec
-from muster.lifecycle.conditions import EVICTED, PODS_READY, find_condition
+from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import (
@@ -23,13 +23,6 @@ from muster.visibility.types import (
 MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
 _PREEMPTION_REASONS = ("Preempted", "Reclaimed")
-_CONDITIONS_OF_PHASE = {
-    "Failed": ("Failed",),
-    "Cancelled": ("Cancelled",),
-    "Suspended": ("Suspended",),
-    "Succeeded": ("Complete",),
-    "Running": ("PodsReady",),
-}
 
 
 def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
@@ -145,21 +138,6 @@ def preemption_of(job: spec.TrainingJob) -> Preemption | None:
 def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, resized: bool = False) -> Preemption:
     queue = job.spec.queue
     return Preemption(metadata=_job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
-
-
-def explain_phase(status: spec.TrainingJobStatus) -> tuple[str, str]:
-    """(reason, message) that explain the phase; empty if none does. A cancelled job whose processes have not ended is
-    Stopping."""
-    if status.phase == "Terminating":
-        cancelled = find_condition(status, "Cancelled")
-        return "Stopping", cancelled.message if cancelled else ""
-    for kind in _CONDITIONS_OF_PHASE.get(status.phase, ("Admitted", "Evicted")):
-        found = find_condition(status, kind)
-        if found is not None and (found.message or found.reason):
-            return found.reason, found.message
-    if status.phase == "Pending" and status.submitted_at is None:
-        return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
-    return "", ""
 
 
 def _job_meta(job: spec.TrainingJob) -> ItemMeta:

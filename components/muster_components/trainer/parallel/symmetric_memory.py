@@ -14,10 +14,11 @@ have finished the collectives before it. Multicast is not used.
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -173,10 +174,15 @@ class Float32ReduceScatter(ReduceScatter):
 
 def mean_of_shards(output: Tensor, shards: Sequence[Tensor]) -> None:
     """Write the mean of `shards` (bf16), added in float32 in their order, to `output` (float32)."""
-    _mean(output, *shards)
+    _compiled_mean()(output, *shards)
 
 
-@torch.compile(dynamic=False)
+@functools.cache
+def _compiled_mean() -> Callable[..., None]:
+    """Only a run that uses this imports the compiler, which takes a second."""
+    return torch.compile(_mean, dynamic=False)
+
+
 def _mean(output: Tensor, *shards: Tensor) -> None:
     total = shards[0].float()
     for shard in shards[1:]:

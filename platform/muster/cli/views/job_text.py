@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from muster.api.spec import TrainingJob
 from muster.lifecycle import has_terminated
+from muster.lifecycle.conditions import explain_phase
 from muster.text import format_duration, sanitize
-from muster.visibility.items import explain_phase
 
 PHASE_STYLES = {
     "Pending": "yellow",

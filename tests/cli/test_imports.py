@@ -1,0 +1,17 @@
+"""What the `muster` command imports: each start of it waits for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+import muster.cli.views.job_text, muster.cli.views.jobs, muster.cli.watch, muster.local.client
+print(*sorted({"muster.quota", "muster.scheduling", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_commands_about_jobs_on_this_host_import_neither_the_scheduler_nor_numpy() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
