@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
+from tests.tracing.flight_recorder import dump, entry
 from tests.tracing.memory_snapshots import ModelAllocator, Training, train, write_snapshot
 from tests.tracing.runs import run_folder
 
@@ -107,6 +109,25 @@ def test_memory_downloads_the_snapshots_of_the_newest_steps_from_the_store(
     assert muster("memory", "llama").out.splitlines()[0] == "llama: memory of 1 rank, steps 40 to 42"
     fetched = tmp_path / "home/fetched/default/llama-u1/traces/memory"
     assert [file.name for file in fetched.iterdir()] == ["rank-0.attempt-0.steps-40-43.pickle.gz"]
+
+
+def test_hang_downloads_the_dumps_of_the_newest_attempt_and_prefers_those_before_the_end(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    cluster.kept_jobs["llama"] = traced(f"file://{tmp_path}/store/default/llama-u1")
+    recorder = tmp_path / "store/default/llama-u1/flight-recorder"
+    recorder.mkdir(parents=True)
+    ended = muster("trace", "hang", "llama", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "NothingCollected")
+    groups = {"1": ("mesh_fsdp", "[0, 1]")}
+    for rank, entries in ((0, [entry(8, state="started")]), (1, [entry(7)])):
+        for name, content in (("0.stop", dump()), ("1.stop", dump(*entries, groups=groups)), ("1.zz", dump())):
+            (recorder / f"rank-{rank}.attempt-{name}.pickle").write_bytes(pickle.dumps(content))
+    assert muster("trace", "hang", "llama").out == (
+        "rank 1 never entered all-gather 8 of group fsdp; rank 0 waits in it\n"
+    )
+    fetched = tmp_path / "home/fetched/default/llama-u1/flight-recorder"
+    assert len(list(fetched.glob("rank-*.attempt-1.*"))) == len(list(fetched.iterdir())) == 4
 
 
 def test_a_run_above_the_option_for_fetched_bytes_is_refused(

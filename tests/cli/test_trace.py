@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 import textwrap
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 from tests.local.support import eventually, shell_job
+from tests.tracing.flight_recorder import dump, entry, write_dumps
 from tests.tracing.kineto import Event, step, write_trace
 
 from muster.api.spec import TraceCaptureStatus
@@ -95,6 +98,33 @@ def test_stacks_say_first_which_rank_is_elsewhere(llama: MemoryClient, muster: M
     assert (ended.code, ended.err) == (3, "error: the rank has no handler (NoStacks)\n")
     ended = muster("trace", "llama", "--stacks", "--steps", "3")
     assert (ended.code, "--stacks cannot be combined with --steps" in ended.err) == (2, True)
+
+
+def test_hang_names_the_rank_that_others_waited_for_in_a_run_a_folder_and_files(
+    llama: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    groups = {"1": ("mesh_fsdp", "[0, 1]")}
+    dumps = {0: dump(entry(8, state="started"), groups=groups), 1: dump(entry(7), groups=groups)}
+    expected = "rank 1 never entered all-gather 8 of group fsdp; rank 0 waits in it"
+    files = [str(file) for file in write_dumps(tmp_path, dumps)]
+    ended = muster("trace", "hang", *files)
+    assert (ended.code, ended.out) == (0, f"{expected}\n")
+    recorder = llama.run_root / "llama" / "flight-recorder"
+    recorder.mkdir(parents=True)
+    for rank, content in dumps.items():
+        for name, written in (("0.stop", dump()), ("1.stop", content)):
+            (recorder / f"rank-{rank}.attempt-{name}.pickle").write_bytes(pickle.dumps(written))
+    (recorder / "rank-7.attempt-1.stop.pickle").write_bytes(b"x")
+    ended = muster("trace", "hang", "llama")
+    assert (ended.code, ended.out) == (0, f"{expected}\n")
+    assert "rank-7.attempt-1.stop.pickle: must be a pickle" in ended.err
+    assert json.loads(muster("trace", "hang", "llama", "--json").out)["sentences"] == [expected]
+
+
+def test_hang_without_a_dump_is_refused(muster: Muster, tmp_path: Path) -> None:
+    ended = muster("trace", "hang", str(tmp_path), "--json")
+    assert (ended.code, ended.error["reason"]) == (2, "InvalidTrace")
+    assert "contains no dump of torch's flight recorder" in ended.error["message"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from muster.capture.status_changes import finished
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
 from muster.text import pluralize, rank_list
-from muster.tracing.flight_recorder import read_open_dump
+from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, read_open_dump
 from muster.tracing.hangs import explain_hang
 from muster.tracing.restricted_pickle import MemoryLimits
 from muster.tracing.shared_folder import SharedFolder
@@ -32,14 +32,12 @@ NO_LAUNCHER = (
     "no answer of a launcher; stacks are saved of ranks that Muster's components start, or: python -m "
     "muster_components.launch"
 )
-STOP_REQUEST = "stop"
-"""The id under which a launcher saves the stacks of ranks that did not stop in time."""
 _REQUEST = f"{CAPTURE}/stacks-request.json"
 _ANSWER_PREFIX = "stacks-"
 _MAX_FRAMES, _MAX_TEXT = 32, 500
 _OTHER_CODE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 _POLL_S = 0.1
-_RECORDER = re.compile(r"flight-recorder/rank-\d{1,6}\.attempt-\d{1,9}\.[A-Za-z0-9.-]{1,80}\.pickle")
+_RECORDER = re.compile(rf"{FLIGHT_RECORDER}/{RECORDER_NAME.pattern}")
 _RECORDER_LIMITS = MemoryLimits(pickle_bytes=8 << 20, memory_bytes=128 << 20)
 """A collector has little memory; 2000 collectives, torch's default, are less than 2 MiB."""
 

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +26,7 @@ from muster.cli.output import print_json, print_note, print_renderable, print_te
 from muster.errors import MusterError, Refused
 
 if TYPE_CHECKING:
-    from muster.api.spec import TraceCapture
+    from muster.api.spec import TraceCapture, TrainingJob
 
 _OPTIONS = ("stacks", "shapes", "memory", "flops", "modules")
 _DEFAULT_OPTIONS = "shapes"
@@ -185,7 +186,49 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
         print_text(change.describe())
 
 
-trace.add_section("Verbs", capture, analyze, diff)
+@click.command()
+@click.argument(
+    "runs",
+    type=FILE,
+    nargs=-1,
+    required=True,
+    metavar="RUN|JOB|FILE...",
+    help="A job, a run folder, any folder of dumps, or some dumps.",
+)
+@namespace_option
+@json_option
+def hang(runs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
+    """Say which rank the others waited for when a job hung, from dumps of torch's flight recorder.
+
+    Dumps are saved of ranks that do not stop, by `muster trace JOB --stacks`, and by torch's own watchdog. Nothing that
+    they contain is run. Exit code 2: there is no readable dump.
+    """
+    import msgspec
+
+    from muster.cli.analysis import resolve_run
+    from muster.tracing.hang_report import analyse_hang
+
+    source = resolve_run(runs[0], namespace, _fetch_recorder_dumps)[0] if len(runs) == 1 else list(map(Path, runs))
+    report = analyse_hang(source)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+        return
+    for sentence in report.sentences or ("no rank waits for another one",):
+        print_text(sentence)
+    for one in report.skipped:
+        print_note(f"{one.file}: {one.reason}")
+
+
+trace.add_section("Verbs", capture, analyze, diff, hang)
+
+
+def _fetch_recorder_dumps(job: TrainingJob) -> Path:
+    from muster.cli.analysis import fetched_folder, store_url
+    from muster.tracing.run_store import fetch_recorder_dumps
+
+    location, folder = store_url(job), fetched_folder(job)
+    fetch_recorder_dumps(location, folder)
+    return folder
 
 
 def _is_given(ctx: click.Context, option: str) -> bool:

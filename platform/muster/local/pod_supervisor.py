@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.backoff import Backoff
-from muster.capture.stacks import STOP_REQUEST, describe_stacks, read_stacks
+from muster.capture.stacks import describe_stacks, read_stacks
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.home import Home
@@ -27,6 +27,7 @@ from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_match
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.run_folder import tail
 from muster.local.store import EventRecord, PodRecord, SqliteStore
+from muster.tracing.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed

@@ -25,7 +25,15 @@ _MAX_ENTRIES = 100_000
 _KEPT = 4
 """Operations of a group that are kept: so many of the oldest ones that have not ended, and of the newest ones."""
 _MAX_NAME, _MAX_SHAPES = 80, 200
-_DUMP_NAME = re.compile(r"rank-(?P<rank>\d{1,6})\.attempt-(?P<attempt>\d{1,9})\..+\.pickle|.*?(?P<other>\d{1,6})")
+FLIGHT_RECORDER = "flight-recorder"
+"""The folder of dumps in a run folder."""
+RECORDER_NAME = re.compile(
+    r"rank-(?P<rank>\d{1,6})\.attempt-(?P<attempt>\d{1,9})\.(?P<request>[A-Za-z0-9.-]{1,80})\.pickle"
+)
+"""A dump that a launcher has requested."""
+STOP_REQUEST = "stop"
+"""The request by which a launcher saves stacks and dumps of ranks that did not stop in time."""
+_WATCHDOG_NAME = re.compile(r".*?(\d{1,6})")
 _PEER = re.compile(r"(?:send \d+->|recv \d+<-)(\d{1,6})")
 
 
@@ -99,8 +107,8 @@ def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -
     own = content.get("muster")
     own = own if isinstance(own, dict) else {}
     rank = parse_count(own.get("rank"))
-    if rank is None and (match := _DUMP_NAME.fullmatch(path.name)) is not None:
-        rank = int(match["rank"] or match["other"])
+    if rank is None and (match := RECORDER_NAME.fullmatch(path.name) or _WATCHDOG_NAME.fullmatch(path.name)):
+        rank = int(match[1])
     if rank is None:
         raise InvalidTrace(f"{path}: its name must end with the rank, as torch names its dumps")
     return RankCollectives(rank, _groups(entries, _members(content.get("pg_config"), own.get("groups"))))

@@ -27,6 +27,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from muster.errors import ClusterError, InvalidSpec, Refused
 from muster.tracing import HOW_TO_TRACE, multipart_upload
+from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import MEMORY, TRACES, parse_trace_name
@@ -232,12 +233,23 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
 
 def fetch_snapshots(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> int:
     """Download the memory snapshots of the newest steps of a run; returns how many. Raises as `fetch_run` does."""
+    missing = "has no memory snapshot; muster trace JOB --memory records them"
+    return _fetch_selected(location, folder, select_snapshots, missing, max_bytes)
+
+
+def fetch_recorder_dumps(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> int:
+    """Download the dumps of flight recorders of a run; returns how many. Raises as `fetch_run` does."""
+    missing = "has no dump of a flight recorder; they are saved of ranks that hang, and by muster trace JOB --stacks"
+    return _fetch_selected(location, folder, select_recorder_dumps, missing, max_bytes)
+
+
+def _fetch_selected(
+    location: str, folder: Path, select: Callable[[Iterable[str]], list[str]], missing: str, max_bytes: int
+) -> int:
     store, sizes = _open_run(location)
-    names = select_snapshots(sizes)
+    names = select(sizes)
     if not names:
-        raise Refused(
-            f"{location} has no memory snapshot; muster trace JOB --memory records them", reason="NothingCollected"
-        )
+        raise Refused(f"{location} {missing}", reason="NothingCollected")
     _fetch_files(store, {name: sizes[name] for name in names}, frozenset(names), folder, max_bytes)
     return len(names)
 
@@ -304,6 +316,16 @@ def select_snapshots(names: Iterable[str]) -> list[str]:
         if found is not None:
             windows.setdefault((found.attempt, found.start_step), []).append(name)
     return windows[max(windows)] if windows else []
+
+
+def select_recorder_dumps(names: Iterable[str]) -> list[str]:
+    """The names of the dumps of flight recorders of the newest attempt."""
+    attempts: dict[int, list[str]] = {}
+    for name in sorted(names):
+        folder, _, last = name.rpartition("/")
+        if folder == FLIGHT_RECORDER and (match := RECORDER_NAME.fullmatch(last)):
+            attempts.setdefault(int(match["attempt"]), []).append(name)
+    return attempts[max(attempts)] if attempts else []
 
 
 @contextmanager

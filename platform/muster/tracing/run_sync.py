@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
 from muster.tracing.run_folder import MAX_FILES, RANK_FILE
 from muster.tracing.run_store import EVENTS_FILE, MAX_FILE_BYTES
 from muster.tracing.shared_folder import SharedFolder
@@ -29,7 +30,7 @@ ARTIFACT_INTERVAL_S = 600.0
 ARTIFACTS = {
     "logs": re.compile(r"[a-z0-9][-a-z0-9]*-\d+\.attempt-\d+\.log"),
     "stacks": re.compile(r"rank-\d+\.attempt-\d+\.[A-Za-z0-9.-]+\.txt"),
-    "flight-recorder": re.compile(r"rank-\d+\.attempt-\d+\.[A-Za-z0-9.-]+\.pickle"),
+    FLIGHT_RECORDER: RECORDER_NAME,
 }
 """Files that are kept for people, by folder: uploaded less often, and always at the end."""
 

@@ -1,0 +1,72 @@
+"""Why a run hung, from the dumps of flight recorders in its run folder, or of any other folder or files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from muster.errors import InvalidTrace
+from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
+from muster.tracing.hangs import explain_hang
+from muster.tracing.run_folder import SkippedFile
+
+MAX_FILES = 4096
+
+
+class HangReport(msgspec.Struct, frozen=True):
+    """`sentences`: which rank the others wait for, the most important first; empty if no rank waits for another.
+    `ranks`: their collectives. `skipped`: files that cannot be read."""
+
+    sentences: tuple[str, ...]
+    ranks: tuple[RankCollectives, ...]
+    skipped: tuple[SkippedFile, ...]
+
+
+def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
+    """Analyse the newest dumps of a run folder, all dumps of another folder, or some files.
+
+    Raises InvalidTrace if none can be read, OSError if the folder cannot be listed.
+    """
+    files = find_dumps(source) if isinstance(source, Path) else list(source)
+    ranks: dict[int, RankCollectives] = {}
+    skipped: list[SkippedFile] = []
+    for file in files[:MAX_FILES]:
+        try:
+            found = read_dump(file)
+        except (InvalidTrace, OSError) as error:
+            skipped.append(SkippedFile(file.name, str(error).removeprefix(f"{file}: ")))
+            continue
+        if found.rank in ranks:
+            raise InvalidTrace(f"{file}: rank {found.rank} must have one dump; another one is of the same rank")
+        ranks[found.rank] = found
+    if not ranks:
+        reasons = "; ".join(f"{one.file}: {one.reason}" for one in skipped[:3])
+        raise InvalidTrace(
+            f"{files[0].parent if files else source}: no dump of a flight recorder can be read: {reasons}"
+        )
+    known = tuple(ranks[rank] for rank in sorted(ranks))
+    return HangReport(tuple(explain_hang(known)), known, tuple(skipped))
+
+
+def find_dumps(path: Path) -> list[Path]:
+    """The files of a folder; of a run folder the dumps of the newest attempt and request. Raises InvalidTrace."""
+    if path.is_file():
+        return [path]
+    folder = path / FLIGHT_RECORDER if (path / FLIGHT_RECORDER).is_dir() else path
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    requests: dict[tuple[int, str], list[Path]] = {}
+    for file in files:
+        if match := RECORDER_NAME.fullmatch(file.name):
+            requests.setdefault((int(match["attempt"]), match["request"]), []).append(file)
+    if requests:
+        # The last one of an attempt is that before the ranks are killed. Downloaded files have times of their own.
+        times = {key: max(file.stat().st_mtime_ns for file in found) for key, found in requests.items()}
+        return requests[max(requests, key=lambda key: (key[0], key[1] == STOP_REQUEST, times[key]))]
+    if not files:
+        raise InvalidTrace(
+            f"{folder}: contains no dump of torch's flight recorder; they are saved of ranks that hang, and by "
+            "muster trace JOB --stacks"
+        )
+    return files
