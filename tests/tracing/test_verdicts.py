@@ -47,6 +47,41 @@ def test_a_fault_of_one_rank_is_found_with_its_cause_and_cost(
     assert report.findings[0].startswith(f"Rank {rank}: ")
 
 
+@pytest.mark.parametrize(
+    ("annotation", "cause"),
+    [
+        ("[pl][profile][_TrainingEpochLoop].train_dataloader_next", "data-loading"),
+        ("load_batch", "data-loading"),
+        ("DataLoader wait", "data-loading"),
+        ("get_batch", "data-loading"),
+        ("train_loader", "data-loading"),
+        ("[pl][profile]save_checkpoint", "checkpoint"),
+        ("[pl][profile][Callback]ModelCheckpoint{'monitor': None}.on_train_batch_end", "checkpoint"),
+        ("ckpt", "checkpoint"),
+        ("tokenize", "host-blocked"),
+        ("evaluate", "host-blocked"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_annotations_of_other_trainers_are_known_by_their_words(
+    tmp_path: Path, annotation: str, cause: str, ranks: int
+) -> None:
+    """On one rank, and on all."""
+    blocked = GpuRank(blocked=(annotation, 20, 1))
+    job = [blocked] * ranks + [CLEAN] * (2 - ranks)
+    found = [(verdict.ranks, verdict.cause) for verdict in build(gpu_job(tmp_path, job)).verdicts]
+    assert found == [((0,) if ranks == 1 else (), cause)]
+
+
+@pytest.mark.parametrize(
+    "annotation", ["forward", "FullyShardedDataParallel._pre_forward", "[pl][profile]run_training_batch"]
+)
+def test_a_host_that_is_slow_on_all_ranks_in_a_phase_of_training_is_not_blocked(
+    tmp_path: Path, annotation: str
+) -> None:
+    assert build(gpu_job(tmp_path, [GpuRank(blocked=(annotation, 10, 1))] * 2)).verdicts == ()
+
+
 def test_a_rank_that_is_late_for_an_unknown_reason_is_named(tmp_path: Path) -> None:
     """Each kernel is a little slower, and none enough to call the device slow."""
     report = build(gpu_job(tmp_path, [CLEAN, CLEAN, GpuRank(slowdown=1.075), CLEAN]))

@@ -28,6 +28,7 @@ from muster.tracing.work_kinds import (
     SYNCHRONISATION,
     TimeCategory,
     device_work_types,
+    is_phase,
     matching_names,
 )
 
@@ -36,11 +37,6 @@ MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
 ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free)$")
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
-# Annotations around code that launches work: only time directly in them is blocked, not that of their operators.
-PHASE_NAME = re.compile(
-    r"[Ff]orward|[Bb]ackward|PP:|optimizer|clip|report|DistributedDataParallel|FSDP|Optimizer\.|##|Torch-|autograd"
-    r"|\[pl\]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +176,10 @@ def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[
 def _blocking_annotations(trace: Trace, events: Events, order: Int64, parent: Int64) -> Int64:
     """For each event (in `order`) the name of the annotation that its own time counts for; -1: none."""
     names, kinds = events.name[order], events.kind[order]
-    ignored, phase, step, communication = (
-        np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
-        for pattern in (IGNORED_ANNOTATION, PHASE_NAME, STEP_ANNOTATION, COMMUNICATION_NAME)
+    ignored, step, communication = (
+        matching_names(trace, pattern) for pattern in (IGNORED_ANNOTATION, STEP_ANNOTATION, COMMUNICATION_NAME)
     )
+    phase = np.array([is_phase(name) for name in trace.names], dtype=bool)
     is_annotation = (kinds == EventKind.ANNOTATION) & ~ignored[names]
     innermost: list[int] = []  # annotation at each event, also for operators
     for own, outer in zip(np.where(is_annotation, names, -1).tolist(), parent.tolist(), strict=True):

@@ -35,7 +35,19 @@ POINT_TO_POINT_NAME = re.compile(r"(gloo|mpi|ucc):(send|recv)")
 # torch's own annotations, and names that training loops (also Muster's trainer) use with record_function.
 AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
-DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
+# Lightning's are `[pl][profile][_TrainingEpochLoop].train_dataloader_next`, others' `load_batch` or `fetch`.
+DATA_NAME = re.compile(
+    r"enumerate\(DataLoader\)#|data$"
+    r"|(?i:.*(loader|data_?loading|load_?data|(load|get|next|fetch|read|prepare)_?batch|fetch_?data|batch_?generat))"
+    r"|(?i:fetch(ing)?$)"
+    r"|\[pl\].*_next$"
+)
+CHECKPOINT_NAME = re.compile(r"check_?point|ckpt|\bsave|_save\b|state_dict", re.IGNORECASE)
+# Around code that launches work: what its operators do is not the annotation's.
+_PHASE_NAME = re.compile(
+    r"[Ff]orward|[Bb]ackward|PP:|optimizer|clip|report|DistributedDataParallel|FullySharded|FSDP|Optimizer\.|##|Torch-"
+    r"|autograd|\[pl\]|train|iter|step$"
+)
 # FSDP2's annotations around the call of a collective: `FSDP::all_gather (layers.3)`; the root module has no name.
 FSDP_COLLECTIVE = re.compile(r"FSDP::(?:all_gather|post_backward_reduce)(?: \((?P<block>.*)\))?$")
 FSDP_ROOT = "the root module"
@@ -87,6 +99,12 @@ def nested_events(trace: Trace) -> Events:
     events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
     apart = matching_names(trace, POINT_TO_POINT_NAME)
     return events[~apart[events.name]] if apart.any() else events  # without a copy, of the largest part of most traces
+
+
+def is_phase(name: str) -> bool:
+    """Whether an annotation is around a phase of training: not around loading data or saving a checkpoint."""
+    specific = DATA_NAME.match(name) or CHECKPOINT_NAME.search(name)
+    return _PHASE_NAME.match(name) is not None and not specific
 
 
 def matching_names(trace: Trace, pattern: re.Pattern[str]) -> Mask:

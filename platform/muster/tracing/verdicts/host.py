@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +9,10 @@ import numpy as np
 
 from muster.tracing.formatting import format_seconds
 from muster.tracing.rank_comparison import Matrix, RankComparison
-from muster.tracing.rank_record import PHASE_NAME, RankRecord
+from muster.tracing.rank_record import RankRecord
 from muster.tracing.verdicts.types import Cause, Verdict
-from muster.tracing.work_kinds import DATA_NAME, NO_ANNOTATION
+from muster.tracing.work_kinds import CHECKPOINT_NAME, DATA_NAME, NO_ANNOTATION, is_phase
 
-CHECKPOINT_NAME = re.compile(r"check_?point|ckpt|\bsave|state_dict|async_save", re.IGNORECASE)
 MIN_SHARE = 0.05  # of a step, on a device
 MIN_SHARE_CPU = 0.15
 MIN_STEPS = 3  # for what must be so in most steps
@@ -35,7 +33,7 @@ def blocked_hosts(ranks: RankComparison) -> Iterator[Verdict]:
     for name in names:
         ms = np.array([_per_step(ranks, record, name) for record in ranks.records])
         # Outside of annotations, or in a phase of training, a host that is slow on all ranks is launch-bound.
-        specific = name != NO_ANNOTATION and not PHASE_NAME.match(name)
+        specific = name != NO_ANNOTATION and not is_phase(name)
         found = [_Excess.of(ranks, ms, i) for i in range(len(ms))] if len(ms) > 1 else []
         against = [one for one in found if _is_blocked(ranks, one, specific=specific)]
         for one in against:
