@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bench.bisect import CommitResult, SearchRange, StepRule
+from muster.bench.bisection import CommitResult, SearchRange, StepRule
 from muster.bench.statistics import Criteria, RatioInterval
 
 RULE = StepRule(1.21, Criteria())

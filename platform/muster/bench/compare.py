@@ -21,9 +21,9 @@ from muster.bench.statistics import (
     unpaired_ratio,
 )
 from muster.bench.suite import METRICS, Benchmark, Metric, Suite
-from muster.bench.traces import work_changes
-from muster.errors import InvalidSpec
-from muster.tracing.trace_diff import WorkChange
+from muster.errors import InvalidSpec, InvalidTrace
+from muster.tracing.rank_records import read_rank_records
+from muster.tracing.trace_diff import WorkChange, diff_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def evaluate(session: Session, benchmark: Benchmark, a: str, b: str) -> Benchmar
 def traced_changes(session: Session, benchmark: Benchmark, a: str, b: str) -> tuple[WorkChange, ...]:
     """What changed between the traced runs of two sides; empty unless both have a readable trace."""
     folders = {key: run.folder for key, run in session.results.runs.items() if run.traced and not run.error}
-    return work_changes(folders, benchmark.name, a, b)
+    return _work_changes(folders, benchmark.name, a, b)
 
 
 def missing_runs(
@@ -168,7 +168,7 @@ def compare_recorded(a: Path, b: Path) -> tuple[BenchmarkResult, ...]:
     return tuple(
         replace(
             evaluate_runs(runs, one, ("A", "B"), suite.criteria, paired=False),
-            changes=work_changes(folders, one.name, "A", "B"),
+            changes=_work_changes(folders, one.name, "A", "B"),
         )
         for one in suite.benchmarks
     )
@@ -177,3 +177,15 @@ def compare_recorded(a: Path, b: Path) -> tuple[BenchmarkResult, ...]:
 def _renamed(run: RunRecord) -> RunRecord:
     """A recorded run as one of side B."""
     return msgspec.structs.replace(run, program=program_name(run.program.rpartition("@")[0], "B"))
+
+
+def _work_changes(folders: Mapping[RunKey, str], benchmark: str, a: str, b: str) -> tuple[WorkChange, ...]:
+    """Kernels, operators and collectives by change; empty unless both sides have a readable trace. `folders` are those
+    of the traced runs."""
+    before, after = (folders.get(RunKey(program_name(benchmark, side), 0, True), "") for side in (a, b))
+    if not before or not after:
+        return ()
+    try:
+        return diff_work(read_rank_records(Path(before)), read_rank_records(Path(after)))
+    except (InvalidTrace, OSError):
+        return ()

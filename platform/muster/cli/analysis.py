@@ -1,7 +1,4 @@
-"""The commands report, simulate and replay, which read recorded data: a run, a workload, a scheduling snapshot.
-
-The run of a job in a cluster is first fetched from the store named in its status.
-"""
+"""The commands report, simulate and replay, which read recorded data: a run, a workload, a scheduling snapshot."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
@@ -32,12 +28,13 @@ from muster.cli.options import (
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, trim_padding, usage_error
-from muster.errors import InvalidSpec, NotFound, Refused
+from muster.cli.runs import fetch_run_files, resolve_run
+from muster.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.api.spec import Queue, TrainingJob
+    from muster.api.spec import Queue
     from muster.engine import Policy
     from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
     from muster.tracing.json_stream import TraceLimits
@@ -102,7 +99,7 @@ def report(
     limits = TraceLimits(parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     max_bytes = parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = resolve_run(runs[0], namespace, partial(_fetch_run, max_bytes=max_bytes))
+        run_dir, job = resolve_run(runs[0], namespace, partial(fetch_run_files, max_bytes=max_bytes))
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
@@ -175,75 +172,6 @@ def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: 
 
     workers = len(os.sched_getaffinity(0))
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
-
-
-def resolve_run(
-    run: str, namespace: str | None, fetch: Callable[[TrainingJob], Path] | None = None
-) -> tuple[Path, str | None]:
-    """The file or folder to analyse, and the job's name if it was given by name. `fetch` makes a folder of a job whose
-    run is not on this host, or raises `Refused`; by default it downloads at most 16 GiB from a store."""
-    path = Path(run)
-    if path.exists():
-        return path, None
-    if run.count("/") > 1 or run.startswith((".", "~", "/")):
-        raise NotFound(f"file or folder {run} does not exist")
-    name, space = split_job_name(run, namespace)
-    try:
-        found = connect().run_dir(name, space)
-    except NotFound as error:
-        raise NotFound(f"{run!r} is neither a file, a folder nor a job: {error}") from error
-    if found is None:
-        return (fetch or _fetch_run)(connect().job(name, space)), name
-    if not found.is_dir():
-        raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
-    return found, name
-
-
-def _fetch_run(job: TrainingJob, max_bytes: int = 16 << 30) -> Path:
-    """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
-    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_store.fetch_run`."""
-    from muster.tracing.run_store import fetch_run
-
-    location = store_url(job)
-    return fetch_run(location, fetched_folder(job), max_bytes=max_bytes).folder
-
-
-def fetched_folder(job: TrainingJob) -> Path:
-    """The folder on this host for what is downloaded of a run, created if it is missing."""
-    from muster.local.home import home_path
-
-    meta = job.metadata
-    folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def store_url(job: TrainingJob) -> str:
-    """The URL of the run's folder in a store. Raises `Refused` if it has none."""
-    from muster.cli.views.job_text import no_output_reason, qualified_name
-    from muster.cluster_client.jobs import is_remote_store
-
-    name, traces = qualified_name(job), job.status.traces
-    if job.status.attempt == 0 and job.status.started_at is None and traces is None:
-        raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
-    if traces is None and job.spec.trace is None:
-        from muster.tracing import HOW_TO_TRACE
-
-        message = f"job {name} was not traced, so its run was not collected; copy its run folder to this host: muster"
-        raise Refused(f"{message} report DIR, or trace the next run: {HOW_TO_TRACE}", reason="RunNotAccessible")
-    if traces is None:
-        message = f"the run of job {name} was not collected: the operator has no collector image (--collector-image),"
-        raise Refused(f"{message} or the pods are still starting", reason="RunNotAccessible")
-    scheme = urlsplit(traces.location).scheme
-    if is_remote_store(traces.location):
-        return traces.location
-    if not scheme:
-        message = f"the traces of job {name} are deleted with its pods: the operator has no --collector-store"
-        raise Refused(f"{message} and the job has no volume named muster-run", reason="RunNotAccessible")
-    volume, _, folder = traces.location.partition("://")[2].partition("/")
-    of = f"claim {volume} in namespace {job.metadata.namespace}" if scheme == "pvc" else f"volume {volume} of its pods"
-    message = f"the run of job {name} is in folder {folder or '/'} of {of}, not in a store"
-    raise Refused(f"{message}; copy that folder to this host: muster report DIR", reason="RunNotAccessible")
 
 
 @click.command(options_metavar="--nodes NODES.csv --jobs JOBS.csv [OPTIONS]")

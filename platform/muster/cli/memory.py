@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli.analysis import fetched_folder, parse_bytes, resolve_run, store_url
+from muster.cli.analysis import parse_bytes
 from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option
 from muster.cli.output import print_renderable
+from muster.cli.runs import fetched_folder, resolve_run, store_url
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob

@@ -146,7 +146,7 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
 
     Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
     """
-    from muster.cli.analysis import resolve_run
+    from muster.cli.runs import resolve_run
     from muster.cli.views.trace_analysis import analysis_rows, analysis_tables
     from muster.tracing.run_analysis import analyse_run
     from muster.tracing.run_folder import read_run_folder, read_selected_traces
@@ -171,7 +171,7 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
 
     Times are means per step and rank. Exit code 2: a side has no readable trace.
     """
-    from muster.cli.analysis import resolve_run
+    from muster.cli.runs import resolve_run
     from muster.cli.views.bench import change_row
     from muster.tracing.rank_records import read_rank_records
     from muster.tracing.trace_diff import diff_work
