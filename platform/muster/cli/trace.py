@@ -205,7 +205,7 @@ def hang(runs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
     """
     import msgspec
 
-    from muster.cli.analysis import resolve_run
+    from muster.cli.runs import resolve_run
     from muster.tracing.hang_report import analyse_hang
 
     source = resolve_run(runs[0], namespace, _fetch_recorder_dumps)[0] if len(runs) == 1 else list(map(Path, runs))
@@ -223,7 +223,7 @@ trace.add_section("Verbs", capture, analyze, diff, hang)
 
 
 def _fetch_recorder_dumps(job: TrainingJob) -> Path:
-    from muster.cli.analysis import fetched_folder, store_url
+    from muster.cli.runs import fetched_folder, store_url
     from muster.tracing.run_store import fetch_recorder_dumps
 
     location, folder = store_url(job), fetched_folder(job)
