@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,3 +83,18 @@ def cookie(server: DashboardServer) -> str:
 def get(server: DashboardServer, target: str) -> Response:
     """A request of a session."""
     return request(server, target, Cookie=cookie(server))
+
+
+@contextmanager
+def events(server: DashboardServer, target: str) -> Iterator[Iterator[str]]:
+    """The contents that a page gets, each as it arrives. The iterator ends with the connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", f"/events{target}", headers={"Cookie": cookie(server)})
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
+    lines = (line.decode() for line in answer)
+    try:
+        yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+    finally:
+        answer.close()
+        connection.close()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
 from tests.dashboard.serving import ReadStateClient, get, serving
-from tests.engine.objects import queue
-from tests.state.observed_states import NOW, admitted, named, observed_state
+from tests.engine.objects import flavor, nodes, queue
+from tests.state.observed_states import NOW, admitted, named, observed_state, pod
 from tests.visibility.states import in_namespace, leader, two_queues
 
 from muster.dashboard.page import MAX_ROWS
 from muster.errors import ClusterError, Refused
 from muster.model import Wait
 from muster.visibility.state import ReadState
+from muster.visibility.types import ItemMeta, Preemption
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b]0;x\x07\u202e"
 
@@ -93,6 +95,46 @@ def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages
     page = one_page(state, "/jobs?phase=Pending&queue=default&namespace=team-b")
     (following,) = re.findall(r'<a href="([^"]*)" rel="next"', page)
     assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, unescape(following))) == [f"b-{MAX_ROWS:04}"]
+
+
+def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
+    kind = flavor(levels={"block": "block", "rack": "rack", "host": "host"})
+    hosts = [
+        replace(one, labels={"block": "b0", "rack": f"r{number // 2}", "host": one.name})
+        for number, one in enumerate(nodes(4))
+    ]
+    hosts[2], hosts[3] = replace(hosts[2], ready=False), replace(hosts[3], cordoned=True)
+    job = admitted("a")
+    runs = pod(job, 0, "n0")
+    state = leader(observed_state(job, nodes=tuple(hosts), flavors=(kind,), pods={job.metadata.uid: (runs,)}))
+    page = text(one_page(state, "/nodes"))
+    assert "Ready 2 Cordoned 1 NotReady 1" in page
+    assert "block b0, rack r0 any n0 8/8 n1 8/8 block b0, rack r1 any n2 0/8 NotReady n3 0/8 Cordoned" in page
+    one = text(one_page(state, "/nodes/n0"))
+    assert "state Ready flavor any block b0 rack r0 host n0" in one
+    assert "nvidia.com/gpu 8 8" in one
+    assert f"default/{runs.name}" in one
+
+
+def test_a_node_that_does_not_exist_is_not_found() -> None:
+    with serving(ReadStateClient(state=leader(two_queues()))) as server:
+        found = get(server, "/nodes/none")
+    assert (found.status, "nodes 'none' does not exist" in text(found.text)) == (404, True)
+
+
+def test_preemptions_are_listed_with_the_newest_first_and_can_be_chosen_by_queue() -> None:
+    def one(name: str, at: float, **fields: object) -> Preemption:
+        about = ItemMeta(name=name, namespace="default", uid=name)
+        return Preemption(metadata=about, reason="Reclaimed", message=f"for b-{name}", at=at, **fields)  # type: ignore[arg-type]
+
+    found = (one("c", NOW - 5, queue="default", resized=True), one("a", NOW - 60, queue="root"))
+    state = leader(two_queues(), preemptions=found)
+    page = text(one_page(state, "/preemptions"))
+    assert re.findall(r"default / (\w) (\w+) (\w+) Reclaimed for b-(\w)", page) == [
+        ("c", "default", "shrunk", "c"),
+        ("a", "root", "evicted", "a"),
+    ]
+    assert re.findall(r"default / (\w) ", text(one_page(state, "/preemptions?queue=root"))) == ["a"]
 
 
 def test_names_and_messages_of_a_cluster_are_text() -> None:

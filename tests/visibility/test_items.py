@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.state.observed_states import NOW, admitted, named, pod
+from tests.engine.objects import flavor, nodes
+from tests.state.observed_states import NOW, admitted, named, observed_state, pod
 from tests.visibility.states import in_namespace, leader, names, read, two_queues
 
 from muster.api.spec import EvictionStatus
@@ -122,3 +123,11 @@ def test_the_log_of_preemptions_is_bounded() -> None:
         log.observe(job.model_copy(update={"status": evicted}))
     kept = log.newest_first()
     assert (len(kept), kept[0].at, kept[-1].at) == (1000, NOW + 1099, NOW + 100)
+
+
+def test_a_node_has_the_topology_domains_of_its_flavor_in_the_order_of_the_levels() -> None:
+    kind = flavor(levels={"block": "example.com/z-block", "rack": "example.com/a-rack", "host": "example.com/host"})
+    labels = {"example.com/a-rack": "r1", "example.com/z-block": "b1", "other": "x"}
+    hosts = tuple(replace(one, labels=labels) for one in nodes(1))
+    (node,) = read(leader(observed_state(nodes=hosts, flavors=(kind,))), "nodes")["items"]
+    assert list(node["topology"].items()) == [("block", "b1"), ("rack", "r1")]

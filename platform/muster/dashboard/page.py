@@ -97,6 +97,11 @@ def link(path: str, **parameters: object) -> str:
     return f"{path}?{query}" if query else path
 
 
+def node_link(name: str) -> str:
+    """The URL of a node's page."""
+    return f"/nodes/{quote(name, safe='')}"
+
+
 def job_link(namespace: str | None, name: str) -> str:
     """The URL of a job's page."""
     return f"/jobs/{quote(namespace or 'default', safe='')}/{quote(name, safe='')}"

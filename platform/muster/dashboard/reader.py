@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from muster.errors import MusterError
 from muster.visibility.reader import Listing, decode, read_list
 from muster.visibility.requests import RESOURCES
-from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobSummary
+from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobSummary, NodeSummary
 
 MAX_AGE_S = 0.8
 """Less than the period of live updates, so that each sees new answers."""
@@ -77,6 +77,10 @@ class PageReader:
         )
         self.source = found.source
         return found
+
+    def node(self, name: str) -> NodeSummary:
+        """One node."""
+        return cast(NodeSummary, self._shared(f"/nodes/{quote(name, safe='')}", lambda data: decode(NodeSummary, data)))
 
     def job(self, name: str, namespace: str) -> JobSummary:
         """One job with conditions and placement."""

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from muster.dashboard.page import Page, PageRequest, job_link, link
+from muster.dashboard.page import Page, PageRequest, job_link, link, node_link
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.text import format_duration, format_resource, sanitize, short_resource_name
 
@@ -72,7 +72,7 @@ class Renderer:
             "amount": format_resource,
             "short_resource": short_resource_name,
         }
-        self._environment.globals |= {"link": link, "job_link": job_link}
+        self._environment.globals |= {"link": link, "job_link": job_link, "node_link": node_link}
 
     def content(self, page: Page, request: PageRequest) -> tuple[HTTPStatus, str]:
         """The part of a page that changes; of an error, what it is."""

@@ -56,12 +56,21 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
                 counts[pod.node] = counts.get(pod.node, 0) + 1
                 if namespace is not None and may_read(namespace):
                     pods.setdefault(pod.node, []).append(PodReference(namespace=namespace, name=pod.name))
+    levels = {flavor.metadata.name: flavor.spec.topology for flavor in state.observed.flavors}
     nodes = sorted(state.observed.nodes, key=lambda node: node.name)
     for row in node_rows(nodes, state.snapshot, {}):
         name = row["name"]
         fields = {key: value for key, value in row.items() if key not in ("name", "pods")}
         named = sorted(pods.get(name, ()), key=lambda pod: (pod.namespace, pod.name))
-        yield NodeSummary(metadata=ItemMeta(name=name), pod_count=counts.get(name, 0), pods=named, **fields)
+        labels = row["labels"]
+        topology = {
+            level.name: labels[level.node_label]
+            for level in levels.get(row["flavor"], ())
+            if level.node_label in labels
+        }
+        yield NodeSummary(
+            metadata=ItemMeta(name=name), pod_count=counts.get(name, 0), pods=named, topology=topology, **fields
+        )
 
 
 def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:

@@ -228,6 +228,9 @@ class NodeSummary(StatusModel):
     """Whether jobs must leave it."""
     labels: dict[str, str] = {}
     """Labels of the node."""
+    topology: dict[str, str] = {}
+    """Its topology domains by level, such as block and rack, in the order of its flavor's levels, largest first; a
+    level whose label the node does not have is absent."""
     allocatable: dict[str, str] = {}
     """What pods can use in total."""
     used: dict[str, str] = {}

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from muster.dashboard.page import Page
-from muster.dashboard.pages import jobs, overview, pending
+from muster.dashboard.pages import jobs, nodes, overview, pending, preemptions
 
-PAGES: tuple[Page, ...] = (overview.PAGE, pending.PAGE, jobs.PAGE)
+PAGES: tuple[Page, ...] = (overview.PAGE, pending.PAGE, jobs.PAGE, nodes.PAGE, nodes.NODE_PAGE, preemptions.PAGE)

@@ -1,0 +1,183 @@
+"""Live updates: what changed is sent to all browsers, what did not change to none, and the cluster is asked once."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import ExitStack
+
+import pytest
+from tests.dashboard.serving import ReadStateClient, cookie, events, get, request, serving
+from tests.state.observed_states import NOW, named
+from tests.visibility.states import leader, two_queues
+
+from muster.dashboard.live import MAX_VIEWERS, LiveUpdates, TooManyViewers
+from muster.dashboard.reader import MAX_AGE_S, PageReader
+from muster.errors import ClusterError
+from muster.model import Wait
+from muster.visibility.types import JobSummaryList, QueueSummaryList
+
+
+class Rounds(LiveUpdates):
+    """Live updates whose rounds the test runs, of pages whose content it sets."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, str] = {}
+        self.rendered: list[str] = []
+        super().__init__(self._content)
+
+    def _content(self, target: str) -> str:
+        self.rendered.append(target)
+        return self.contents[target]
+
+    def round(self) -> None:
+        self._send_changes()
+
+
+def test_each_page_is_rendered_once_a_round_for_all_who_see_it_and_sent_only_if_it_changed() -> None:
+    updates = Rounds()
+    updates.contents = {"/": "a", "/jobs": "x"}
+    with updates.viewer("/") as first, updates.viewer("/") as second, updates.viewer("/jobs") as other:
+        updates.round()
+        assert updates.rendered == ["/", "/jobs"]
+        assert [viewer.wait(0) for viewer in (first, second, other)] == ["a", "a", "x"]
+        updates.round()
+        assert [viewer.wait(0) for viewer in (first, second, other)] == [None, None, None]
+        updates.contents["/"] = "b"
+        updates.round()
+        assert [viewer.wait(0) for viewer in (first, second, other)] == ["b", "b", None]
+    updates.rendered.clear()
+    updates.round()
+    assert updates.rendered == []
+
+
+def test_a_time_that_passes_is_no_change() -> None:
+    updates = Rounds()
+    time = '<p><time datetime="{}" data-form="relative">{}</time></p>'
+    updates.contents = {"/": time.format("1970-01-01T00:00:00Z", "3s ago")}
+    with updates.viewer("/") as viewer:
+        updates.round()
+        assert viewer.wait(0) is not None
+        updates.contents["/"] = time.format("1970-01-01T00:00:00Z", "4s ago")
+        updates.round()
+        assert viewer.wait(0) is None
+        updates.contents["/"] = time.format("1970-01-01T00:00:02Z", "2s ago")
+        updates.round()
+        assert viewer.wait(0) is not None
+
+
+def test_who_comes_later_gets_the_present_content_and_a_slow_browser_only_the_newest() -> None:
+    updates = Rounds()
+    updates.contents = {"/": "a"}
+    with updates.viewer("/") as slow:
+        updates.round()
+        updates.contents["/"] = "b"
+        updates.round()
+        assert slow.wait(0) == "b"
+        with updates.viewer("/") as late:
+            updates.round()
+            assert late.wait(0) == "b"
+
+
+def test_the_number_of_pages_that_are_kept_current_is_bounded() -> None:
+    updates = Rounds()
+    with ExitStack() as stack:
+        for _ in range(MAX_VIEWERS):
+            stack.enter_context(updates.viewer("/"))
+        with pytest.raises(TooManyViewers), updates.viewer("/"):
+            pass
+    with updates.viewer("/"):
+        pass
+
+
+def test_a_browser_above_the_bound_gets_503_and_when_to_ask_again() -> None:
+    with serving(ReadStateClient(state=leader(two_queues()))) as server, ExitStack() as stack:
+        for _ in range(MAX_VIEWERS):
+            stack.enter_context(server.updates.viewer("/"))
+        found = request(server, "/events/", Cookie=cookie(server))
+        assert (found.status, found.headers["retry-after"]) == (503, "10")
+
+
+def test_a_page_gets_a_new_reason_and_then_the_error_of_the_cluster_and_then_recovers() -> None:
+    def waits(message: str) -> dict[str, Wait]:
+        return {"b": Wait("b", "QuotaExceeded", message, 1, NOW + 60)}
+
+    client = ReadStateClient(state=leader(two_queues(named("b")), waits("needs 16 GPUs")))
+    with serving(client) as server, events(server, "/pending?queue=default") as contents:
+        assert "needs 16 GPUs" in next(contents)
+        client.state = leader(two_queues(named("b")), waits("needs <8> GPUs"))
+        assert "needs &lt;8&gt; GPUs" in next(contents)
+        client.error = ClusterError("no operator answers")
+        assert "no operator answers" in next(contents)
+        client.error = None
+        assert "needs &lt;8&gt; GPUs" in next(contents)
+
+
+def test_the_content_sent_is_that_of_the_page() -> None:
+    client = ReadStateClient(state=leader(two_queues(*map(named, "abc"))))
+    with serving(client) as server:
+        for target in ("/", "/jobs?phase=Pending", "/pending", "/nodes", "/preemptions"):
+            page = get(server, target).text
+            (address,) = re.findall(r'data-events="([^"]*)"', page)
+            with events(server, address.removeprefix("/events")) as contents:
+                ids = re.findall(r'<section id="([^"]*)"', next(contents))
+            assert ids
+            assert ids == re.findall(r'<section id="([^"]*)"', page)
+
+
+def test_connections_end_with_the_server() -> None:
+    with ExitStack() as stack:
+        with serving(ReadStateClient(state=leader(two_queues()))) as server:
+            contents = stack.enter_context(events(server, "/"))
+            next(contents)
+        assert list(contents) == []
+
+
+def test_what_several_pages_ask_within_a_second_is_read_once_and_then_anew() -> None:
+    client = ReadStateClient(state=leader(two_queues(named("b"))))
+    now = [0.0]
+    reader = PageReader(client.read, lambda: now[0])
+    for _ in range(2):
+        reader.page(JobSummaryList, limit=1)
+        reader.all(QueueSummaryList)
+    assert len(client.urls) == 2
+    now[0] += MAX_AGE_S
+    reader.page(JobSummaryList, limit=1)
+    assert len(client.urls) == 3
+    assert len(reader._answers) == 1
+
+
+def test_threads_that_ask_at_the_same_time_wait_for_one_request() -> None:
+    client = ReadStateClient(state=leader(two_queues(named("b"))))
+    asked, go = threading.Event(), threading.Event()
+
+    def slow(url: str) -> object:
+        asked.set()
+        assert go.wait(60)
+        return client.read(url)
+
+    reader = PageReader(slow)
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(len(reader.page(JobSummaryList, limit=1).items))) for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    assert asked.wait(60)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert (found, len(client.urls)) == ([1] * 5, 1)
+
+
+def test_an_error_is_raised_to_all_who_asked_and_not_kept_longer_than_an_answer() -> None:
+    client = ReadStateClient(state=leader(two_queues()), error=ClusterError("away"))
+    now = [0.0]
+    reader = PageReader(client.read, lambda: now[0])
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="away"):
+            reader.page(JobSummaryList, limit=1)
+    assert len(client.urls) == 1
+    client.error = None
+    now[0] += MAX_AGE_S
+    assert reader.page(JobSummaryList, limit=1).items == []
