@@ -21,11 +21,11 @@ from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedRe
 from muster_components.trainer.checkpoint_manifest import (
     FileDigest,
     read_digests,
-    read_regular,
     verify_files,
     with_digests,
 )
 from muster_components.trainer.errors import EXIT_OK
+from muster_components.trainer.regular_files import read_regular
 
 from .conftest import Finished, Starter, events, losses
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_files_other_than_text_are_skipped_with_the_reason(tmp_path: Path) -> No
         SkippedText(str(folder / "latin"), "not UTF-8 (at offset 3)"),
     )
     assert corpus.files == 1
+
+
+def test_the_text_behind_a_link_in_the_data_is_cached_for_this_user_alone(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {})
+    (tmp_path / "secret").write_bytes(b"key")
+    folder.mkdir()
+    (folder / "a.txt").symlink_to(tmp_path / "secret")
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    assert text_of(corpus) == b"key\0"
+    assert stat.S_IMODE(corpus.tokens_path.stat().st_mode) == 0o600
 
 
 def test_a_character_across_two_chunks_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

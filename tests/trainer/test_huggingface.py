@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,31 @@ def test_weights_of_a_base_model_without_its_prefix_are_found(tmp_path: Path) ->
 def test_a_wrong_configuration_is_rejected(source: str, args: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         model_of(source, args)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"model_type": ["llama"]}, "TypeError"),
+        ({"attn_implementation": "someone/kernel"}, "must be one of Transformers, such as sdpa; got 'someone/kernel'"),
+        ({"_attn_implementation": "someone/kernel@main:f"}, "got 'someone/kernel@main:f'"),
+    ],
+)
+def test_a_wrong_configuration_file_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    model_of("llama", FAMILIES["llama"]).config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(InputError, match=re.escape(message)):
+        model_of(str(tmp_path))
+
+
+def test_a_kernel_in_the_configuration_of_a_part_is_rejected(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "attn_implementation": {"text_config": "someone/kernel"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="got 'someone/kernel'"):
+        model_of(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from muster_components.trainer.reporter import (
     first_step_line,
     format_count,
     format_duration,
+    print_line,
     progress_line,
 )
 
@@ -124,6 +125,25 @@ def test_a_fifo_without_reader_in_place_of_the_metrics_does_not_block(
     os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
     Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
     assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err
+
+
+def test_a_link_in_place_of_the_metrics_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "other").write_text("unchanged")
+    (tmp_path / "metrics" / "rank-0.jsonl").symlink_to(tmp_path / "other")
+    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
+    assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err
+    assert (tmp_path / "other").read_text() == "unchanged"
+
+
+def test_control_characters_and_invalid_file_names_are_printed_escaped(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    text = "café\n\x1b]52;c;\udcff"
+    print_line(text)
+    Reporter(context(tmp_path), Clock()).log(text)
+    expected = "café\n\\x1b]52;c;\\udcff\n".encode()
+    assert tuple(capsysbinary.readouterr()) == (expected, expected)
 
 
 # ---- planned and missed traces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +219,34 @@ def remove_all(folder: Path) -> str:
     return "model.safetensors does not exist"
 
 
+def nest_deeply(folder: Path) -> str:
+    (folder / "model.safetensors.index.json").write_text("[" * 100_000)
+    return "nested too deeply"
+
+
+def pipe_as_index(folder: Path) -> str:
+    (folder / "model.safetensors.index.json").unlink()
+    os.mkfifo(folder / "model.safetensors.index.json")
+    return "model.safetensors.index.json cannot be read: OSError"
+
+
+def endless_index(folder: Path) -> str:
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors.index.json").symlink_to("/dev/zero")
+    return "must be a regular file"
+
+
+def pipe_as_weights(folder: Path) -> str:
+    remove_file(folder)
+    os.mkfifo(folder / "model-00002-of-00002.safetensors")
+    return "model-00002-of-00002.safetensors cannot be read"
+
+
+def impossible_name(folder: Path) -> str:
+    edit_index(folder, "model.norm.weight", "\ud800")
+    return "cannot be read"
+
+
 def edit_index(folder: Path, tensor: str, file: str) -> None:
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -226,7 +255,20 @@ def edit_index(folder: Path, tensor: str, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [damage_header, remove_file, list_another, leave_the_folder, damage_index, remove_all]
+    "damage",
+    [
+        damage_header,
+        remove_file,
+        list_another,
+        leave_the_folder,
+        damage_index,
+        remove_all,
+        nest_deeply,
+        pipe_as_index,
+        endless_index,
+        pipe_as_weights,
+        impossible_name,
+    ],
 )
 def test_a_damaged_folder_is_rejected_with_the_file(tmp_path: Path, damage: Callable[[Path], str]) -> None:
     from muster_components.trainer.models.safetensors_files import SafetensorsFolder

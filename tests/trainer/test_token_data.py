@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,45 @@ def too_short(folder: Path) -> str:
     return "at least 5 tokens for --seq_len 4; got 4"
 
 
+def archive(folder: Path) -> str:
+    with (folder / "x.npy").open("wb") as stream:
+        np.savez(stream, tokens=np.arange(9))
+    return "x.npy is not a NumPy array of tokens"
+
+
+def claimed_length(folder: Path, length: str) -> str:
+    np.save(folder / "x.npy", np.zeros(1_000, dtype=np.uint16))
+    content = (folder / "x.npy").read_bytes()
+    shape = b"(1000,), }" + b" " * len(length)
+    assert shape in content
+    (folder / "x.npy").write_bytes(content.replace(shape, b"(%s,), }" % length.encode() + b" " * 4))
+    return "x.npy is not a NumPy array of tokens"
+
+
+def negative_bytes(folder: Path) -> str:
+    return claimed_length(folder, str(2**62))
+
+
+def beyond_integers(folder: Path) -> str:
+    return claimed_length(folder, str(2**63))
+
+
 @pytest.mark.parametrize(
-    "damage", [odd_bytes, no_bytes, no_header, cut_short, numbers, matrix, no_array, objects, too_short]
+    "damage",
+    [
+        odd_bytes,
+        no_bytes,
+        no_header,
+        cut_short,
+        numbers,
+        matrix,
+        no_array,
+        objects,
+        too_short,
+        archive,
+        negative_bytes,
+        beyond_integers,
+    ],
 )
 def test_a_wrong_token_file_is_rejected(tmp_path: Path, damage: Any) -> None:
     message = damage(tmp_path)
@@ -249,6 +287,28 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path: Path)
         opened(tmp_path / "text", tmp_path, spec)
 
 
+def test_a_tokenizer_has_as_many_tokens_as_its_largest_one_requires(tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 70_000, "?": 1}, "unk_token": "?"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    encoder = TokenizerEncoder(str(tmp_path))
+    assert encoder.vocab_size == 70_001
+    assert np.frombuffer(b"".join(encoder.encode([b"a"])), encoder.dtype).tolist() == [70_000]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[]", "must contain a JSON object; got list"), ("[" * 100_000, "nested too deeply"), (None, "a regular file")],
+)
+def test_a_wrong_configuration_of_a_tokenizer_is_rejected(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tokenizer_folder(tmp_path / "tokenizer", "a b") / "tokenizer_config.json"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    with pytest.raises(InputError, match=rf"{path}.*{message}"):
+        TokenizerEncoder(str(path.parent))
+
+
 @pytest.mark.parametrize(("content", "message"), [(None, "must be a tokenizer.json"), ("{", "cannot be read")])
 def test_a_wrong_tokenizer_file_is_rejected(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
@@ -270,6 +330,14 @@ def test_the_text_of_a_saved_data_set_is_read_and_cached(tmp_path: Path) -> None
     for _ in range(2):
         assert bytes(windows(opened(folder, tmp_path, spec))[0]) == b"ab\0cde\0"
     assert len(list((tmp_path / "cache").glob("*.tokens"))) == 1
+
+
+def test_a_saved_data_set_that_claims_the_fingerprint_of_another_is_not_read_in_its_place(tmp_path: Path) -> None:
+    spec = SampleSpec("tokens", weight=1, seq_len=3, vocab_size=256)
+    other, mine = (saved_dataset(tmp_path / name, {"text": [name]}) for name in ("bad", "own"))
+    shutil.copy(mine / "state.json", other / "state.json")
+    for folder in (other, mine):
+        assert bytes(windows(opened(folder, tmp_path, spec))[0]) == folder.name.encode()
 
 
 def test_the_tokens_of_a_saved_data_set_are_not_copied(tmp_path: Path) -> None:

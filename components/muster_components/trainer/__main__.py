@@ -13,6 +13,7 @@ from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
+from muster_components.trainer.reporter import escape
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     except TrainerError as error:
         rank = os.environ.get("RANK", "0")
         if rank == "0" or not error.same_on_all_ranks:
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
+            print(f"trainer: {escape(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

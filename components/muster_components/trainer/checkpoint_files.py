@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name, open_regular
+from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
+from muster_components.trainer.regular_files import open_regular
 
 METADATA: Final = ".metadata"
 _THREADED_HASH_BYTES: Final = 1 << 20  # smaller writes are hashed faster than they are handed to another thread

@@ -6,17 +6,15 @@ program that can write to the folder can write matching digests. `checkpoint_fil
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, cast
+
+from muster_components.trainer.regular_files import open_regular
 
 _THREADS: Final = 4
 """Files that one rank hashes in parallel; hashlib releases the GIL."""
@@ -53,25 +51,6 @@ def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | No
     if outside := [file.name for file in files if not is_file_name(file.name)]:
         raise ValueError(f"files must be in the checkpoint's folder; got {outside[0]!r}")
     return files
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading, following symbolic links. Raises OSError for a FIFO, a folder or a device, which could
-    block."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "must be a regular file", str(path))
-    return os.fdopen(handle, "rb")
-
-
-def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a file. Raises OSError as `open_regular` does, ValueError if it is larger than `max_bytes`."""
-    with open_regular(path) as stream:
-        content = stream.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"{path.name}: must have at most {max_bytes:,} bytes; it has more")
-    return content
 
 
 def is_file_name(name: str) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.checkpoint_manifest import read_regular
+from muster_components.trainer.regular_files import read_json
 from muster_components.trainer.reporter import encode_line
 
 DESCRIPTION: Final = "muster.json"
@@ -100,11 +100,11 @@ class CheckpointStore:
     def latest(self) -> LatestCheckpoint | None:
         """The content of `latest`; None if it is missing. Raises ValueError if it cannot be read."""
         try:
-            value = json.loads(read_regular(self.folder / "latest", _MAX_LATEST_BYTES))
+            value = read_json(self.folder / "latest", _MAX_LATEST_BYTES)
             return LatestCheckpoint(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
         except FileNotFoundError:
             return None
-        except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
 
     def candidates(self) -> list[CheckpointCandidate]:
@@ -182,8 +182,8 @@ class CheckpointStore:
 
 
 def read_description(checkpoint: Path) -> dict[str, object]:
-    """`muster.json` of a checkpoint. Raises OSError, ValueError or RecursionError."""
-    described = json.loads(read_regular(checkpoint / DESCRIPTION, _MAX_DESCRIPTION_BYTES))
+    """`muster.json` of a checkpoint. Raises OSError or ValueError."""
+    described = read_json(checkpoint / DESCRIPTION, _MAX_DESCRIPTION_BYTES)
     if not isinstance(described, dict):
         raise ValueError("must be a JSON object")
     return described

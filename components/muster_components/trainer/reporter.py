@@ -119,7 +119,7 @@ class Reporter:
         """Write a line to standard error, with the rank if it is not 0."""
         prefix = "" if self._context.is_rank0 else f"[rank {self._context.rank}] "
         with contextlib.suppress(OSError):
-            print(f"{prefix}{message}", file=sys.stderr, flush=True)
+            print(f"{prefix}{escape(message)}", file=sys.stderr, flush=True)
 
     def _try_write(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
@@ -152,8 +152,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append in one write, or leave the file unchanged. Raises OSError, without blocking for a FIFO without reader."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    """Append in one write, or leave the file unchanged. Raises OSError, without blocking for a FIFO without reader,
+    and for a symbolic link."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
     try:
         before = os.fstat(handle).st_size
         try:
@@ -274,7 +275,13 @@ def format_count(number: int) -> str:
     return str(number)
 
 
+def escape(text: str) -> str:
+    """The text with characters that do not print as in Python: control characters, and bytes of a file name that is
+    not UTF-8, which print() refuses. Line ends remain."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def print_line(line: str) -> None:
     """Print and flush; a full disk under the log does not stop training."""
     with contextlib.suppress(OSError):
-        print(line, flush=True)
+        print(escape(line), flush=True)

@@ -278,7 +278,8 @@ def _report_skipped(skipped: Sequence[SkippedText], reporter: Reporter) -> None:
     for file in skipped:
         reporter.record_event("data_skipped", f"{file.path}: {file.reason}", step=0, echo=False)
     for file in skipped[:3]:
-        print_line(f"  skipped {file.path}: {file.reason}")
+        name = file.path.replace("\n", "\\n")
+        print_line(f"  skipped {name}: {file.reason}")
     if len(skipped) > 3:
         print_line(f"  ... and {len(skipped) - 3} more files, listed in events.jsonl")
 

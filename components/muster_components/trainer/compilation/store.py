@@ -15,7 +15,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from muster_components.trainer.checkpoint_manifest import open_regular
+from muster_components.trainer.regular_files import open_regular
 
 MAX_BYTES: Final = 2 << 30
 """Of one file."""

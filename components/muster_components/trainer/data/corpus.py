@@ -25,10 +25,10 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from muster_components.trainer.checkpoint_manifest import open_regular
 from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import ByteEncoder, Encoder
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.regular_files import open_regular
 from muster_components.trainer.reporter import replace_file
 
 EMPTY: Final = "empty"
@@ -103,7 +103,7 @@ def build_corpus(path: str, cache_dir: Path, *, encoder: Encoder | None = None, 
     files = find_files(path, exclude=exclude)
     encoder = encoder or ByteEncoder()
     sources = [TextSource(str(file), functools.partial(_append_text, file, encoder)) for file in files]
-    return cached_corpus(path, sources, _listing_digest(files), cache_dir, encoder)
+    return cached_corpus(path, sources, listing_digest(files), cache_dir, encoder)
 
 
 def cached_corpus(path: str, sources: Sequence[TextSource], identity: str, cache_dir: Path, encoder: Encoder) -> Corpus:
@@ -139,7 +139,8 @@ def _walk(root: Path, exclude: Path | None) -> Iterator[Path]:
         yield from (here / name for name in files if not name.startswith(".") and (here / name).is_file())
 
 
-def _listing_digest(files: Sequence[Path]) -> str:
+def listing_digest(files: Sequence[Path]) -> str:
+    """A digest of the files' paths, sizes and times of change."""
     digest = hashlib.sha256(_FORMAT.encode())
     for file in files:
         try:
@@ -163,7 +164,8 @@ def _write_tokens(sources: Sequence[TextSource], tokens_path: Path, dtype: np.dt
     empty = 0
     digest = hashlib.sha256()
     try:
-        with temporary.open("wb") as out:
+        # For this user alone: a link in the data may lead to a file that others must not read.
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             for source in sources:
                 before, trial = out.tell(), digest.copy()
                 reason = source.append(functools.partial(_write, out, trial.update))

@@ -63,7 +63,7 @@ def token_arrays(path: str, dataset: Any) -> list[TokenArray]:
 
 
 def mapped_files(dataset: Any) -> tuple[MappedFile, ...]:
-    """The Arrow files of a saved data set."""
+    """The Arrow files of a saved data set; none if it was read into memory."""
     return tuple(MappedFile.at(Path(file["filename"])) for file in dataset.cache_files)
 
 

@@ -60,8 +60,8 @@ def _open_bin(file: Path, dtype: np.dtype[Any]) -> TokenArray:
 def _open_npy(file: Path) -> TokenArray:
     try:
         mapped = MappedFile.at(file)
-        tokens: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        tokens: NDArray[Any] = np.lib.format.open_memmap(file, mode="r")
+    except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
         raise InputError(f"--data {file} is not a NumPy array of tokens: {error}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         raise InputError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.regular_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTE_TOKENS: Final = 256
 _TEXT_CHARACTERS: Final = 1024**2
+_MAX_CONFIG_BYTES: Final = 64 << 20
 # Tokenizers split text before they merge, and none of them joins a line end with the word on the next line.
 _LINE_STARTS = re.compile(r"(?<=\n)(?=\S)")
 
@@ -82,7 +83,7 @@ class TokenizerEncoder:
         self._path = given / "tokenizer.json" if given.is_dir() else given
         self._tokenizer = _open(self._path, path)
         special = _special_tokens(self._path.with_name("tokenizer_config.json"))
-        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.special_tokens = SpecialTokens(self._token(special.get("mask_token")), self._sentinels())
         end = self._token(special.get("eos_token", special.get("sep_token")))
@@ -137,11 +138,13 @@ def _open(path: Path, given: str) -> Tokenizer:
 def _special_tokens(path: Path) -> dict[str, str]:
     """The texts of eos_token, sep_token and mask_token in tokenizer_config.json, as far as it has them."""
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path, _MAX_CONFIG_BYTES)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path} must contain a JSON object; got {type(config).__name__}")
     texts = {}
     for name in ("eos_token", "sep_token", "mask_token"):
         value = config.get(name)

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from muster_components.trainer.config import DataConfig
-from muster_components.trainer.data.corpus import Corpus, SkippedText, build_corpus, cached_corpus, short_digest
+from muster_components.trainer.data.corpus import (
+    Corpus,
+    SkippedText,
+    build_corpus,
+    cached_corpus,
+    listing_digest,
+    short_digest,
+)
 from muster_components.trainer.data.samples import (
     FieldSamples,
     MappedFile,
@@ -103,7 +110,9 @@ def _open_saved_tokens(config: DataConfig, spec: SampleSpec, cache_dir: Path) ->
         )
     encoder = _encoder(config, spec)
     source = text_source(path, dataset, encoder)
-    identity = short_digest(f"dataset {dataset._fingerprint} {len(dataset)}")
+    # The fingerprint is a value in a file of the folder; the text of another folder may have the same.
+    place, listing = Path(path).expanduser().absolute(), listing_digest([file.path for file in mapped_files(dataset)])
+    identity = short_digest(f"dataset {place} {dataset._fingerprint} {len(dataset)} {listing}")
     return _text(cached_corpus(path, [source], identity, cache_dir, encoder), path, spec)
 
 

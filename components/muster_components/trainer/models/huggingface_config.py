@@ -31,12 +31,17 @@ def read_config(name: str, overrides: dict[str, str]) -> Any:
     try:
         if folder.is_dir():
             known = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            _refuse_kernels(known)
             values = parse_overrides(overrides, known)
             return type(known).from_dict(known.to_dict() | values) if values else known
         if name in CONFIG_MAPPING:
             return CONFIG_MAPPING[name](**parse_overrides(overrides, CONFIG_MAPPING[name]()))
-    except (OSError, ValueError, TypeError) as error:  # also what a configuration refuses, such as heads of a width
-        raise InputError(f"--model hf:{name}: {error}") from error
+    except InputError:
+        raise
+    except (
+        Exception
+    ) as error:  # the classes of configurations raise many: of the library, ZeroDivisionError for 0 heads
+        raise InputError(f"--model hf:{name}: {type(error).__name__}: {error}") from error
     near = difflib.get_close_matches(name, list(CONFIG_MAPPING), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise InputError(
@@ -82,3 +87,18 @@ def choose_task(config: Any) -> tuple[str, Any]:
         f"--model: {config.model_type} has no {', '.join(TASKS)} in Transformers; "
         "give a function that returns the model: --model my.module:factory"
     )
+
+
+def _refuse_kernels(config: Any) -> None:
+    """Raises InputError if the file names a repository of kernels, which Transformers would download and run."""
+    from transformers import PreTrainedConfig
+
+    implementation = config._attn_implementation
+    if isinstance(implementation, str) and "/" in implementation:
+        raise InputError(
+            f"--model: attn_implementation in config.json must be one of Transformers, such as sdpa; "
+            f"got {implementation!r}"
+        )
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _refuse_kernels(part)

@@ -6,7 +6,6 @@ of each tensor only the rows and columns that it stores. At most one tensor is i
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +17,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from muster_components.trainer.checkpoint_manifest import is_file_name
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.module_tree import ReadPart, copy_part, named_tensors, unique_tensors
+from muster_components.trainer.regular_files import open_regular, read_json
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _SHOWN_NAMES: Final = 3
+_MAX_INDEX_BYTES: Final = 256 << 20  # about 100 bytes per tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +168,13 @@ def _convert(conversion: Conversion, source: SafetensorsFolder, targets: Mapping
 def _read_index(folder: Path) -> dict[str, str] | None:
     """The files by tensor, or None without an index."""
     try:
-        weight_map: Any = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        weight_map: Any = read_json(folder / INDEX, _MAX_INDEX_BYTES)["weight_map"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder / INDEX} cannot be read: {type(error).__name__}: {error}") from error
     valid = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
-    if not valid or any(Path(name).name != name for name in weight_map.values()):
+    if not valid or not all(is_file_name(name) for name in weight_map.values()):
         raise InputError(f"{folder / INDEX}: weight_map must give each tensor the name of a file in the same folder")
     return weight_map  # type: ignore[no-any-return]
 
@@ -180,9 +182,10 @@ def _read_index(folder: Path) -> dict[str, str] | None:
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
     try:
+        open_regular(file).close()  # safe_open would block for a FIFO
         with safe_open(file, framework="pt", device="cpu") as tensors:
             yield tensors
     except FileNotFoundError as error:
         raise InputError(f"{file} does not exist") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a name that no file can have
         raise InputError(f"{file} cannot be read: {error}") from error
