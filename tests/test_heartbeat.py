@@ -12,6 +12,7 @@ from muster.heartbeats.parse import (
     MAX_CLOCK_SKEW_S,
     NUMERIC_FIELDS,
     ClockReading,
+    parse_collectives,
     parse_count,
     parse_heartbeat,
     parse_time,
@@ -66,3 +67,10 @@ def test_no_time_is_ahead_of_now_and_the_same_again_is_the_same_object(
             for at in (heartbeat.at, heartbeat.step_changed_at, heartbeat.checkpoint_at or 0.0)
         )
         assert parse_heartbeat(said, latest, clock, heartbeat) is heartbeat
+
+
+def test_counts_of_collectives_are_checked_and_bounded() -> None:
+    assert parse_collectives({"mesh_fsdp": 7, "a": -1, "b": "1", "\x1b[31m": 5, "": 1, "c": True}) == {"mesh_fsdp": 7}
+    assert len(parse_collectives({f"g{number}": number for number in range(99)})) == 16
+    values: tuple[object, ...] = (None, [], "x", 5)
+    assert [parse_collectives(value) for value in values] == [{}] * 4

@@ -142,11 +142,12 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     for step, loss in ((10, 8.0), (20, 6.0), (30, 4.0)):
         curve = curve.with_heartbeat(heartbeat(step, loss=loss))
     figures = heartbeat(
-        30, tokens_per_s=1234.0, step_time_s=0.25, mfu=0.5, peak_memory_bytes=3 * 2**30, eta_s=7.5, world_size=2
-    )
+        30, tokens_per_s=1234.0, step_time_s=0.25, mfu=0.5, peak_memory_bytes=3 * 2**30, eta_s=7.5, world_size=2,
+        collectives={"mesh_fsdp": 4000, "default_pg": 96},
+    )  # fmt: skip
     text = drawn(WatchFrame(job(status=status("Running")), figures, NOW), curve)
     assert "█" * 25 + "░" * 25 + " step 30/60  50%  ETA 8s" in text
-    assert "1.2k tokens/s · 250 ms/step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
+    assert "1.2k tokens/s · 250 ms/step · MFU 50.0% · peak memory 3.0 GiB · 4.1k collectives · 2 ranks" in text
     assert "█▅▁ loss 4 from 8" in text
 
 

@@ -189,9 +189,10 @@ def test_a_time_out_of_range_is_unknown(tmp_path: Path, at: object) -> None:
 
 def test_an_invalid_number_of_a_heartbeat_is_unknown(tmp_path: Path) -> None:
     fields = {"rank": 0, "attempt": "0", "step": 4, "loss": "0.5", "mfu": None, "at": float("-inf"), "phase": "train"}
-    write_json(tmp_path, "heartbeats/rank-0.json", {**fields, "host": "n1"})
+    write_json(tmp_path, "heartbeats/rank-0.json", {**fields, "host": "n1", "collectives": {"pp": 3, "tp": "x"}})
     unknown = dict.fromkeys(("attempt", "loss", "mfu", "at"))
-    assert rank_heartbeats(tmp_path) == [{"rank": 0, "step": 4, "phase": "train", "host": "n1", **unknown}]
+    known = {"rank": 0, "step": 4, "phase": "train", "host": "n1", "collectives": {"pp": 3}}
+    assert rank_heartbeats(tmp_path) == [known | unknown]
 
 
 @pytest.mark.parametrize("step", [-1, 1e300, "three", None])

@@ -51,7 +51,7 @@ def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_pat
     assert heartbeat == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
-        "checkpoint_at": None, "stage": None, "phase": "train", "at": 100.0,
+        "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {}, "at": 100.0,
     }  # fmt: skip
 
 

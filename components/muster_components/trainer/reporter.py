@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from muster_components.trainer.collective_counts import collective_counts
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 
@@ -88,9 +89,8 @@ class Reporter:
         if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
-        self._try_write(
-            self._context.heartbeat_path, lambda path: replace_file(path, encode_line({**asdict(heartbeat), "at": now}))
-        )
+        line = {**asdict(heartbeat), "collectives": collective_counts(), "at": now}
+        self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line(line)))
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Append one line."""

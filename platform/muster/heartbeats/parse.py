@@ -7,6 +7,7 @@ decide which numbers and times are plausible.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,10 +19,13 @@ NUMERIC_FIELDS = (
     "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
+MAX_GROUPS = 16
+"""Process groups whose collectives a heartbeat counts."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})
 """Valid values of the heartbeat field `phase`."""
 MAX_CLOCK_SKEW_S = 5.0
 """Tolerated difference between clocks; a time further in the future is invalid."""
+_GROUP = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
 _MAX_TIMESTAMP = 253_402_300_800.0  # the year 10000, the first that a timestamp in a status cannot represent
 _MAX_COUNT = 2**53  # the largest integer that every JSON parser represents exactly
 
@@ -84,6 +88,13 @@ def parse_count(value: object) -> int | None:
     """The value as an int if it is between 0 and 2**53, else None."""
     count = finite_number(value)
     return int(count) if count is not None and 0 <= count <= _MAX_COUNT else None
+
+
+def parse_collectives(value: object) -> dict[str, int]:
+    """The number of collectives by process group, of the first 16 groups; invalid entries are left out."""
+    entries = list(value.items())[:MAX_GROUPS] if isinstance(value, dict) else []
+    counts = ((name, parse_count(count)) for name, count in entries if isinstance(name, str) and _GROUP.fullmatch(name))
+    return {name: count for name, count in counts if count is not None}
 
 
 def parse_time(value: object, clock: ClockReading) -> float | None:

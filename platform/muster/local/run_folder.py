@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound
-from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_heartbeat
+from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_collectives, parse_heartbeat
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2
@@ -234,10 +234,13 @@ def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _drop_invalid_numbers(heartbeat: dict[str, Any]) -> dict[str, Any]:
-    return {
+    numbers = {
         name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value
         for name, value in heartbeat.items()
     }
+    if "collectives" in heartbeat:
+        numbers["collectives"] = parse_collectives(heartbeat["collectives"])
+    return numbers
 
 
 def read_json(path: Path) -> dict[str, Any]:

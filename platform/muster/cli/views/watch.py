@@ -216,6 +216,8 @@ def _metric_lines(heartbeat: Mapping[str, Any], width: int) -> list[Text]:
         parts.append(f"MFU {heartbeat['mfu'] * 100:.1f}%")
     if heartbeat.get("peak_memory_bytes"):
         parts.append(f"peak memory {format_bytes(heartbeat['peak_memory_bytes'])}")
+    if called := sum((heartbeat.get("collectives") or {}).values()):
+        parts.append(f"{format_count(called)} collectives")
     if heartbeat.get("checkpoint_step") is not None:
         parts.append(f"checkpoint at step {heartbeat['checkpoint_step']}")
     if heartbeat.get("world_size"):
