@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from typing import Protocol
 
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
-from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.client import ClusterClient, LogOptions
 from muster.cluster_client.jobs import report_command
 from muster.errors import ClusterError, NotFound
 from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
@@ -24,17 +22,6 @@ REPORT_TIMEOUT_S = 900.0
 """The time that the daemon allows for building a report."""
 _POLL_S = 0.3
 _PHASES_WITH_LOG = ("Running", "Terminating", *TERMINAL_PHASES)
-
-
-class FollowClient(Protocol):
-    """The calls of `muster.client.ClusterClient` that read one job."""
-
-    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
-    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
-    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
-    def log_lines(
-        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
-    ) -> Iterator[str]: ...
 
 
 def status_message(job: TrainingJob) -> str:
@@ -127,7 +114,7 @@ class StatusReporter:
 
 
 def follow(
-    client: FollowClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
+    client: ClusterClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
 ) -> Iterator[str]:
     """Log lines of every attempt from `first_attempt` (None: the current one) to the job's end, and status messages."""
     attempt = first_attempt
@@ -151,7 +138,7 @@ def follow(
         yield f"muster: the log cannot be followed any more: {error}"
 
 
-def _end_lines(client: FollowClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
+def _end_lines(client: ClusterClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
     """The job's result, and the location of its report or run folder."""
     yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)

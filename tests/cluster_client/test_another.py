@@ -80,7 +80,7 @@ def test_a_followed_log_ends(server: Server) -> None:
         ("PATCH", lambda client: client.cancel("llama")),
         ("PATCH", lambda client: client.suspend("llama")),
         ("PATCH", lambda client: client.scale("llama", "default", {"trainer": 1})),
-        ("DELETE", lambda client: client.delete("TrainingJob", "llama")),
+        ("DELETE", lambda client: client.delete_all([("TrainingJob", "llama", "default")])[0]),
     ],
     ids=["cancel", "suspend", "scale", "delete"],
 )
@@ -100,7 +100,7 @@ def test_a_job_that_is_the_same_still_is_changed_and_deleted(cluster: Server, me
     assert client.scale("llama", "default", {"trainer": 1}).spec.roles[0].replicas == 1
     assert client.suspend("llama").spec.suspend
     assert client.cancel("llama").spec.cancel
-    assert client.delete("TrainingJob", "llama")["result"] == ("deleting" if meta else "deleted")
+    assert client.delete_all([("TrainingJob", "llama", "default")])[0]["result"] == ("deleting" if meta else "deleted")
 
 
 def test_a_role_that_changed_places_is_not_taken_for_another_job(cluster: Server) -> None:

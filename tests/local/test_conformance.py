@@ -62,7 +62,7 @@ class LocalHarness:
         self.objects.patch("default", self.store.jobs[uid].metadata.name, fields)
 
     def delete(self, uid: str) -> None:
-        self.objects.delete("TrainingJob", "default", self.store.jobs[uid].metadata.name)
+        self.objects.delete_all([("TrainingJob", self.store.jobs[uid].metadata.name, "default")])
 
     def job(self, uid: str) -> spec.TrainingJob | None:
         return self.store.jobs.get(uid)

@@ -34,11 +34,11 @@ def client(shared: LocalClient) -> Iterator[LocalClient]:
     """The shared daemon; jobs and queues of the test are deleted afterwards."""
     yield shared
     for job in shared.jobs():
-        shared.delete("TrainingJob", job.metadata.name)
+        shared.delete_all([("TrainingJob", job.metadata.name, "default")])
     eventually(lambda: not shared.jobs())
     for row in reversed(shared.queues()):  # leaves first
         if row["name"] != "default":
-            shared.delete("Queue", row["name"])
+            shared.delete_all([("Queue", row["name"], "default")])
 
 
 def test_a_job_runs_and_has_a_log_and_events(client: LocalClient) -> None:
@@ -177,8 +177,8 @@ def test_queues_are_applied_listed_and_removed_after_their_last_job(client: Loca
     assert (rows["company"]["depth"], rows["product"]["depth"], rows["product"]["admitted"]) == (0, 1, 1)
     gpu = {word: product[word]["nvidia.com/gpu"] for word in ("guaranteed", "limit", "used", "borrowed", "available")}
     assert gpu == {"guaranteed": "16", "limit": "24", "used": "24", "borrowed": "8", "available": "0"}
-    assert client.delete("Queue", "product")["result"] == "deleting"
-    assert client.delete("Queue", "product")["result"] == "deleting"
+    assert client.delete_all([("Queue", "product", "default")])[0]["result"] == "deleting"
+    assert client.delete_all([("Queue", "product", "default")])[0]["result"] == "deleting"
     with pytest.raises(Refused, check=has(reason="QueueInactive")):
         client.submit(shell_job("late", "true", queue="product"))
     assert phase_of(client, "big") == "Running"
@@ -226,7 +226,7 @@ def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -
     client.submit(shell_job("gone", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(client, "gone") == "Running")
     folder = client.run_dir("gone")
-    assert client.delete("TrainingJob", "gone")["result"] == "deleting"
+    assert client.delete_all([("TrainingJob", "gone", "default")])[0]["result"] == "deleting"
     eventually(lambda: not client.jobs())
     assert folder.is_dir()
     assert not list(Path(client.status()["home"], "pods").iterdir())

@@ -63,7 +63,7 @@ def test_a_job_gets_the_environment_of_its_submitter_not_of_the_process_that_sta
     written = Path(home, "daemon.log").read_text() + printed + client.snapshot().decode()
     assert "value-of-" not in written
     assert all(b"value-of-" not in path.read_bytes() for path in home.glob("muster.db*"))
-    client.delete("TrainingJob", "curious")
+    client.delete_all([("TrainingJob", "curious", "default")])
     eventually(lambda: not kept.exists())
 
 
@@ -274,7 +274,7 @@ def with_job(home: Path) -> LocalClient:
 
 def replace(with_job: LocalClient, line: str) -> None:
     """Delete the job, and submit another one with its name."""
-    with_job.delete("TrainingJob", "llama")
+    with_job.delete_all([("TrainingJob", "llama", "default")])
     eventually(lambda: not with_job.jobs())
     with_job.submit(shell_job("llama", line))
     eventually(lambda: phase_of(with_job, "llama") in ("Running", "Succeeded"))

@@ -284,10 +284,10 @@ def test_a_queue_with_children_is_not_deleted_and_the_error_names_them(
 ) -> None:
     objects.apply([make_queue("company"), make_queue("research", "company"), make_queue("product", "company")])
     with pytest.raises(Conflict, check=has("'company'", "product, research", reason="HasChildren")):
-        objects.delete("Queue", "default", "company")
+        objects.delete_all([("Queue", "company", "default")])
     assert {"company", "research", "product"} <= set(store.queues)
     for name in ("research", "product", "company"):
-        assert objects.delete("Queue", "default", name)["result"] == "deleted"
+        assert objects.delete_all([("Queue", name, "default")])[0]["result"] == "deleted"
 
 
 def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: ObjectRegistry, store: SqliteStore) -> None:
@@ -295,8 +295,8 @@ def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Object
     job = shell_job("unfinished", "true", queue="research")
     with store.transaction():
         store.put(job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u"})}))
-    assert objects.delete("Queue", "default", "research")["result"] == "deleting"
-    assert objects.delete("Queue", "default", "company")["result"] == "deleting"
+    assert objects.delete_all([("Queue", "research", "default")])[0]["result"] == "deleting"
+    assert objects.delete_all([("Queue", "company", "default")])[0]["result"] == "deleting"
     assert {"company", "research"} <= set(store.queues)
 
 

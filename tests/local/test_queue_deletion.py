@@ -30,7 +30,7 @@ def complete(parts: DaemonComponents, job: spec.TrainingJob) -> None:
 def test_applying_a_queue_under_deletion_cancels_the_deletion(parts: DaemonComponents) -> None:
     parts.service.apply([make_queue("research")])
     (job,) = parts.service.submit([shell_job("a", "true", queue="research")], dry_run=False)
-    assert parts.service.delete("Queue", "default", "research")["result"] == "deleting"
+    assert parts.service.delete_all([("Queue", "research", "default")])[0]["result"] == "deleting"
     with pytest.raises(Refused) as refused:
         parts.service.submit([shell_job("b", "true", queue="research")], dry_run=False)
     assert refused.value.reason == "QueueInactive"
@@ -44,7 +44,7 @@ def test_applying_a_queue_under_deletion_cancels_the_deletion(parts: DaemonCompo
 def test_a_job_whose_queue_is_being_deleted_cannot_be_resumed(parts: DaemonComponents) -> None:
     parts.service.apply([make_queue("research")])
     parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)
-    parts.service.delete("Queue", "default", "research")
+    parts.service.delete_all([("Queue", "research", "default")])
     with pytest.raises(Refused) as refused:
         parts.service.patch("default", "a", {"suspend": False})
     assert (refused.value.reason, refused.value.field) == ("QueueDeleted", "spec.queue")

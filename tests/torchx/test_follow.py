@@ -54,6 +54,7 @@ class Cluster:
 def test_it_names_the_command_for_the_report_where_a_store_has_the_run(
     traces: dict[str, Any] | None, last: str
 ) -> None:
-    lines = list(follow(Cluster(traces), POD, None, "llama", StatusReporter()))
+    cluster: Any = Cluster(traces)
+    lines = list(follow(cluster, POD, None, "llama", StatusReporter()))
     assert lines[0] == "step 1"
     assert lines[-1] == last

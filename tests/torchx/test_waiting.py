@@ -22,7 +22,8 @@ def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
-    now, ranks, heard = [0.0], Ranks(), []
+    ranks: Any = Ranks()
+    now, heard = [0.0], []
     waiting = ProgressReporter(clock=lambda: now[0])
     for second in range(150):
         now[0] = float(second)
@@ -48,7 +49,8 @@ def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
 
 
 def test_each_attempt_prints_its_start_and_ignores_earlier_heartbeats() -> None:
-    ranks, waiting = Ranks([heartbeat(40)]), ProgressReporter(clock=lambda: 0.0)
+    ranks: Any = Ranks([heartbeat(40)])
+    waiting = ProgressReporter(clock=lambda: 0.0)
     assert list(waiting.next_lines("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
     second = running().model_copy(update={"attempt": 1})
     assert list(waiting.next_lines("a-1", job(second), ranks)) == ["runs on n1, n2, attempt 1"]
@@ -56,7 +58,8 @@ def test_each_attempt_prints_its_start_and_ignores_earlier_heartbeats() -> None:
 
 
 def test_a_pending_job_prints_no_start() -> None:
-    ranks, waiting = Ranks(), ProgressReporter(clock=lambda: 0.0)
+    ranks: Any = Ranks()
+    waiting = ProgressReporter(clock=lambda: 0.0)
     assert list(waiting.next_lines("a-1", job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
     ended = transitions.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
     assert list(waiting.next_lines("b-2", job(ended), ranks)) == [], "processes of it may still run"

@@ -69,14 +69,11 @@ class KubernetesClusterClient:
         also by a server dry run, before the first is written."""
         return apply.apply_objects(self._kube_client, documents)
 
-    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Delete an object: {kind, namespace, name, result}. Result `deleting`: its pods stop first, a queue waits for
-        its unfinished jobs. Raises `Conflict` HasChildren and FlavorInUse, as far as the user may read the objects."""
-        return self.delete_all([(kind, name, namespace)])[0]
-
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-        """Delete objects, (kind, name, namespace) each, in this order. All are validated, also by a server dry run,
-        before the first is deleted; an error names the objects that were deleted before it."""
+        """Delete objects, (kind, name, namespace) each, in this order: {kind, namespace, name, result} each. Result
+        `deleting`: a job's pods stop first, a queue waits for its unfinished jobs. All are validated, also by a server
+        dry run, before the first is deleted; an error names the objects that were deleted before it. Raises `Conflict`
+        HasChildren and FlavorInUse, as far as the user may read the objects."""
         return apply.delete_objects(self._kube_client, targets)
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:

@@ -107,14 +107,10 @@ class LocalClient:
         url = f"/v{API_VERSION}/apply"
         return list(self._daemon.request("POST", url, _with_environments(items), start_if_stopped=True))
 
-    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Delete an object: {kind, namespace, name, result}. Result `deleting`: a job's replicas stop first, a queue
-        waits for its unfinished jobs; a repeated delete is no error. The run folder is kept."""
-        url = f"/v{API_VERSION}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
-        return dict(self._daemon.request("DELETE", url))
-
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-        """Delete objects, (kind, name, namespace) each, in this order: all of them, or none."""
+        """Delete objects, (kind, name, namespace) each, in order, all or none: {kind, namespace, name, result} each.
+        Result `deleting`: a job's replicas stop first, a queue waits for its unfinished jobs; a repeated delete is no
+        error. Run folders are kept."""
         body = [{"kind": kind, "name": name, "namespace": namespace} for kind, name, namespace in targets]
         return list(self._daemon.request("POST", f"/v{API_VERSION}/delete", body))
 

@@ -154,14 +154,9 @@ class ObjectRegistry:
                 row["notices"] = queue_notices[row["name"]]
         return rows
 
-    def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
-        """Delete an object; a repeated delete is no error. Raises `NotFound`, `Conflict` (flavor in use, queue with
-        children)."""
-        return self.delete_all([(kind, name, namespace)])[0]
-
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
-        """Delete objects, (kind, name, namespace) each, in this order: all or none. Raises as `delete` does; `NotFound`
-        names all that do not exist."""
+        """Delete objects, (kind, name, namespace) each, in this order: all or none; a repeated delete is no error.
+        Raises `Conflict` (flavor in use, queue with children), and `NotFound` that names all that do not exist."""
         items, missing = [], []
         suffix = "; nothing was deleted" if len(targets) > 1 else ""
         for kind, name, namespace in targets:

@@ -81,7 +81,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._handle()
 
-    do_POST = do_DELETE = do_GET
+    do_POST = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name in http.server
         """Requests are not logged, since they may contain secrets."""
@@ -230,8 +230,6 @@ def route(service: DaemonService, loop: ControlLoop, method: str, segments: list
         case ["POST", _, "apply"]:
             objects, environments = _parse_submission(body)
             return service.apply([_parse_object(item) for item in objects], environments)
-        case ["DELETE", _, "objects", kind, namespace, name]:
-            return service.delete(kind, namespace, name)
         case ["POST", _, "delete"]:
             return service.delete_all(_parse_delete_targets(body))
         case ["GET", _, "flavors"]:

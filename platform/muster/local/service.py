@@ -154,11 +154,6 @@ class DaemonService:
         with self._cluster.lock:
             return self._objects.apply(documents, environments)
 
-    def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
-        """Delete an object."""
-        with self._cluster.lock:
-            return self._objects.delete(kind, namespace, name)
-
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
         """Delete objects, (kind, name, namespace) each, all or none."""
         with self._cluster.lock:

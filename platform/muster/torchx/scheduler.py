@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
@@ -25,9 +25,9 @@ from torchx.specs import AppDef, AppDryRunInfo
 from muster.api.env_vars import redact, redact_secrets
 from muster.api.job_names import to_kubernetes_name, with_suffix
 from muster.api.spec import TrainingJob, max_job_name_length
-from muster.client import LogOptions, check_replica
+from muster.client import ClusterClient, LogOptions, check_replica
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.follow import FollowClient, FollowedPod, StatusReporter, follow
+from muster.follow import FollowedPod, StatusReporter, follow
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S
 from muster.text import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id
@@ -36,14 +36,6 @@ from muster.torchx.status import ProgressReporter, app_state, describe_response
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
-
-
-class JobClient(FollowClient, Protocol):
-    """The client calls that the scheduler makes."""
-
-    def heartbeats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
-    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
-    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
 
 
 class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
@@ -57,7 +49,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         self._progress_reporter = ProgressReporter()
 
     @abstractmethod
-    def _client(self, app_id: str | None = None) -> JobClient:
+    def _client(self, app_id: str | None = None) -> ClusterClient:
         """The client for a job's cluster; without a job, for the default cluster."""
 
     @abstractmethod
@@ -109,14 +101,14 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
                     raise WatchInterrupted(f"{app_id} can no longer be watched: {error}") from error
             time.sleep(_PAUSE_S)
 
-    def _describe_once(self, app_id: str, client: JobClient) -> DescribeAppResponse:
+    def _describe_once(self, app_id: str, client: ClusterClient) -> DescribeAppResponse:
         job = client.job(*split_app_id(app_id))
         run_dir = client.run_dir(*split_app_id(app_id))
         if app_id in self._submitted:  # `torchx run --wait` itself prints no status
             self._log_changes(app_id, job, client)
         return describe_response(job, run_dir, self._context_name(app_id))
 
-    def _log_changes(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
+    def _log_changes(self, app_id: str, job: TrainingJob, client: ClusterClient) -> None:
         if sentence := self._status_reporter.next_message(app_id, job):
             logger.info(sentence)
         if app_id not in self._followed_apps:
@@ -184,7 +176,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         self._client(app_id).cancel(*split_app_id(app_id))
 
     def _delete_existing(self, app_id: str) -> None:
-        self._client(app_id).delete("TrainingJob", *split_app_id(app_id))
+        self._client(app_id).delete_all([("TrainingJob", *split_app_id(app_id))])
 
 
 def unique_job_name(app: AppDef) -> str:

@@ -23,7 +23,7 @@ from muster.text import sanitize
 from muster.torchx.appdef import REPLICA, app_id
 
 if TYPE_CHECKING:
-    from muster.torchx.scheduler import JobClient
+    from muster.client import ClusterClient
 
 PROGRESS_INTERVAL_S = 10.0
 _STATES = {
@@ -144,7 +144,7 @@ class ProgressReporter:
     clock: Callable[[], float] = time.time
     _progress_by_app: dict[str, _JobProgress] = field(default_factory=dict)
 
-    def next_lines(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
+    def next_lines(self, app: str, job: TrainingJob, client: ClusterClient) -> Iterator[str]:
         """Lines that were not reported yet, from the job's start on; `StatusReporter` reports what precedes it."""
         progress, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
         name, namespace = job.metadata.name, job.metadata.namespace or "default"
