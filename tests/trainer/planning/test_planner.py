@@ -43,11 +43,12 @@ _planners: dict[tuple[object, ...], Planner] = {}
 
 def planner(world_size: int, *flags: str, device: GpuKind = H100, gpus_per_host: int = 8) -> Planner:
     """One planner for each model, since measuring it takes seconds."""
-    key = (flags, gpus_per_host)
+    config = config_of(*flags)
+    key = (config.model, config.data.seq_len)
     if key not in _planners:
-        _planners[key], _, _ = planner_for(config_of(*flags), host(world_size), device, gpus_per_host)
+        _planners[key], _, _ = planner_for(config, host(world_size), device, gpus_per_host)
     made = _planners[key]
-    made.host, made.device = host(world_size), device
+    made.host, made.device, made.gpus_per_host = host(world_size), device, gpus_per_host
     return made
 
 

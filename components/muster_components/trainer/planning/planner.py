@@ -101,9 +101,9 @@ class Planner:
         step that takes seconds."""
         self.device = device
         self.host = host
+        self.gpus_per_host = gpus_per_host
         self._model = model
         self._batch = batch
-        self._gpus_per_host = gpus_per_host
         self._report = report
         self._profiles: dict[ProfileOptions, ModelProfile] = {}
         self._stages: dict[tuple[int, int], Sequence[Sequence[Part]] | None] = {}
@@ -134,7 +134,7 @@ class Planner:
             candidate,
             stages,
             self.device,
-            self._gpus_per_host,
+            self.gpus_per_host,
             cuda_graph=plan.graphs_steps(profile.parameter_count),
         )
         reserved = CONTEXT_BYTES + (NCCL_BYTES if plan.mesh.world_size > 1 else 0) + FRAGMENTATION * memory.total
@@ -147,7 +147,7 @@ class Planner:
         plans = valid_plans(
             config,
             self.host,
-            gpus_per_host=self._gpus_per_host,
+            gpus_per_host=self.gpus_per_host,
             allows_padding=self._model.sample_spec.allows_padding,
         )
         self._report(f"predicting memory and step time of {len(plans)} plans")
