@@ -80,14 +80,14 @@ integration: setup
 	$(call section,slow tests and tests on real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
 	@$(call pytest,.venv) -m "(slow or cluster) and not frameworks" -n $$(($(PLANES) + 2)) --dist loadfile --no-loadscope-reorder \
-	  --durations=10 tests/examples tests/cluster $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
+	  --durations=10 tests/examples tests/cluster tests/helm $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 # Each worker has its own control plane and runs whole files, since the tests of some files share another one. Missing
 # programs are built before the tests (minutes, once). MUSTER_SKIP_CLUSTER=1 skips these tests.
 cluster: setup
 	$(call section,tests on $(PLANES) real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
-	@$(call pytest,.venv) -n $(PLANES) --dist loadfile --no-loadscope-reorder --durations=10 tests/cluster
+	@$(call pytest,.venv) -n $(PLANES) --dist loadfile --no-loadscope-reorder --durations=10 tests/cluster tests/helm
 
 # One after the other: a machine has one cluster with real nodes at a time.
 kubelets: setup

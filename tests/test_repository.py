@@ -136,3 +136,16 @@ def test_no_test_file_imports_another() -> None:
     found = re.compile(r"^\s*(?:from\s+(?:[\w.]*\.)?test_\w+\s+import|import\s+tests\.[\w.]*test_)", re.MULTILINE)
     files = (ROOT / "tests").rglob("*.py")
     assert [str(file.relative_to(ROOT)) for file in files if found.search(file.read_text())] == []
+
+
+def test_make_and_ci_run_every_folder_of_tests_that_have_a_target_of_their_own() -> None:
+    """`make unit` and `make slow` leave out the tests that a conftest.py marks with `cluster`."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("conftest.py") if 'marker("cluster")' in path.read_text()}
+    names = {folder.relative_to(ROOT).as_posix() for folder in folders}
+    assert names
+    recipes = dict(re.findall(r"^([\w-]+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    of_make_test = re.findall(r"^test: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    of_ci = re.findall(r"run: .*\.ci/run (.*)", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    for targets in (of_make_test, " ".join(of_ci).split()):
+        run = {word for target in targets for word in recipes.get(target, "").split()}
+        assert names - run == set()
