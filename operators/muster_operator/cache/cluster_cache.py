@@ -18,7 +18,7 @@ from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
 from muster_operator.cache.pods import PodCache
 from muster_operator.cache.specs import SpecCache, TemplateCache
@@ -39,7 +39,7 @@ O_in = TypeVar("O_in", bound=_Named)
 V = TypeVar("V")
 
 
-class NameIndex(Generic[O_in, V]):
+class NameIndex(WatchedCache[V], Generic[O_in, V]):
     """Event handler that keeps one value of each object, by name. There are few objects, and they seldom change."""
 
     def __init__(self, value: Callable[[O_in], V], changed: Callable[[], None]) -> None:
@@ -48,21 +48,9 @@ class NameIndex(Generic[O_in, V]):
         self._cache = MutationCache[V](self._on_change)
         self._values: dict[str, V] = {}
 
-    def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
-        self._cache.retain(keys, version)
-
     def on_upsert(self, item: O_in) -> None:
         """An object was created or changed."""
         self._cache.upsert(item.metadata.name, item.metadata.version, self._value(item))
-
-    def on_delete(self, item: O_in) -> None:
-        """An object was deleted."""
-        self._cache.delete(item.metadata.name, item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
 
     def values(self) -> Mapping[str, V]:
         """Values by name; the same immutable mapping until something changes."""

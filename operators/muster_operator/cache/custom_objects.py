@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from muster.api import spec
 from muster.api.yaml_input.undecodable import decode_truncated, metadata_of
 from muster.kube.convert import read_queue_or_flavor
 from muster.kube.objects import RawCustomObject
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 D = TypeVar("D", bound=spec.Queue | spec.Flavor)
 
@@ -30,7 +30,7 @@ class InvalidObject:
     error: str
 
 
-class CustomObjectCache(Generic[D]):
+class CustomObjectCache(WatchedCache[D]):
     """Event handler and cache of one of the two kinds."""
 
     def __init__(self, model: type[D], changed: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class CustomObjectCache(Generic[D]):
         """A list at `version` has exactly these keys."""
         for name in self.invalid.keys() - keys:
             self._clear_invalid(name)
-        self._cache.retain(keys, version)
+        super().on_list(keys, version)
 
     def on_upsert(self, item: RawCustomObject) -> None:
         """An object was created or changed."""
@@ -72,11 +72,7 @@ class CustomObjectCache(Generic[D]):
     def on_delete(self, item: RawCustomObject) -> None:
         """An object was deleted."""
         self._clear_invalid(item.metadata.name)
-        self._cache.delete(item.metadata.name, item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
+        super().on_delete(item)
 
     def on_written(self, name: str, version: int, update: dict[str, object]) -> None:
         """Our write was acknowledged: fields of the model (`status`) and of its metadata (`finalizers`)."""

@@ -22,7 +22,7 @@ from muster.kube.objects import RawCustomObject
 from muster.lifecycle import is_finished
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
 from muster_operator.cache.job_reader import InvalidJob, JobReader, invalid_job, read_metadata
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
 
@@ -42,7 +42,7 @@ class _Entry:
     refusal: str | None = None
 
 
-class JobCache:
+class JobCache(WatchedCache[CachedJob]):
     """Event handler and cache of TrainingJobs. `set_visible(uid, visible)` is called when visibility changes, `changed`
     on any change, `on_status` with every new state of a job."""
 
@@ -75,11 +75,11 @@ class JobCache:
         """A list at `version` has exactly these keys."""
         for deleted in self.invalid.keys() - keys:
             self._clear_invalid(deleted)
-        self._cache.retain(keys, version)
+        super().on_list(keys, version)
 
     def on_upsert(self, item: RawCustomObject) -> None:
         """A job was created or changed."""
-        key = _object_key(item)
+        key = item.metadata.key
         if not self._cache.is_newer(key, item.metadata.version):
             return
         before = self._cache.get(key)
@@ -118,17 +118,13 @@ class JobCache:
 
     def on_read(self, item: RawCustomObject) -> None:
         """A GET returned the job; watches may have delivered newer states."""
-        if not self._cache.is_deleted(_object_key(item), item.metadata.version):
+        if not self._cache.is_deleted(item.metadata.key, item.metadata.version):
             self.on_upsert(item)
 
     def on_delete(self, item: RawCustomObject) -> None:
         """A job was deleted."""
-        self._clear_invalid(_object_key(item))
-        self._cache.delete(_object_key(item), item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
+        self._clear_invalid(item.metadata.key)
+        super().on_delete(item)
 
     # ---- our own writes
 
@@ -317,7 +313,3 @@ class JobCache:
 
 def _template_keys(known: CachedJob) -> set[tuple[str, str]]:
     return {(known.namespace, template.digest) for template in known.templates.values()}
-
-
-def _object_key(job: RawCustomObject) -> str:
-    return f"{job.metadata.namespace}/{job.metadata.name}"

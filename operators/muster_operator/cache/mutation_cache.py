@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -86,3 +86,21 @@ class MutationCache(Generic[T]):
             old = self._entries.pop(key)
             self._changed(key, old.value, None)
         self.advance(version)
+
+
+class WatchedCache(Generic[T]):
+    """The methods of an event handler that are the same for all resources; see `muster.kube.reflector`."""
+
+    _cache: MutationCache[T]
+
+    def on_list(self, keys: set[str], version: int) -> None:
+        """A list at `version` has exactly these keys."""
+        self._cache.retain(keys, version)
+
+    def on_delete(self, item: Any) -> None:
+        """An object was deleted."""
+        self._cache.delete(item.metadata.key, item.metadata.version)
+
+    def on_bookmark(self, version: int) -> None:
+        """Everything up to `version` was delivered."""
+        self._cache.advance(version)

@@ -12,7 +12,7 @@ from muster.cluster import NodeView
 from muster.kube.convert import node_view
 from muster.kube.objects import V1Node
 from muster.model import Resources
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Entry:
     view: NodeView
 
 
-class NodeCache:
+class NodeCache(WatchedCache[_Entry]):
     """Event handler and cache of nodes. `changed` is called when the engine would see a difference."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -34,23 +34,11 @@ class NodeCache:
 
     # ---- events of watches
 
-    def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
-        self._cache.retain(keys, version)
-
     def on_upsert(self, item: V1Node) -> None:
         """A node was created or changed."""
         known = self._cache.get(item.metadata.name)
         view = known.view if known is not None and _is_same(known.node, item) else node_view(item)
         self._cache.upsert(item.metadata.name, item.metadata.version, _Entry(item, view))
-
-    def on_delete(self, item: V1Node) -> None:
-        """A node was deleted."""
-        self._cache.delete(item.metadata.name, item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
 
     def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
         """Add to the unmanaged usage of a node (negative: subtract). The node may not be known yet."""

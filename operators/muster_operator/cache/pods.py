@@ -14,7 +14,7 @@ from muster.kube.objects import V1Pod
 from muster.model import Resources
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 
 class PodTombstones:
@@ -48,7 +48,7 @@ class PodTombstones:
         self._views.pop(job, None)
 
 
-class PodCache:
+class PodCache(WatchedCache[CachedPod]):
     """Event handler and cache of pods.
 
     `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
@@ -78,13 +78,9 @@ class PodCache:
 
     # ---- events of watches
 
-    def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
-        self._cache.retain(keys, version)
-
     def on_upsert(self, item: V1Pod) -> None:
         """A pod was created or changed."""
-        key, version = _object_key(item), item.metadata.version
+        key, version = item.metadata.key, item.metadata.version
         known = self._cache.get(key)
         if self._cache.is_newer(key, version):
             self._cache.upsert(key, version, cached_pod(item, known))
@@ -95,16 +91,8 @@ class PodCache:
 
     def on_read(self, item: V1Pod) -> None:
         """A GET returned the pod; watches may have delivered newer states."""
-        if not self._cache.is_deleted(_object_key(item), item.metadata.version):
+        if not self._cache.is_deleted(item.metadata.key, item.metadata.version):
             self.on_upsert(item)
-
-    def on_delete(self, item: V1Pod) -> None:
-        """A pod was deleted."""
-        self._cache.delete(_object_key(item), item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
 
     # ---- our own writes
 
@@ -264,7 +252,3 @@ class PodCache:
     def _account_usage(self, pod: CachedPod, sign: int) -> None:
         if pod.node and not pod.ended:
             self._add_usage(pod.node, pod.request.times(sign))
-
-
-def _object_key(pod: V1Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from muster.api.spec import FINISHED_CAPTURE_PHASES, TraceCapture, TraceCaptureStatus
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.custom_objects import as_document
-from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 _LOG = logging.getLogger("muster.operator")
 
 
-class CaptureCache:
+class CaptureCache(WatchedCache[TraceCapture]):
     """Event handler and cache, by NAMESPACE/NAME. `changed` is called when there may be something to do."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -24,13 +24,9 @@ class CaptureCache:
         self._cache = MutationCache[TraceCapture](self._on_change)
         self._withdrawn: list[TraceCapture] = []
 
-    def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
-        self._cache.retain(keys, version)
-
     def on_upsert(self, item: RawCustomObject) -> None:
         """An object was created or changed."""
-        key = f"{item.metadata.namespace}/{item.metadata.name}"
+        key = item.metadata.key
         if not self._cache.is_newer(key, item.metadata.version):
             return
         try:
@@ -40,14 +36,6 @@ class CaptureCache:
             self._cache.delete(key, item.metadata.version)
             return
         self._cache.upsert(key, item.metadata.version, capture)
-
-    def on_delete(self, item: RawCustomObject) -> None:
-        """An object was deleted."""
-        self._cache.delete(f"{item.metadata.namespace}/{item.metadata.name}", item.metadata.version)
-
-    def on_bookmark(self, version: int) -> None:
-        """Everything up to `version` was delivered."""
-        self._cache.advance(version)
 
     def on_written(self, capture: TraceCapture, status: TraceCaptureStatus, version: int) -> TraceCapture:
         """Our status was written; returns the object with it."""

@@ -23,6 +23,11 @@ class V1ObjectMeta(msgspec.Struct, rename="camel"):
         """The resourceVersion as a number."""
         return int(self.resource_version)
 
+    @property
+    def key(self) -> str:
+        """NAMESPACE/NAME, or NAME for cluster-scoped objects."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
 
 class V1OwnerReference(msgspec.Struct, rename="camel"):
     """An ownerReference."""

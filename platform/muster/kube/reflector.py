@@ -287,6 +287,4 @@ class Reflector(Generic[T]):
 
 
 def _object_key(item: Any) -> str:
-    meta = item.metadata
-    namespace = getattr(meta, "namespace", "")
-    return f"{namespace}/{meta.name}" if namespace else str(meta.name)
+    return str(item.metadata.key)
