@@ -77,7 +77,8 @@ def test_all_ranks_profile_the_agreed_steps_and_do_so_again(start: Starter, text
         assert (b"Input Dims" in text_of, b"[memory]" in text_of) == (number == 0, number == 1)
     refused = finished(ranks.run_dir, "memory", kind="Memory")
     assert (refused.phase, refused.reason) == ("Failed", "RanksFailed")
-    assert "ranks 0, 1: memory snapshots are of torch's CUDA allocator; no GPU is used" in refused.message
+    # The first answer ends the capture; the other rank may not have answered yet.
+    assert "memory snapshots are of torch's CUDA allocator; no GPU is used" in refused.message
     one = finished(ranks.run_dir, "c2", ranks="1", steps=1)
     assert (one.phase, [entry.rank for entry in one.ranks]) == ("Succeeded", [1])
 

@@ -204,6 +204,10 @@ class _CollectingStage(PipelineStage):
         super().backward_weight_one_chunk(*args, **kwargs)
         self._collect()
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Without those between stages of this rank, which torch 2.11 has for V schedules: gloo has no such pair."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
     def _collect(self) -> None:
         if self.part.masters is not None:
             self.part.collect_gradients()
