@@ -1,0 +1,191 @@
+"""Tables of one trace's device work: kernels, annotations, launches, lengths of launch queues, sequences of kernels.
+
+Their definitions are those of HolisticTraceAnalysis (HTA) 0.5.0: `get_gpu_kernel_breakdown`,
+`get_gpu_user_annotation_breakdown`, `get_cuda_kernel_launch_stats`, `get_queue_length_summary`,
+`get_time_spent_blocked_on_full_queue`, `get_frequent_cuda_kernel_sequences`, but all launching calls count:
+HTA leaves out cooperative launches. HTA computes them from `round_to_microseconds(trace)` and
+`select_device_work(trace, include_last_step=False)`; on other input they have full resolution and all steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.tracing.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.hta_breakdown import KernelType
+from muster.tracing.spans import Int64, groups
+from muster.tracing.work_kinds import device_work_types, nested_events
+
+FULL_QUEUE = 1024
+"""Launches that CUDA accepts on a stream before it blocks the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurationRow:
+    """All events of one name, in nanoseconds; `stddev_ns` is that of a sample (None: one event). `kind` is "compute",
+    "communication", "memory" or "annotation"."""
+
+    name: str
+    kind: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+    min_ns: int
+    max_ns: int
+    stddev_ns: float | None
+
+
+def kernel_table(trace: Trace, work: Events) -> tuple[DurationRow, ...]:
+    """Kernels, copies and memsets by name, longest total first."""
+    kinds = np.array([kind.name.lower() for kind in KernelType])
+    return _durations(trace, work, kinds[device_work_types(trace, work)].tolist())
+
+
+def annotation_table(trace: Trace) -> tuple[DurationRow, ...]:
+    """Annotations on the device by name, longest total first: each lasts from the first to the last kernel launched in
+    it. Empty if the profiler wrote none."""
+    marks = trace.of_kind(EventKind.DEVICE_ANNOTATION)
+    return _durations(trace, marks, ["annotation"] * len(marks))
+
+
+def _durations(trace: Trace, events: Events, kinds: list[str]) -> tuple[DurationRow, ...]:
+    rows = []
+    for same in groups(events.name):
+        ns = events.duration[same]
+        rows.append(
+            DurationRow(
+                name=trace.names[events.name[same[0]]],
+                kind=kinds[same[0]],
+                calls=len(ns),
+                total_ns=int(ns.sum()),
+                mean_ns=float(ns.mean()),
+                min_ns=int(ns.min()),
+                max_ns=int(ns.max()),
+                stddev_ns=float(ns.std(ddof=1)) if len(ns) > 1 else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTable:
+    """Launches with their device work: parallel columns, in nanoseconds. `delay_ns` is from the return of the call to
+    the start of the work, at least 0."""
+
+    correlation: Int64
+    call_ns: Int64
+    work_ns: Int64
+    delay_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.correlation)
+
+
+def launch_table(trace: Trace, work: Events) -> LaunchTable:
+    """The launches of `work`, in its order; work whose launch is unknown is left out."""
+    calls, found = _launches(trace, work)
+    work = work[found]
+    delay = np.maximum(work.start - calls.end, 0)
+    return LaunchTable(work.correlation, calls.duration, work.duration, delay)
+
+
+def _launches(trace: Trace, work: Events) -> tuple[Events, Int64]:
+    """The calls that launched device work, and the positions of that work."""
+    launches = trace.launches
+    launches = launches[np.argsort(launches.correlation, kind="stable")]
+    if not len(launches):
+        return launches, np.empty(0, dtype=np.int64)
+    at = np.minimum(np.searchsorted(launches.correlation, work.correlation), len(launches) - 1)
+    found = np.flatnonzero(launches.correlation[at] == work.correlation).astype(np.int64)
+    return launches[at[found]], found
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLength:
+    """How much work is launched and not begun on a stream, over its changes (two for each launch).
+
+    `quartiles` are the 25th, 50th and 75th percentile; `full_ns` is the time at `full` or more.
+    """
+
+    stream: int
+    changes: int
+    mean: float
+    stddev: float
+    minimum: int
+    quartiles: tuple[float, float, float]
+    maximum: int
+    full_ns: int
+
+
+def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE) -> tuple[QueueLength, ...]:
+    """One for each stream with launched work, by stream."""
+    calls, found = _launches(trace, work)
+    work = work[found]
+    rows = []
+    for same in groups(work.stream):
+        times = np.concatenate((calls.start[same], work.start[same]))
+        order = np.argsort(times, kind="stable")  # launches first
+        change = np.repeat((1, -1), len(same))[order]
+        length = np.cumsum(change)
+        lasting = np.diff(times[order], append=times[order][-1])
+        low, middle, high = np.quantile(length, (0.25, 0.5, 0.75)).tolist()
+        rows.append(
+            QueueLength(
+                stream=int(work.stream[same[0]]),
+                changes=len(length),
+                mean=float(length.mean()),
+                stddev=float(length.std(ddof=1)),
+                minimum=int(length.min()),
+                quartiles=(low, middle, high),
+                maximum=int(length.max()),
+                full_ns=int(lasting[length >= full].sum()),
+            )
+        )
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSequence:
+    """The kernels that calls of an operator launched, by start: how many calls launched exactly these, the sum of the
+    kernels' and of the operators' nanoseconds."""
+
+    operator: str
+    kernels: tuple[str, ...]
+    calls: int
+    kernels_ns: int
+    operator_ns: int
+
+
+def kernel_sequences(trace: Trace, work: Events, operator: str, *, min_kernels: int = 3) -> tuple[KernelSequence, ...]:
+    """Of the outermost operators whose name contains `operator`, the most frequent sequences first."""
+    calls, found = _launches(trace, work)
+    work = work[found]
+    wanted = np.array([operator in name for name in trace.names], dtype=bool)
+    sums: defaultdict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(lambda: [0, 0, 0])
+    nested = nested_events(trace)
+    for of_thread in groups(nested.thread):
+        tree = build_call_tree(nested[of_thread])
+        events = nested[of_thread[tree.order]]
+        inside = wanted[events.name]
+        outer = inside.copy()
+        for i, parent in enumerate(tree.parent.tolist()):  # parents come first
+            if parent >= 0 and inside[parent]:
+                inside[i], outer[i] = True, False
+        launched = np.flatnonzero(calls.thread == nested.thread[of_thread[0]])
+        launched = launched[np.argsort(calls.start[launched], kind="stable")]
+        begins = calls.start[launched]
+        for i in np.flatnonzero(outer).tolist():
+            first, last = np.searchsorted(begins, (events.start[i], events.end[i])).tolist()
+            mine = launched[first:last]
+            if len(mine) >= min_kernels:
+                mine = mine[np.argsort(work.start[mine], kind="stable")]
+                names = tuple(trace.names[code] for code in work.name[mine].tolist())
+                total = sums[trace.names[events.name[i]], names]
+                total[0] += 1
+                total[1] += int(work.duration[mine].sum())
+                total[2] += int(events.end[i] - events.start[i])
+    rows = [KernelSequence(name, kernels, *totals) for (name, kernels), totals in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.calls, row.operator, row.kernels)))
