@@ -40,6 +40,12 @@ def try_read(read: Callable[[], T]) -> ReadResult[T]:
         return ReadResult(None, str(error))
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    outdated_at: float
+    answer: Future[Any]
+
+
 class PageReader:
     """`read` answers the path and query of a URL of the read API with decoded JSON. Thread-safe. Methods raise as it
     does, and `ClusterError` WrongVersion."""
@@ -48,7 +54,7 @@ class PageReader:
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        self._answers: dict[str, tuple[float, Future[Any]]] = {}  # by URL: when it was asked for, and the answer
+        self._answers: dict[str, _Answer] = {}  # by URL
         self.source: DataSource | None = None
         """Which process answered last."""
 
@@ -87,22 +93,30 @@ class PageReader:
         path = f"/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}"
         return cast(JobSummary, self._shared(path, lambda data: decode(JobSummary, data)))
 
+    def remember(self, key: str, read: Callable[[], T], max_age_s: float) -> T:
+        """The result of `read`, which may ask for something else than the read API; of at most `max_age_s` ago."""
+        return cast(T, self._remember(f"other {key}", read, max_age_s))
+
     def _shared(self, path: str, decoded: Callable[[Any], Any]) -> Any:
-        """The decoded answer, of at most `MAX_AGE_S`. Threads that ask at the same time wait for one request."""
+        """The decoded answer, of at most `MAX_AGE_S`."""
+        return self._remember(path, lambda: decoded(self._read(f"{BASE_PATH}{path}")), MAX_AGE_S)
+
+    def _remember(self, key: str, read: Callable[[], Any], max_age_s: float) -> Any:
+        """Threads that ask for the same at the same time wait for one `read`."""
         now = self._clock()
         with self._lock:
-            asked_at, answer = self._answers.get(path, (now, None))
-            is_mine = answer is None or (answer.done() and now - asked_at >= MAX_AGE_S)
-            if is_mine:
-                old = [key for key, (at, one) in self._answers.items() if one.done() and now - at >= MAX_AGE_S]
-                for key in old:
-                    del self._answers[key]
-                answer = Future()
-                self._answers[path] = now, answer
-        assert answer is not None
+            known = self._answers.get(key)
+            if known is not None and (not known.answer.done() or now < known.outdated_at):
+                answer, is_mine = known.answer, False
+            else:
+                old = [one for one, kept in self._answers.items() if kept.answer.done() and now >= kept.outdated_at]
+                for one in old:
+                    del self._answers[one]
+                answer, is_mine = Future[Any](), True
+                self._answers[key] = _Answer(now + max_age_s, answer)
         if is_mine:
             try:
-                answer.set_result(decoded(self._read(f"{BASE_PATH}{path}")))
+                answer.set_result(read())
             except BaseException as error:
                 answer.set_exception(error)
         return answer.result()

@@ -35,6 +35,12 @@ def clock_time(at: float, now: float) -> Markup:
     return Markup('{} <span class="quiet">({})</span>').format(shown, relative_time(at, now))
 
 
+def tick_time(at: float, now: float) -> str:
+    """`14:03`, or `Nov 23 14:03` on another day."""
+    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
+    return then.strftime("%H:%M" if then.date() == today.date() else "%b %d %H:%M")
+
+
 def elapsed(since: float, now: float) -> Markup:
     """`3m12s` since a time; the page's script keeps it current."""
     text = format_duration(max(0.0, now - since))
@@ -67,6 +73,7 @@ class Renderer:
         self._environment.filters |= {
             "relative_time": relative_time,
             "clock_time": clock_time,
+            "tick_time": tick_time,
             "elapsed": elapsed,
             "duration": format_duration,
             "amount": format_resource,

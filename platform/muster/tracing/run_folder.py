@@ -216,6 +216,13 @@ def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) ->
     return found
 
 
+def read_rank_metrics(path: Path, rank: int = 0) -> RankMetrics | None:
+    """The steps of one rank of a run folder; None if it has not reported any, or its file cannot be read."""
+    file = path / "metrics" / f"rank-{rank}.jsonl"
+    metrics = _read_metrics(file, []) if file.is_file() else None
+    return metrics if metrics else None
+
+
 def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
     match = RANK_FILE.fullmatch(path.name)
     lines = _read_records(path, MetricsRecord, skipped)

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from muster.dashboard.page import Page
-from muster.dashboard.pages import jobs, nodes, overview, pending, preemptions
+from muster.dashboard.pages import job, jobs, nodes, overview, pending, preemptions, timeline
 
-PAGES: tuple[Page, ...] = (overview.PAGE, pending.PAGE, jobs.PAGE, nodes.PAGE, nodes.NODE_PAGE, preemptions.PAGE)
+PAGES: tuple[Page, ...] = (
+    overview.PAGE,
+    pending.PAGE,
+    jobs.PAGE,
+    job.PAGE,
+    timeline.PAGE,
+    nodes.PAGE,
+    nodes.NODE_PAGE,
+    preemptions.PAGE,
+)

@@ -1,0 +1,127 @@
+"""What ran where in the last hours, and what is expected to start: a Gantt chart with a row for each node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.dashboard.page import Page, PageRequest
+from muster.visibility.types import JobSummary, JobSummaryList
+
+HOURS = ("1", "6", "24", "168")
+MAX_NODES = 100
+MAX_PENDING = 25
+MAX_LANES = 16
+"""Jobs on one node at a time that are drawn."""
+_JOBS_AGE_S = 5.0
+_FUTURE_SHARE = 0.3
+"""Of the chart, for what is expected to start."""
+
+# In units of the SVG.
+LEFT, WIDTH, LANE, GAP, TOP = 150, 1000, 14, 4, 22
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A job on a node, or a pending job from its estimated start; `x` and `width` in units of the SVG."""
+
+    job: JobSummary
+    x: float
+    width: float
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node, or the place of a pending job; `y` and `height` in units of the SVG."""
+
+    label: str
+    y: float
+    height: float
+    bars: Sequence[Bar]
+    omitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`ticks`: x and Unix seconds."""
+
+    rows: Sequence[Row]
+    expected: Sequence[Row]
+    ticks: Sequence[tuple[float, float]]
+    now_x: float
+    height: float
+    omitted_nodes: int
+    omitted_pending: int
+
+
+def _data(request: PageRequest) -> Mapping[str, Any]:
+    hours = int(request.choice("hours", HOURS) or HOURS[1])
+    jobs = request.reader.remember("jobs", lambda: request.reader.all(JobSummaryList), _JOBS_AGE_S)
+    return {
+        "chart": gantt_chart(jobs.items, request.now, hours * 3600.0),
+        "hours": HOURS,
+        "selected": hours,
+        "left": LEFT,
+        "total": WIDTH,
+        "lane_height": LANE,
+    }
+
+
+def gantt_chart(jobs: Iterable[JobSummary], now: float, past_s: float) -> Chart:
+    """The jobs that had nodes in the last `past_s` seconds, and pending jobs with an estimated start."""
+    jobs = list(jobs)
+    pending = [job for job in jobs if job.phase == "Pending" and job.estimated_start is not None]
+    pending.sort(key=lambda job: (job.estimated_start or 0.0, job.metadata.namespace or "", job.metadata.name))
+    shown_pending = pending[:MAX_PENDING]
+    longest_wait = max(((job.estimated_start or now) - now for job in shown_pending), default=0.0)
+    future_s = min(max(longest_wait * 1.25, past_s / 20), past_s * _FUTURE_SHARE / (1 - _FUTURE_SHARE))
+    begin, end = now - past_s, now + future_s
+
+    def x(at: float) -> float:
+        return LEFT + (WIDTH - LEFT) * (min(max(at, begin), end) - begin) / (end - begin)
+
+    by_node: dict[str, list[tuple[float, float, JobSummary]]] = defaultdict(list)
+    for job in jobs:
+        start = job.admitted_at if job.admitted_at is not None else job.started_at
+        if job.phase == "Pending" or start is None:
+            continue
+        stop = now if job.finished_at is None else job.finished_at
+        if stop >= begin:
+            for node in job.nodes:
+                by_node[node].append((start, stop, job))
+    rows, y = [], float(TOP)
+    names = sorted(by_node)
+    for name in names[:MAX_NODES]:
+        row = _row(name, by_node[name], y, x)
+        rows.append(row)
+        y += row.height + GAP
+    expected = []
+    for job in shown_pending:
+        at = x(job.estimated_start or now)
+        bar = Bar(job, at, max(WIDTH - at, 4.0), 0)
+        expected.append(Row(f"{job.metadata.namespace}/{job.metadata.name}", y, LANE, [bar]))
+        y += LANE + GAP
+    ticks = [(x(at), at) for at in (begin + (end - begin) * part / 6 for part in range(1, 6))]
+    return Chart(
+        rows, expected, ticks, x(now), y, max(0, len(names) - MAX_NODES), max(0, len(pending) - len(shown_pending))
+    )
+
+
+def _row(label: str, spans: list[tuple[float, float, JobSummary]], y: float, x: Any) -> Row:
+    """Jobs at the same time are in lanes of their own."""
+    ends: list[float] = []  # of the last job by lane
+    bars, omitted = [], 0
+    for start, stop, job in sorted(spans, key=lambda span: (span[0], span[2].metadata.uid, span[2].metadata.name)):
+        lane = next((number for number, end in enumerate(ends) if end <= start), len(ends))
+        if lane >= MAX_LANES:
+            omitted += 1
+            continue
+        ends[lane : lane + 1] = [stop]
+        bars.append(Bar(job, x(start), max(x(stop) - x(start), 1.5), lane))
+    return Row(label, y, max(1, len(ends)) * LANE, bars, omitted)
+
+
+PAGE = Page("/timeline", "Timeline", "timeline.html", _data, parameters=("hours",))

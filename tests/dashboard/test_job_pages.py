@@ -1,0 +1,165 @@
+"""The page of one job and the timeline, of a state in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboard.serving import ReadStateClient, get, serving
+from tests.state.observed_states import NOW, admitted, named
+from tests.visibility.states import leader, two_queues
+
+from muster.dashboard.pages.job import LOG_LINES
+from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart
+from muster.visibility.types import ItemMeta, JobSummary
+
+HOUR = 3600.0
+
+
+def client(*jobs: Any, folder: Path = Path("/nonexistent"), **fields: Any) -> ReadStateClient:
+    found = ReadStateClient(run_root=folder, state=leader(two_queues(*jobs)), **fields)
+    found.kept_jobs = {job.metadata.name: job for job in jobs}
+    return found
+
+
+def page(source: ReadStateClient, target: str, status: int = 200) -> str:
+    with serving(source) as server:
+        found = get(server, target)
+    assert found.status == status, found.text
+    return found.text
+
+
+def words(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def write_steps(folder: Path, count: int) -> None:
+    (folder / "metrics").mkdir(parents=True)
+    lines = [
+        {"step": n, "loss": 6 - n / count, "step_time_s": 0.5, "tokens_per_s": 1234.0} for n in range(1, count + 1)
+    ]
+    (folder / "metrics" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_page_of_a_job_has_its_state_pods_events_and_the_end_of_its_log() -> None:
+    logs = {("trainer", 0): [f"line {n}" for n in range(LOG_LINES + 1)], ("trainer", 1): ["of the other"]}
+    events = [
+        {"at": NOW - 9, "type": "Normal", "reason": "Admitted", "message": "first", "count": 1},
+        {"at": NOW - 3, "type": "Warning", "reason": "PodRejected", "message": "second", "count": 4},
+    ]
+    source = client(admitted("a"), logs=logs, kept_events=events)
+    shown = words(page(source, "/jobs/default/a"))
+    assert "default/a Admitted" in shown
+    assert "trainer 0 n0 any trainer 1 n1 any" in shown
+    assert "line 200" in shown
+    assert "line 0 " not in shown
+    assert shown.index("second 4 times") < shown.index("first")
+    assert "muster trace a --steps 5" in shown
+    assert "of the other" in words(page(source, "/jobs/default/a?index=1"))
+
+
+def test_loss_and_step_time_are_drawn_from_the_run_folder(tmp_path: Path) -> None:
+    write_steps(tmp_path / "a", 5000)
+    html = page(client(admitted("a"), folder=tmp_path), "/jobs/default/a")
+    assert "Step 5,000 Loss 5 Tokens/s 1,234" in words(html)
+    loss, step_time = (
+        re.findall(r'aria-label="([^"]*)"', html).count(name) for name in ("Loss over steps", "Step time over steps")
+    )
+    assert (loss, step_time) == (1, 1)
+    assert "style=" not in html
+    assert max(path.count("L") for path in re.findall(r' d="([^"]*)"', html)) < 500
+
+
+def test_a_job_without_a_run_folder_has_no_curves() -> None:
+    html = page(client(admitted("a")), "/jobs/default/a")
+    assert "Loss over steps" not in html
+    assert "No output yet" not in html  # the client of this test has an empty log
+    assert "No events are kept." in words(html)
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "message"),
+    [
+        ("/jobs/default/absent", 404, "absent"),
+        ("/jobs/default/a?index=-1", 400, "index: must be a number from 0; got '-1'"),
+        ("/jobs/default/a?line=1", 400, "line: is no parameter of this page; valid: role, index"),
+        ("/timeline?hours=2", 400, "hours: must be one of 1, 6, 24, 168; got '2'"),
+    ],
+)
+def test_a_page_that_does_not_exist_or_a_bad_parameter_is_named(target: str, status: int, message: str) -> None:
+    assert message in words(page(client(admitted("a")), target, status))
+
+
+def test_text_from_the_job_is_escaped() -> None:
+    hostile = "<script>alert(1)</script>"
+    events = [{"at": NOW, "type": "Normal", "reason": hostile, "message": hostile, "count": 1}]
+    html = page(client(admitted("a"), logs={("trainer", 0): [hostile]}, kept_events=events), "/jobs/default/a")
+    assert hostile not in html
+    assert html.count("&lt;script&gt;alert(1)") == 3
+
+
+def test_an_error_of_one_part_leaves_the_others() -> None:
+    from muster.errors import Refused
+
+    class WithoutLogs(ReadStateClient):
+        def log_lines(self, *args: Any, **kwargs: Any) -> Any:
+            raise Refused("you may not read logs in namespace default")
+
+    source = WithoutLogs(state=leader(two_queues(admitted("a"))))
+    source.kept_jobs = {"a": admitted("a")}
+    shown = words(page(source, "/jobs/default/a"))
+    assert "you may not read logs in namespace default" in shown
+    assert "trainer 1 n1 any" in shown
+
+
+def summary(name: str, **fields: Any) -> JobSummary:
+    given = {"queue": "default", "phase": "Running", "min_pods": 1, "max_pods": 1, "nodes": ["n0"], **fields}
+    return JobSummary(metadata=ItemMeta(name=name, namespace="default", uid=name), **given)
+
+
+def test_jobs_at_the_same_time_on_a_node_are_in_lanes_and_a_later_one_uses_a_free_lane() -> None:
+    jobs = [
+        summary("a", admitted_at=NOW - HOUR / 2),
+        summary("b", admitted_at=NOW - HOUR / 2, finished_at=NOW - 900, phase="Succeeded"),
+        summary("c", admitted_at=NOW - 600, nodes=["n0", "n1"]),
+        summary("before", admitted_at=NOW - 3 * HOUR, finished_at=NOW - 2 * HOUR, phase="Succeeded"),
+    ]
+    chart = gantt_chart(jobs, NOW, HOUR)
+    assert [row.label for row in chart.rows] == ["n0", "n1"]
+    assert [(bar.job.metadata.name, bar.lane) for bar in chart.rows[0].bars] == [("a", 0), ("b", 1), ("c", 1)]
+    first, second, third = chart.rows[0].bars
+    assert first.x + first.width == pytest.approx(chart.now_x)
+    assert second.x + second.width < third.x
+
+
+def test_pending_jobs_are_drawn_from_their_estimated_start_in_its_order() -> None:
+    jobs = [
+        summary("late", phase="Pending", nodes=[], estimated_start=NOW + 600),
+        summary("soon", phase="Pending", nodes=[], estimated_start=NOW + 60),
+        summary("unknown", phase="Pending", nodes=[]),
+    ]
+    chart = gantt_chart(jobs, NOW, HOUR)
+    assert [row.label for row in chart.expected] == ["default/soon", "default/late"]
+    soon, late = (row.bars[0].x for row in chart.expected)
+    assert chart.now_x < soon < late
+
+
+def test_the_timeline_has_a_limited_number_of_nodes_lanes_and_pending_jobs_and_says_how_many_more() -> None:
+    jobs = [summary(f"n{i:03}", admitted_at=NOW - 60, nodes=[f"n{i:03}"]) for i in range(MAX_NODES + 3)]
+    jobs += [summary(f"j{i}", admitted_at=NOW - 60, nodes=["n000"]) for i in range(MAX_LANES + 1)]
+    jobs += [summary(f"p{i}", phase="Pending", nodes=[], estimated_start=NOW + i) for i in range(MAX_PENDING + 5)]
+    chart = gantt_chart(jobs, NOW, HOUR)
+    assert (len(chart.rows), chart.omitted_nodes) == (MAX_NODES, 3)
+    assert (len(chart.expected), chart.omitted_pending) == (MAX_PENDING, 5)
+    assert (len(chart.rows[0].bars), chart.rows[0].omitted) == (MAX_LANES, 2)
+
+
+def test_the_timeline_links_to_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.dashboard.server.time.time", lambda: NOW + 10)
+    html = page(client(admitted("a"), named("b")), "/timeline")
+    assert html.count('href="/jobs/default/a"') == 2  # one bar on each node
+    assert "default/a, Admitted, queue default" in html
