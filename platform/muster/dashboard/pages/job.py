@@ -83,7 +83,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
 def _chosen_pod(request: PageRequest, placed: Mapping[str, Sequence[int]]) -> tuple[str | None, int]:
     """The role and index of the log to show: by default the first placed pod; no role if nothing is known.
 
-    Raises `InvalidSpec` for an index that is no number."""
+    Raises `InvalidSpec` for an index that is not a number."""
     text = request.get("index")
     if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise InvalidSpec(f"index: must be a number from 0; got {text[:80]!r}", field="index")
