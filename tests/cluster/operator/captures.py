@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.operator.pools import GROUP, Json, Pool
-from tests.cluster.operator.sidecars import any_address, collecting
+from tests.cluster.operator.sidecars import any_address, collecting, listens
 from tests.tracing.flight_recorder import dump, entry
 from tests.tracing.spool import TRACE
 
@@ -98,8 +98,9 @@ def running(pool: Pool, name: str, folder: Path) -> Iterator[list[StandInRank]]:
     pool.submit(name, pods=WORLD_SIZE, trace=LATER, does={"ip": any_address()})
     pool.wait_for_phase(name, "Running")
     ranks: list[StandInRank] = []
+    pods = pool.pods(name)
     with ExitStack() as stack:
-        for pod in pool.pods(name):
+        for pod in pods:
             index = int(pod["metadata"]["labels"]["muster.dev/index"])
             address = any_address()  # KWOK gives all pods of a role the same one
             pool.api.patch(
@@ -112,6 +113,7 @@ def running(pool: Pool, name: str, folder: Path) -> Iterator[list[StandInRank]]:
             stack.enter_context(collecting(pool, pod, run_dir))
             ranks.append(StandInRank(run_dir, index))
         try:
+            pool.wait("the collectors listen", lambda: all(map(listens, pods)))
             yield sorted(ranks, key=lambda one: one.context.rank)
         finally:
             for rank in ranks:

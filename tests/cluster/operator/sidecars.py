@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -83,6 +84,18 @@ def collecting(pool: Pool, pod: Json, run_dir: Path) -> Iterator[subprocess.Pope
     finally:
         process.kill()
         process.wait()
+
+
+def listens(pod: Json) -> bool:
+    """Whether the collector of a pod accepts connections: its process takes a while to start."""
+    container = sidecar(pod)
+    assert container is not None
+    port = next(one.partition("=")[2] for one in container["args"] if one.startswith("--port="))
+    try:
+        with socket.create_connection((pod["status"]["podIP"], int(port)), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def tell_last_words(pool: Pool, pod: Json, words: str) -> None:
