@@ -84,3 +84,35 @@ def test_a_collector_that_was_killed_after_it_deleted_a_trace_records_it_the_nex
     collect(tmp_path, max_stored_bytes=2 * size + 10)
     assert statuses(tmp_path) == {10: "dropped", 20: "ok", 30: "ok"}
     assert len(files(tmp_path)) == 2
+
+
+def test_while_the_store_cannot_be_reached_the_oldest_traces_are_deleted_above_the_limit(
+    tmp_path: Path, size: int
+) -> None:
+    run, blocked = tmp_path / "run", tmp_path / "blocked"
+    blocked.write_text("a file in place of the store's folder")
+    for start in (10, 20, 30, 40):
+        spooled(run, 0, start)
+    limit = 2 * (len(TRACE) + size) + 10
+    options = CollectorOptions(run, "trainer", 0, store=str(blocked / "store"), max_stored_bytes=limit)
+    collector = start_collector(options, 1.0)
+    assert collector.collect_finished(2.0) == 0
+    waiting = [f"rank-0.attempt-0.steps-{start}-{start + 5}.json" for start in (30, 40)]
+    assert sorted(path.name for path in (run / "traces" / "claimed" / "trainer-0").glob("rank-*")) == waiting
+    assert files(run) == [f"{name}.gz" for name in waiting]
+    manifest = read_manifest(SharedFolder(run), "manifest-trainer-0.json")
+    assert [(entry.start_step, entry.status) for entry in manifest.traces] == [(10, "dropped"), (20, "dropped")]
+    assert "deleted: the traces that wait had more than" in (manifest.traces[0].reason or "")
+    assert [one.file for one in manifest.waiting] == waiting
+    blocked.unlink()
+    assert collector.collect_finished(100.0) == 2
+    assert statuses(run) == {10: "dropped", 20: "dropped", 30: "ok", 40: "ok"}
+
+
+def test_waiting_traces_of_the_newest_steps_stay_whatever_their_size(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("x")
+    for rank in (0, 1):
+        spooled(tmp_path / "run", rank, 10)
+    options = CollectorOptions(tmp_path / "run", "trainer", 0, store=f"{tmp_path}/blocked/store", max_stored_bytes=1)
+    start_collector(options, 1.0).collect_finished(2.0)
+    assert len(list((tmp_path / "run" / "traces" / "claimed" / "trainer-0").glob("rank-*"))) == 2

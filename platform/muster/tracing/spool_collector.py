@@ -18,6 +18,7 @@ from typing import IO
 
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
+from muster.text import format_bytes
 from muster.tracing.event_totals import EventTotals, encode_totals
 from muster.tracing.manifest_rebuild import rebuild_manifest, trace_entry
 from muster.tracing.missing_ranks import missing_ranks
@@ -44,7 +45,7 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
-from muster.tracing.trace_retention import MAX_STORED_BYTES, drop_oldest
+from muster.tracing.trace_retention import MAX_STORED_BYTES, claims_to_drop, drop_oldest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30
@@ -125,7 +126,31 @@ class Collector:
                 collected += 1
                 self._clear_waiting(name)
                 self._drop_oldest()
+        if self.waiting:
+            self._drop_oldest_waiting(now)
         return collected
+
+    def _drop_oldest_waiting(self, now: float) -> None:
+        """Delete the oldest traces that cannot be collected, above the limit. A killed collector does it again."""
+        limit = self.options.max_stored_bytes
+        try:
+            for name in claims_to_drop(self.run_folder, self.claims, limit):
+                path, archive = self.claims.path(name), f"{TRACES}/{name.archive_name}"
+                if self.run_folder.exists(archive):
+                    self.run_folder.remove(archive)
+                why = self.waiting[name.spool_name].reason if name.spool_name in self.waiting else "not collected yet"
+                reason = f"deleted: the traces that wait had more than {format_bytes(limit)} ({why})"[:500]
+                size = self.run_folder.stat(path).st_size
+                entry = trace_entry(name, name.archive_name, ContentDigest(0, ""), size, reason, now)
+                changed = self.manifest.with_entry(replace(entry, status="dropped"))
+                write_manifest(self.run_folder, changed, owner=self.options.owner)
+                self.manifest = changed
+                self.run_folder.remove(path)
+                self.claims.end_read(name)
+                self._clear_waiting(name)
+                log(self.options, f"{name.spool_name}: {reason}")
+        except OSError as error:
+            log(self.options, f"cannot delete the oldest traces that wait: {error}")
 
     def _drop_oldest(self) -> None:
         """Delete the oldest traces above the limit."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from muster.text import format_bytes
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import TRACES, Manifest, TraceEntry
+from muster.tracing.trace_files import TRACES, Manifest, SpoolClaims, TraceEntry, TraceName
 
 MAX_STORED_BYTES = 32 << 30
 
@@ -33,6 +33,23 @@ def drop_oldest(run: SharedFolder, manifest: Manifest, max_bytes: int, *, in_sto
             reason = f"deleted: the stored traces of this pod had more than {format_bytes(max_bytes)}"
             manifest = manifest.with_entry(replace(entry, status="dropped", reason=reason))
     return manifest
+
+
+def claims_to_drop(run: SharedFolder, claims: SpoolClaims, max_bytes: int) -> list[TraceName]:
+    """The oldest claimed files, so that the rest has at most `max_bytes`, except those of the newest steps. A file that
+    waits for the store also has its compressed form on the disk. Raises OSError."""
+    names = sorted(claims.claimed(), key=lambda name: (name.attempt, name.start_step, name.rank))
+    sizes = {name: _bytes(run, claims.path(name)) + _bytes(run, f"{TRACES}/{name.archive_name}") for name in names}
+    total, dropped = sum(sizes.values()), []
+    for name in names:
+        if total > max_bytes and (name.attempt, name.start_step) != (names[-1].attempt, names[-1].start_step):
+            dropped.append(name)
+            total -= sizes[name]
+    return dropped
+
+
+def _bytes(run: SharedFolder, name: str) -> int:
+    return run.stat(name).st_size if run.exists(name) else 0
 
 
 def _age(entry: TraceEntry) -> tuple[int, int, int, str]:

@@ -52,8 +52,8 @@ def wait_for_stage(pool: Pool, stage: str) -> None:
 
 
 def check_outcome(pool: Pool, stage: str, ranks: Sequence[StandInRank], folder: Path) -> None:
-    """All ranks have recorded the agreed steps, once, and all files are whole. Until the steps are agreed, a capture may
-    also fail because the next operator comes too late."""
+    """All ranks have recorded the agreed steps, once, and all files are whole. Until the steps are agreed, a capture
+    may also fail because the next operator comes too late."""
     ended = wait_until_finished(pool, stage)
     wanted = (ended["startStep"], ended["endStep"])
     if stage != "proposed" or ended["reason"] != "NotAcknowledged":
