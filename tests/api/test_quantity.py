@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.quantity import format_quantity, parse_quantity, parse_resources
-from muster.model import MAX_AMOUNT, Resources
+from muster.api.quantity import format_quantity, parse_quantity
+from muster.model import MAX_AMOUNT
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,3 @@ def test_amounts_are_written_in_the_shortest_exact_form(amount: int, resource: s
 @given(st.integers(min_value=0, max_value=2**52), st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "pods"]))
 def test_what_is_written_is_read_as_the_same_amount(amount: int, resource: str) -> None:
     assert parse_quantity(format_quantity(amount, resource), resource) == amount
-
-
-def test_resources_leave_out_zeros() -> None:
-    assert parse_resources({"cpu": "1", "nvidia.com/gpu": 0}) == Resources.of({"cpu": 1000})
-
-
-@pytest.mark.parametrize(("power", "suffix"), list(enumerate(["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"], start=1)))
-def test_every_power_of_1024_can_be_written(power: int, suffix: str) -> None:
-    assert parse_quantity(f"3{suffix}", "memory") == 3 * 1024**power

@@ -21,7 +21,6 @@ from muster.simulate import (
     TraceJob,
     TraceNode,
     WorkloadAssumptions,
-    compare,
     read_workload,
     run,
     write_placements,
@@ -107,7 +106,8 @@ def test_the_same_input_gives_the_same_result() -> None:
 def test_policies_are_compared_and_progress_is_reported_to_the_last_job() -> None:
     workload = beginning()
     seen: list[SimulationProgress] = []
-    results = compare(workload, config=SimulationConfig(progress=seen.append, progress_every_s=0.0))
+    config = SimulationConfig(progress=seen.append, progress_every_s=0.0)
+    results = [run(workload, policy, config) for policy in POLICIES.values()]
     assert [result.policy for result in results] == ["muster", "fifo", "priority", "backfill"]
     assert seen[-1].finished == seen[-1].jobs
     assert max(one.waiting for one in seen) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.tracing.spans import Spans, clip, coverage, intersect, spans_from_pairs, total_ns, union
+from muster.tracing.spans import Spans, coverage, intersect, spans_from_pairs, total_ns, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12)
 
@@ -44,8 +44,3 @@ def test_coverage_has_the_active_sets_of_each_instant(sets: list[list[tuple[int,
     covered = coverage([spans_from_pairs(s) for s in sets])
     found = {state: covered.total(covered.active == state) for state in covered.active.tolist() if state}
     assert found == expected
-
-
-@given(pairs, st.integers(0, 50), st.integers(0, 50))
-def test_clip_keeps_the_time_inside_the_bounds(a: list[tuple[int, int]], lo: int, hi: int) -> None:
-    assert instants(clip(spans_from_pairs(a), lo, hi)) == {t for t in instants(spans_from_pairs(a)) if lo <= t < hi}

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal, localcontext
 
-from muster.model import MAX_AMOUNT, Resources
+from muster.model import MAX_AMOUNT
 
 _SUFFIX = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -75,11 +74,6 @@ def _to_decimal(value: str | float, resource: str) -> Decimal:
     if number.startswith("-"):
         raise ValueError(f"{resource}: must be at least 0; got {value!r}")
     return amount
-
-
-def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:
-    """Quantities by resource name. Raises ValueError as `parse_quantity` does."""
-    return Resources.of({name: parse_quantity(value, name) for name, value in amounts.items()})
 
 
 def format_quantity(amount: int, resource: str) -> str:

@@ -2,7 +2,6 @@
 
 workload = read_workload(Path("nodes.csv"), Path("jobs.csv"))
 result = run(workload, POLICIES["muster"])
-results = compare(workload)
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
 from muster.simulate.metrics import DurationStats, RefusedJob, SimulationResult, write_placements
 from muster.simulate.pods import JobBehavior
-from muster.simulate.run import SimulationConfig, SimulationProgress, compare, run
+from muster.simulate.run import SimulationConfig, SimulationProgress, run
 from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
 from muster.simulate.workload import RecordedWorkload, WorkloadAssumptions, read_workload
 
@@ -29,7 +28,6 @@ __all__ = [
     "TraceJob",
     "TraceNode",
     "WorkloadAssumptions",
-    "compare",
     "read_jobs",
     "read_nodes",
     "read_workload",

@@ -27,7 +27,7 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, NotFound
 from muster.lifecycle import ACTIVE_POD_PHASES
-from muster.simulate.pods import EventQueue, JobBehavior, NullObserver, SimJob, SimulatedPods, SimulationObserver
+from muster.simulate.pods import EventQueue, JobBehavior, SimJob, SimulatedPods, SimulationObserver
 
 
 class SimCluster:
@@ -55,7 +55,7 @@ class SimCluster:
         self._jobs: dict[str, SimJob] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
         self._versions = count(1)
-        self._observer: SimulationObserver = observer or NullObserver()
+        self._observer = observer or SimulationObserver()
         self._event_queue = EventQueue(now)
         self._pods = SimulatedPods(self._event_queue, self.nodes, self._observer)
         self._report_checkpoints = report_checkpoints

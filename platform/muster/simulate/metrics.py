@@ -21,6 +21,7 @@ from muster.api import spec
 from muster.cluster import NodeView, PodView, RecordEvent
 from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import COMPLETE, EVICTED, find_condition
+from muster.simulate.pods import SimulationObserver
 from muster.simulate.trace_csv import TraceJob
 from muster.simulate.workload import GPU, GPU_TYPE_LABEL
 
@@ -106,8 +107,8 @@ class PodRun:
 
 
 @dataclass(slots=True)
-class MetricsRecorder:
-    """Records the metrics while a simulation runs; a `SimulationObserver`."""
+class MetricsRecorder(SimulationObserver):
+    """Records the metrics while a simulation runs."""
 
     idle_capacity: IdleCapacity
     demands: dict[str, GangDemand] = field(default_factory=dict)  # by job uid

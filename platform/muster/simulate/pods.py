@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Protocol
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
@@ -121,8 +120,8 @@ class Attempt:
         return (now - (self.started_at if since is None else since)) * self.pods
 
 
-class SimulationObserver(Protocol):
-    """Receives what happens in a simulation."""
+class SimulationObserver:
+    """Receives what happens in a simulation; this one ignores everything."""
 
     def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
         """A pod was created on its node."""
@@ -138,16 +137,6 @@ class SimulationObserver(Protocol):
 
     def event_recorded(self, event: RecordEvent, now: float) -> None:
         """An event of a job was recorded."""
-
-
-class NullObserver:
-    """Ignores everything."""
-
-    def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
-    def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
-    def status_written(self, job: spec.TrainingJob, now: float) -> None: ...
-    def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None: ...
-    def event_recorded(self, event: RecordEvent, now: float) -> None: ...
 
 
 @dataclass(slots=True)

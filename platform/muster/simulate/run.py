@@ -4,14 +4,14 @@ from event to event."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
 from muster.api import spec
 from muster.cluster import ObservedState
-from muster.engine import MUSTER, POLICIES, Engine, Policy, replay, run_cycle
+from muster.engine import MUSTER, Engine, Policy, replay, run_cycle
 from muster.model import Wait
 from muster.simulate.cluster import SimCluster
 from muster.simulate.metrics import (
@@ -66,15 +66,6 @@ def run(
 ) -> SimulationResult:
     """Replay the workload under one policy."""
     return _Replay(workload, policy, config).run()
-
-
-def compare(
-    workload: RecordedWorkload,
-    policies: Iterable[Policy] = POLICIES.values(),
-    config: SimulationConfig = SimulationConfig(),
-) -> tuple[SimulationResult, ...]:
-    """Replay the workload under each policy, in this order."""
-    return tuple(run(workload, policy, config) for policy in policies)
 
 
 class _Replay:

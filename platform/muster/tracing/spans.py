@@ -106,13 +106,6 @@ def intersect(a: Spans, b: Spans) -> Spans:
     return cut.spans(cut.active == 3)
 
 
-def clip(spans: Spans, lo: int, hi: int) -> Spans:
-    """The part of each span inside [lo, hi); spans outside are dropped."""
-    start, end = np.maximum(spans.start, lo), np.minimum(spans.end, hi)
-    keep = end > start
-    return Spans(start[keep], end[keep])
-
-
 def covered_before(spans: Spans, times: Int64) -> Int64:
     """For each time, the nanoseconds of disjoint spans in order (as `union` gives them) that lie before it."""
     if not len(spans):

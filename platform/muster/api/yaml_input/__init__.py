@@ -36,7 +36,7 @@ _SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "d
 
 @dataclass(frozen=True, slots=True)
 class ParsedObject:
-    """An object, and where it is written. `doubts` are fields of Kubernetes that this Muster does not know, as
+    """An object, and where it is written. `warnings` are fields of Kubernetes that this Muster does not know, as
     `source:line: field: sentence`."""
 
     item: AnyObject
@@ -50,7 +50,7 @@ class ParsedObject:
 
 
 def load_objects(text: str | bytes, source: str = "input") -> list[AnyObject]:
-    """The objects of `load_placed`, without their places."""
+    """The objects of `parse_objects`, without their lines."""
     return [placed.item for placed in parse_objects(text, source)]
 
 
@@ -60,7 +60,7 @@ def parse_objects(
     """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
 
     A field of a pod template that Kubernetes does not know, as far as this Muster knows Kubernetes, is an error; with
-    `newer`, where a newer cluster may know it, one of the object's `doubts`.
+    `allow_unknown_pod_fields`, where a newer cluster may know it, one of the object's `warnings`.
 
     Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
     `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
