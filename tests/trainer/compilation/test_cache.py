@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import zipfile
@@ -15,12 +16,20 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch._inductor.codecache
 from tests.trainer.conftest import TINY, Starter, compilations, losses
+from torch._inductor.cpu_vec_isa import invalid_vec_isa
 
 from muster_components.trainer.compilation.cache import CompileCache
 from muster_components.trainer.errors import EXIT_OK
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_folder` changes how torch compiles in this process."""
+    monkeypatch.setattr(torch._inductor.codecache, "_precompile_header", torch._inductor.codecache._precompile_header)
 
 
 CODE = {"ab/kernel.so": b"co\nde", "triton/0/kernel.cubin": b"binary"}
@@ -247,6 +256,16 @@ def test_an_entry_that_would_not_be_loaded_is_not_written(tmp_path: Path, monkey
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_host_that_cannot_make_a_precompiled_header_compiles_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache("", tmp_path).use_folder({})
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no openssl
+    codecache = torch._inductor.codecache
+    options = {"device_type": "cpu", "vec_isa": invalid_vec_isa}
+    assert codecache._precompile_header("torch/csrc/inductor/cpp_prefix.h", "", **options) is None
+
+
 @pytest.mark.timeout(900)
 def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_path: Path) -> None:
     """Two ranks compile; a later job on a host without compiled code finds all of it in the namespace's cache."""
@@ -268,9 +287,11 @@ def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_pat
         assert ranks.end(800) == [EXIT_OK] * 2, ranks.log_text()
         assert "compiled 2 graphs in " in ranks.log_text()
         assert "0 recompilations, 0 graph breaks" in ranks.log_text()
-    assert any(".cpp" in command for command in (tmp_path / "cold.compiled").read_text().splitlines())
+    kernels = [line for line in (tmp_path / "cold.compiled").read_text().splitlines() if ".main.cpp" in line]
+    assert kernels
+    assert all("-include " in command for command in kernels)  # with a precompiled header
     warm_commands = tmp_path / "warm.compiled"  # there are some that ask for the compiler's version
-    assert not warm_commands.exists() or ".cpp" not in warm_commands.read_text()
+    assert not warm_commands.exists() or not re.search(r"\.cpp|\.h", warm_commands.read_text())
     (entry,) = (tmp_path / "shared" / "team-a").glob("*/*")
     assert entry.name == "pp-0.tp-0.cpu"
     assert sum(record["cache_misses"] for record in compilations(tmp_path / "cold")) > 0

@@ -40,8 +40,8 @@ class CompileMonitor:
     def begin(self) -> None:
         """Load the cache."""
         if self._cache is not None:
-            self._cache.use_folder(os.environ)
             self._saved = self._cache.load()
+            self._cache.use_folder(os.environ)
 
     def compiled(self) -> bool:
         """Whether torch compiled anything, or broke a graph, since the last call of `after_step`."""
