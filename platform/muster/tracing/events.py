@@ -230,14 +230,43 @@ class CallTree:
         return sums[:-1]
 
 
+TREE_PART = 20_000
+"""Events of a call tree that are lists of Python at a time, which take ten times the memory of arrays."""
+
+
 def build_call_tree(events: Events) -> CallTree:
     """The tree of one thread's events, without events of zero duration."""
     nonempty = np.flatnonzero(events.end > events.start)
     start, end = events.start[nonempty], events.end[nonempty]
     by_start = np.lexsort((-end, start))
-    order = nonempty[by_start]
-    starts = start[by_start].tolist()
-    ends = end[by_start].tolist()
+    order, start, end = nonempty[by_start], start[by_start], end[by_start]
+    parent = np.full(len(start), -1, dtype=np.int64)
+    times, innermost = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for first, last in _separate_parts(start, end):
+        of_part = slice(first, last)
+        parents, end[of_part] = _parents(start[of_part].tolist(), end[of_part].tolist())
+        parent[of_part] = np.where(parents >= 0, parents + first, -1)
+        edges, after = _edges(parents, start[of_part], end[of_part])
+        times.append(edges)
+        innermost.append(np.where(after >= 0, after + first, -1))
+    edge = np.concatenate(times)
+    times.clear()
+    return CallTree(order, parent, Spans(edge[:-1], edge[1:]), np.concatenate(innermost)[:-1])
+
+
+def _separate_parts(start: Int64, end: Int64) -> list[tuple[int, int]]:
+    """Parts of events by start, of `TREE_PART` or more, such that all of a part end before the next one begins."""
+    if not len(start):
+        return []
+    roots = np.flatnonzero(start[1:] >= np.maximum.accumulate(end)[:-1]) + 1
+    wanted = np.arange(TREE_PART, len(start), TREE_PART)
+    at = np.searchsorted(roots, wanted)
+    cuts = np.unique(roots[at[at < len(roots)]]).tolist()
+    return list(zip([0, *cuts], [*cuts, len(start)], strict=True))
+
+
+def _parents(starts: list[int], ends: list[int]) -> tuple[Int64, Int64]:
+    """The parent of each event by start, -1 for none; and the ends, not after those of the parents."""
     parent = [-1] * len(starts)
     open_events: list[int] = []
     for i, begin in enumerate(starts):
@@ -249,19 +278,15 @@ def build_call_tree(events: Events) -> CallTree:
             if ends[i] > ends[outer]:
                 ends[i] = ends[outer]
         open_events.append(i)
-    return _segments(order, np.array(parent, dtype=np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
+    return np.array(parent, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
-def _segments(order: Int64, parent: Int64, start: Int64, end: Int64) -> CallTree:
-    count = len(order)
-    if not count:
-        none = np.empty(0, dtype=np.int64)
-        return CallTree(order, parent, Spans(none, none), none)
-    index = np.arange(count)
+def _edges(parent: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """The times at which events begin and end, in order, and the innermost event after each (-1: none)."""
+    index = np.arange(len(start))
     times = np.concatenate((end, start))
     innermost_after = np.concatenate((parent, index))
     # At the same time, ends come first (inner before outer), then starts (outer before inner).
     tie = np.concatenate((-1 - index, index))
     edges = np.lexsort((tie, times))
-    times, innermost_after = times[edges], innermost_after[edges]
-    return CallTree(order, parent, Spans(times[:-1], times[1:]), innermost_after[:-1])
+    return times[edges], innermost_after[edges]
