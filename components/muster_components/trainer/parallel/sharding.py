@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -211,6 +212,8 @@ def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: to
     """FSDP2: one group per block, one for the head, one for the rest; bf16 weights, float32 gradients and masters."""
     shards, blocks = mesh.fsdp_mesh, model.blocks(module)
     bf16 = plan.precision == "bf16"
+    if bf16:
+        use_float32_in_batch_norms(module)
     group = shards.get_group(shards.mesh_dim_names[-1] if shards.mesh_dim_names else None)
     symmetric = bf16 and plan.config.parallel.symmetric_memory and symmetric_memory_available(group, device)
     # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
@@ -228,6 +231,27 @@ def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: to
     fully_shard(module, mesh=shards, mp_policy=policy, reshard_after_forward=False)
     if symmetric:
         use_symmetric_memory(blocks, group, device)
+
+
+def use_float32_in_batch_norms(module: nn.Module) -> None:
+    """Kernels of batch normalization take weight and bias in the type of the running statistics, which FSDP2 does not
+    cast: they are gathered in bf16 as all weights, and cast to float32 where they are used."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
+    classes = {norm_class: _float32_class(norm_class) for norm_class in set(map(type, norms))}
+    for norm in norms:
+        norm.__class__ = classes[type(norm)]
+
+
+def _float32_class(norm_class: type[nn.Module]) -> type[nn.Module]:
+    def in_float32(name: str) -> property:
+        def read(self: nn.Module) -> torch.Tensor | None:
+            parameter = self._parameters[name]
+            return None if parameter is None else parameter.float()
+
+        return property(read)
+
+    members = {name: in_float32(name) for name in ("weight", "bias")}
+    return type(f"Float32{norm_class.__name__}", (norm_class,), members)
 
 
 def _without_shared_parameters(module: nn.Module, children: Sequence[nn.Module]) -> list[nn.Module]:
