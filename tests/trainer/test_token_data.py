@@ -61,6 +61,9 @@ def test_a_token_beyond_the_vocabulary_is_named_with_file_and_byte(tmp_path: Pat
     data = opened(tmp_path / "train.bin", tmp_path)
     with pytest.raises(InputError, match=re.escape(f"got 60000 at {tmp_path}/train.bin, byte 8")):
         data.samples.read(np.array([0]))
+    np.save(tmp_path / "large.npy", np.full(9, 2**63 + 5, dtype=np.uint64))
+    with pytest.raises(InputError, match=f"got {2**63 + 5} at {tmp_path}/large.npy, byte 128"):
+        opened(tmp_path / "large.npy", tmp_path).samples.read(np.array([0]))
     data = opened(tmp_path / "train.npy", tmp_path)
     with pytest.raises(InputError, match=re.escape(f"got -7 at {tmp_path}/train.npy, byte {128 + 5 * 8}")):
         data.samples.read(np.array([1]))

@@ -147,9 +147,10 @@ class TokenSamples:
         if self._vocab_size is not None:
             outside |= tokens >= self._vocab_size
         if outside.any():
+            place = int(places[outside][0])
             limit = "0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}, the vocabulary of the model"
             raise InputError(
-                f"--data: tokens must be {limit}; got {tokens[outside][0]} at {array.where(int(places[outside][0]))}",
+                f"--data: tokens must be {limit}; got {array.tokens[place]} at {array.where(place)}",
                 same_on_all_ranks=False,
             )
         return tokens
