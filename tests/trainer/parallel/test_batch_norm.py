@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,10 @@ pytestmark = pytest.mark.slow  # imports torch
 
 
 @pytest.fixture
-def one_rank() -> Iterator[None]:
+def one_rank(tmp_path: Path) -> Iterator[None]:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
     yield
     dist.destroy_process_group()
 

@@ -242,7 +242,7 @@ def use_float32_in_batch_norms(module: nn.Module) -> None:
         norm.__class__ = classes[type(norm)]
 
 
-def _float32_class(norm_class: type[nn.Module]) -> type[nn.Module]:
+def _float32_class(norm_class: type[_BatchNorm]) -> type[_BatchNorm]:
     def in_float32(name: str) -> property:
         def read(self: nn.Module) -> torch.Tensor | None:
             parameter = self._parameters[name]
