@@ -219,7 +219,8 @@ class RunningGang:
     `terminating`: finished, failed, suspended or requeued, with pods still terminating; `placement` then lists only
     those.
 
-    `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from there, or from `started_at`.
+    `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from the later of that and
+    `started_at`.
 
     `retained_placement`, of a gang that is not `admitted`, is where it continues once its old pods are deleted; empty
     if it releases its capacity. Either it is being resized, or that capacity will be nominated for it until

@@ -74,6 +74,14 @@ def test_a_gang_that_has_not_started_yet_loses_nothing() -> None:
     assert evicted(plan(full(running, urgent()))) == {"starting": "urgent"}
 
 
+@pytest.mark.parametrize("started_at", [NOW - 100, None], ids=["started", "starting"])
+def test_a_checkpoint_from_before_the_restart_does_not_count_as_lost_work(started_at: float | None) -> None:
+    restarted = run(gang("restarted"), ["r1-0"], since=NOW - 850, started_at=started_at, checkpoint_at=NOW - 1500)
+    assert evicted(plan(full([restarted, run(gang("b"), ["r1-1"], since=NOW - 800)], urgent()))) == {
+        "restarted": "urgent"
+    }
+
+
 def test_lost_work_counts_every_pod() -> None:
     running = [
         run(gang("two-pods", pods=2, size=4), {"r1-0": 2}, since=NOW - 100),

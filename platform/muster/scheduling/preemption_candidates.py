@@ -343,14 +343,13 @@ def _nomination_victim(active: ActiveNomination) -> Victim:
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:
-    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes per pod. 0 for a gang whose pods
-    are terminating."""
+    """Pod seconds since the last checkpoint or the start of the attempt, whichever is later; at most 30 minutes per
+    pod. 0 for a gang that has not started, or whose pods are terminating."""
     running = gang_usage.running
-    if not gang_usage.is_admitted:
+    if not gang_usage.is_admitted or running.started_at is None:
         return 0.0
-    since = running.checkpoint_at if running.checkpoint_at is not None else running.started_at
-    pods = sum(part.replicas for part in running.placement)
-    return 0.0 if since is None else pods * min(max(0.0, now - since), MAX_LOST_WORK_S)
+    since = max(running.started_at, running.checkpoint_at or 0.0)
+    return sum(part.replicas for part in running.placement) * min(max(0.0, now - since), MAX_LOST_WORK_S)
 
 
 def shed_pods(gang: Gang, placement: Placement, first: Collection[str], count: int | None) -> Placement:
