@@ -42,7 +42,7 @@ def test_the_overview_has_the_queue_tree_with_usage_and_the_counts_of_jobs() -> 
     page = text(one_page(state, "/"))
     assert "Running 0 Admitted 1 Pending 1 Failed 0" in page
     assert "root 1 1 gpu 16 used of 16 guaranteed 16 16 default 1 1 gpu 16 used of 0 guaranteed 16 0 16" in page
-    assert "1 default / b" in page
+    assert "1 default default / b" in page
     assert "QuotaExceeded needs 16 GPUs" in page
 
 
@@ -55,6 +55,14 @@ def test_bars_show_own_borrowed_and_idle_amounts_in_hundredths_of_the_tree() -> 
         [("own", "0.0", "12.5"), ("borrowed", "12.5", "37.5"), ("borrowable", "50.0", "50.0")],
         [("idle", "0.0", "12.5"), ("borrowable", "12.5", "87.5")],
     ]
+
+
+def test_the_overview_has_the_first_pending_jobs_by_position_and_the_number_of_the_others() -> None:
+    jobs = [named(f"job-{number:02}") for number in range(12)]
+    waits = {job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", "", 12 - n) for n, job in enumerate(jobs)}
+    page = text(one_page(leader(two_queues(*jobs), waits), "/"))
+    assert re.findall(r"(\d+) default default / job-(\d+) ", page) == [(str(n), f"{12 - n:02}") for n in range(1, 11)]
+    assert "All pending jobs 2 more" in page
 
 
 def test_pending_jobs_are_by_queue_in_the_order_of_their_positions_with_the_holders_of_the_capacity() -> None:

@@ -25,16 +25,22 @@ if TYPE_CHECKING:
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 @json_option
 def dashboard(port: int, no_browser: bool, as_json: bool) -> None:
-    """Serve pages with queues, pending jobs and jobs to your browser on this host, until Ctrl-C.
+    """Serve pages with queues, jobs and nodes to your browser on this host, until Ctrl-C.
 
     The pages are read only, and show what you may read in the cluster. Their address contains a token: other users of
     this host cannot open them without it.
     """
     from muster.dashboard.server import DashboardServer
+    from muster.errors import Refused
 
     client = connect()
     _check_read_api(client)
-    with DashboardServer(client, _cluster_name(client), port) as server, server.updates.running():
+    try:
+        opened = DashboardServer(client, _cluster_name(client), port)
+    except OSError as error:
+        message = f"--port: must be a free port of 127.0.0.1; got {port}: {error.strerror}"
+        raise Refused(message, field="--port", reason="PortUnavailable") from error
+    with opened as server, server.updates.running():
         if as_json:
             print_json([{"url": server.url}])
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.dashboard.page import Page, PageRequest
+from muster.dashboard.page import MAX_ROWS, Page, PageRequest
+from muster.dashboard.pages.pending import by_position
 from muster.dashboard.queue_tree import queue_views
 from muster.dashboard.reader import try_read
 from muster.visibility.types import JobSummaryList, PendingJobList, QueueSummaryList
@@ -17,9 +18,17 @@ _COUNTED_PHASES = ("Running", "Admitted", "Pending", "Failed")
 def _data(request: PageRequest) -> Mapping[str, Any]:
     reader = request.reader
     queues = try_read(lambda: queue_views(reader.all(QueueSummaryList).items))
-    pending = try_read(lambda: reader.page(PendingJobList, limit=_PENDING_SHOWN))
+    pending = try_read(lambda: reader.page(PendingJobList, limit=MAX_ROWS))
     counts = try_read(lambda: {phase: _count(request, phase) for phase in _COUNTED_PHASES})
-    return {"queues": queues, "pending": pending, "counts": counts}
+    jobs = sorted(pending.value.items, key=by_position) if pending.value else []
+    more = pending.value.metadata.remaining_item_count + len(jobs[_PENDING_SHOWN:]) if pending.value else 0
+    return {
+        "queues": queues,
+        "counts": counts,
+        "pending": pending,
+        "pending_jobs": jobs[:_PENDING_SHOWN],
+        "more_pending": more,
+    }
 
 
 def _count(request: PageRequest, phase: str) -> int:

@@ -48,7 +48,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
 
 def _by_queue(jobs: Sequence[PendingJob], queues: Sequence[QueueSummary]) -> list[PendingQueue]:
     by_queue: dict[str, list[PendingJob]] = {}
-    for job in sorted(jobs, key=_position):
+    for job in sorted(jobs, key=by_position):
         by_queue.setdefault(job.queue, []).append(job)
     groups = []
     for name in sorted(by_queue):
@@ -58,8 +58,10 @@ def _by_queue(jobs: Sequence[PendingJob], queues: Sequence[QueueSummary]) -> lis
     return groups
 
 
-def _position(job: PendingJob) -> tuple[float, str, str]:
-    return math.inf if job.position is None else job.position, job.metadata.namespace or "", job.metadata.name
+def by_position(job: PendingJob) -> tuple[float, str, str, str]:
+    """Sorts by position, those without one last."""
+    position = math.inf if job.position is None else job.position
+    return position, job.queue, job.metadata.namespace or "", job.metadata.name
 
 
 PAGE = Page("/pending", "Pending", "pending.html", _data, parameters=("queue", "after"))

@@ -1,0 +1,136 @@
+"""`muster dashboard` on a real control plane: over the aggregated API, with the login of a kubeconfig."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.aggregation import Served, serving
+from tests.cluster.operator.installing import CRDS
+from tests.manifests.objects import job
+from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
+
+from muster.cluster_client.client import KubeContext, KubernetesClusterClient
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")]
+
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/{}/trainingjobs"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Jobs in two namespaces. alice may list those of team-a, and queues; carol nothing."""
+    with ControlPlane.start(tmp_path_factory.mktemp("plane"), crds=CRDS) as plane:
+        plane.add_nodes(2)
+        for name in ("team-a", "team-b"):
+            plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        plane.kubectl("create", "clusterrole", "jobs", "--verb=get,list", "--resource=trainingjobs.muster.dev")
+        plane.kubectl("create", "clusterrole", "queues", "--verb=get,list", "--resource=queues.muster.dev")
+        plane.kubectl("create", "rolebinding", "alice", "--clusterrole=jobs", "--user=alice", "-n", "team-a")
+        plane.kubectl("create", "clusterrolebinding", "alice", "--clusterrole=queues", "--user=alice")
+        plane.api.create("/apis/muster.dev/v1alpha1/flavors", _named("Flavor", "any", {}))
+        quota = [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "8"}, "limit": {"nvidia.com/gpu": "8"}}]
+        queue = _named("Queue", "research", {"namespaceSelector": {}, "resources": quota})
+        plane.api.create("/apis/muster.dev/v1alpha1/queues", queue)
+        with serving(plane, tmp_path_factory.mktemp("operators")) as served:
+            submit(plane, "team-a", "runs")
+            plane.wait_for("it runs", lambda: phase(plane, "team-a", "runs") in ("Admitted", "Running"))
+            submit(plane, "team-a", "waits")
+            submit(plane, "team-b", "hidden")
+            yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def _named(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "muster.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def submit(plane: ControlPlane, namespace: str, name: str) -> None:
+    item = job(queue="research")
+    container = item["spec"]["roles"][0]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+    plane.api.create(JOBS.format(namespace), {**item, "metadata": {"name": name}})
+
+
+def phase(plane: ControlPlane, namespace: str, name: str) -> str:
+    found: dict[str, Any] = plane.api.get(f"{JOBS.format(namespace)}/{name}")
+    return str(found.get("status", {}).get("phase", "Pending"))
+
+
+@contextmanager
+def dashboard_of(plane: ControlPlane, user: str, browser: Browser) -> Iterator[Tab]:
+    """The first page that a user sees, of `muster dashboard --kubeconfig`."""
+    program = str(Path(sys.executable).with_name("muster"))
+    command = [program, "dashboard", "--no-browser", "--kubeconfig", str(plane.kubeconfig(user))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert process.stdout is not None
+    try:
+        tab = browser.open(next(line.strip() for line in process.stdout if line.startswith("http://")))
+        tab.wait_for("location.search === '' && document.getElementById('live') !== null")
+        yield tab
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def show(tab: Tab, path: str) -> str:
+    """The words of another page."""
+    url = urlsplit(tab.value("location.href"))
+    tab.call("Page.navigate", url=f"{url.scheme}://{url.netloc}{path}")
+    tab.wait_for(f"location.pathname === {path!r} && document.getElementById('live') !== null")
+    return " ".join(str(tab.value("document.body.innerText")).split())
+
+
+def test_a_user_sees_the_jobs_of_one_namespace_the_usage_of_queues_and_each_change(
+    served: Served, browser: Browser
+) -> None:
+    plane = served.plane
+    alice = KubernetesClusterClient.connect(KubeContext(str(plane.kubeconfig("alice"))))
+    with dashboard_of(plane, "alice", browser) as tab:
+        (row,) = alice.queues()
+        assert (row["waiting"], row["admitted"]) == (2, 1)
+        assert "research 1 2 gpu 8 8 8" in " ".join(tab.value("document.body.innerText").split())
+        assert "cannot list nodes" in show(tab, "/nodes")
+        words = show(tab, "/jobs")
+        assert ("team-a/runs" in words, "team-a/waits" in words, "hidden" in words) == (True, True, False)
+        waits = alice.live_job("waits", "team-a").status
+        assert f"#{waits.queue_position}" in words
+        submit(plane, "team-b", "hidden-too")
+        submit(plane, "team-a", "later")
+        tab.wait_for("document.body.innerText.includes('team-a/later')")
+        assert "hidden" not in tab.value("document.body.innerText")
+        assert "hidden" not in show(tab, "/pending")
+
+
+def test_a_user_without_rights_sees_no_job_and_no_queue(served: Served, browser: Browser) -> None:
+    with dashboard_of(served.plane, "carol", browser) as tab:
+        assert "cannot list queues" in tab.value("document.body.innerText")
+        for path in ("/", "/jobs", "/pending"):
+            assert "team-" not in show(tab, path)
+
+
+def test_the_page_of_a_standby_says_that_it_is_one(served: Served, browser: Browser) -> None:
+    with dashboard_of(served.plane, "alice", browser) as tab:
+        served.ask(served.leader)
+        tab.wait_for("!document.body.innerText.includes('A standby answered')")
+        served.ask(1 - served.leader)
+        tab.wait_for("document.body.innerText.includes('A standby answered')")
+        served.ask(served.leader)
+        tab.wait_for("!document.body.innerText.includes('A standby answered')")

@@ -1,0 +1,268 @@
+"""The dashboard in Chromium, of a real daemon: the numbers of `muster`, live, by keyboard, without JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.dashboard.serving import ReadStateClient, serving
+from tests.local.support import eventually, shell_job
+from tests.state.observed_states import NOW, named
+from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
+from tests.visibility.states import leader, two_queues
+
+from muster.api import spec
+from muster.dashboard.page import MAX_ROWS
+from muster.dashboard.server import DashboardServer
+from muster.lifecycle.conditions import explain_phase
+from muster.local.client import LocalClient
+from muster.model import Wait
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
+]
+UNTIL_STOPPED = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>\'"&'
+
+
+@contextmanager
+def muster_dashboard(home: Path) -> Iterator[str]:
+    """`muster dashboard`, ended by Ctrl-C; yields the address that it prints last."""
+    command = [str(Path(sys.executable).with_name("muster")), "dashboard", "--no-browser"]
+    environment = {**os.environ, "NO_COLOR": "1", "MUSTER_HOME": str(home)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        yield next(line.strip() for line in process.stdout if line.startswith("http://"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LocalClient]:
+    """A daemon of two virtual nodes with a running job and two that wait in another queue."""
+    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as home:
+        client = LocalClient.up(home, nodes="2x8")
+        client.apply([_queue("company", None, 16), _queue("prod", "company", 8), _queue("research", "company", 0)])
+        client.submit(shell_job("runs", UNTIL_STOPPED, gpus=8, replicas=2, queue="prod"))
+        eventually(lambda: client.job("runs").status.phase == "Running")
+        for name in ("first", "second"):
+            client.submit(shell_job(name, UNTIL_STOPPED, gpus=8, queue="research"))
+        try:
+            yield client
+        finally:
+            client.down(force=True)
+
+
+def _queue(name: str, parent: str | None, gpus: int) -> spec.Queue:
+    resources = [{"flavor": "local", "guaranteed": {"nvidia.com/gpu": gpus}}]
+    fields: dict[str, Any] = {"parent": parent, "namespaceSelector": {}, "resources": resources}
+    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": fields})
+
+
+def enter(browser: Browser, url: str, path: str = "/", **screen: Any) -> Tab:
+    """The page, of a session that was begun with the printed address."""
+    first = browser.open(url)
+    first.wait_for("location.search === '' && document.getElementById('live') !== null")
+    first.close()
+    parts = urlsplit(url)
+    tab = browser.open(f"{parts.scheme}://{parts.netloc}{path}", **screen)
+    tab.wait_for("document.getElementById('live') !== null")
+    return tab
+
+
+def errors(browser: Browser, tab: Tab) -> list[str]:
+    """What the page's console and its security policy complained about."""
+    tab.value("1")  # all earlier events have arrived
+    own = [event for event in browser.events if event.get("sessionId") == tab.session]
+    entries = [event["params"]["entry"]["text"] for event in own if event["method"] == "Log.entryAdded"]
+    return entries + [str(event["params"]) for event in own if event["method"] == "Runtime.exceptionThrown"]
+
+
+def press(tab: Tab, key: str) -> None:
+    code = {"Tab": 9, "Enter": 13}[key]
+    text = {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+
+def cells(tab: Tab, selector: str) -> list[list[str]]:
+    """The texts of the cells of table rows."""
+    rows = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    found: list[list[str]] = json.loads(
+        tab.value(f"JSON.stringify({rows}.map((row) => [...row.children].map((cell) => cell.innerText.trim())))")
+    )
+    return found
+
+
+def test_queues_and_jobs_have_the_numbers_of_the_command_line(browser: Browser, client: LocalClient, url: str) -> None:
+    tab = enter(browser, url)
+    shown = {row[0]: row for row in cells(tab, "#queues tbody tr:first-child")}
+    for queue in client.queues():
+        row = shown.pop(queue["name"])
+        assert row[1:3] == [str(queue["admitted"] or ""), str(queue["waiting"] or "")]
+        if queue["name"] == "default":  # its only resource is pods
+            continue
+        (amounts,) = queue["resources"]
+        gpus = [amounts[column].get("nvidia.com/gpu", "0") for column in ("used", "guaranteed", "borrowed")]
+        assert row[3:4] + row[5:8] == ["gpu", *gpus[:2], gpus[2] if gpus[2] != "0" else ""]
+    assert shown == {}
+    tab = enter(browser, url, "/jobs")
+    listed = {row[0]: row[1:3] for row in cells(tab, "#jobs tbody tr")}
+    assert listed == {f"default/{job.metadata.name}": [job.spec.queue, job.status.phase] for job in client.jobs()}
+    tab = enter(browser, url, "/pending")
+    waiting = {row[1]: (row[0], row[4]) for row in cells(tab, "#queue-research tbody tr")}
+    assert waiting == {
+        f"default/{job.metadata.name}": (str(job.status.queue_position), " ".join(explain_phase(job.status)))
+        for job in client.jobs()
+        if job.status.phase == "Pending"
+    }
+    assert "Capacity is held by prod (16 gpu of local, 8 borrowed)" in tab.value("document.body.innerText")
+    assert errors(browser, tab) == []
+
+
+def test_a_change_is_shown_without_a_reload_and_the_focus_stays(
+    browser: Browser, client: LocalClient, url: str
+) -> None:
+    tab = enter(browser, url, "/jobs")
+    tab.value("window.loaded = 1; document.querySelector('#jobs a[href=\"/jobs?queue=research\"]').focus()")
+    client.submit(shell_job("third", UNTIL_STOPPED, gpus=8, queue="research"))
+    tab.wait_for("document.getElementById('jobs').innerText.includes('default/third')")
+    assert tab.value("[window.loaded, document.activeElement.getAttribute('href')].join()") == "1,/jobs?queue=research"
+    client.cancel("third")
+    tab.wait_for("document.querySelector('#jobs .phase.Cancelled') !== null")
+    client.delete("TrainingJob", "third")
+    tab.wait_for("!document.getElementById('jobs').innerText.includes('default/third')")
+    assert tab.value("window.loaded") == 1
+    assert errors(browser, tab) == []
+
+
+def test_every_page_is_reached_with_the_keyboard(browser: Browser, url: str) -> None:
+    tab = enter(browser, url)
+    press(tab, "Tab")
+    assert tab.value("document.activeElement.className") == "skip"
+    titles = []
+    while tab.value("document.querySelector('nav a:last-child') !== document.activeElement"):
+        press(tab, "Tab")
+        titles.append(tab.value("document.activeElement.textContent"))
+    assert titles == tab.value("[...document.querySelectorAll('header nav a')].map((one) => one.textContent)")
+    press(tab, "Enter")
+    tab.wait_for("location.pathname !== '/' && document.readyState === 'complete'")
+    assert tab.value("document.querySelector('[aria-current=page]').textContent") == titles[-1]
+
+
+def test_without_scripts_the_page_has_the_content_and_reloads_itself(
+    browser: Browser, client: LocalClient, url: str
+) -> None:
+    tab = enter(browser, url, "/jobs")
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    tab.call("Page.reload")
+    tab.wait_for("document.readyState === 'complete' && document.querySelector('#jobs tbody') !== null")
+    client.submit(shell_job("fourth", UNTIL_STOPPED, gpus=8, queue="research"))
+    tab.wait_for("document.getElementById('jobs')?.innerText.includes('default/fourth') === true")
+    client.cancel("fourth")
+
+
+@pytest.fixture(scope="module")
+def url(client: LocalClient) -> Iterator[str]:
+    with muster_dashboard(client._home.path) as url:
+        yield url
+
+
+@contextmanager
+def many_jobs(count: int, message: str = "needs 16 GPUs") -> Iterator[DashboardServer]:
+    """The dashboard of a state in memory with pending jobs."""
+    jobs = [named(f"job-{number:05}") for number in range(count)]
+    waits = {
+        job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", message, number + 1, NOW)
+        for number, job in enumerate(jobs)
+    }
+    with serving(ReadStateClient(state=leader(two_queues(*jobs), waits))) as server:
+        yield server
+
+
+def test_html_in_a_message_is_shown_as_text_and_runs_nothing(browser: Browser) -> None:
+    with many_jobs(2, HOSTILE) as server:
+        for path in ("/", "/pending", "/jobs"):
+            tab = enter(browser, server.url, path)
+            tab.wait_for("document.querySelector('#connection').textContent === ''")
+            assert HOSTILE in tab.value("document.body.innerText")
+            assert tab.value("window.hacked === undefined && document.querySelector('img') === null")
+            assert errors(browser, tab) == []
+            tab.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/pending", "/jobs", "/nodes", "/nodes/n0", "/preemptions"])
+def test_pages_fit_a_phone_in_both_colour_schemes(browser: Browser, path: str) -> None:
+    papers = set()
+    with many_jobs(3) as server:
+        for dark in (False, True):
+            tab = enter(browser, server.url, path, width=360, dark=dark)
+            assert tab.value("document.documentElement.scrollWidth") <= 360
+            papers.add(tab.value("getComputedStyle(document.body).backgroundColor"))
+            assert errors(browser, tab) == []
+            tab.close()
+    assert len(papers) == 2
+
+
+def test_of_5000_jobs_a_page_has_a_bounded_part_and_the_way_to_the_others(browser: Browser) -> None:
+    with many_jobs(5_000) as server:
+        for path in ("/pending", "/jobs"):
+            tab = enter(browser, server.url, path)
+            assert len(cells(tab, "tbody tr")) == MAX_ROWS
+            assert f"{5_000 - MAX_ROWS:,} more" in tab.value("document.body.innerText")
+            tab.click("a[rel=next]")
+            tab.wait_for(f"document.querySelector('tbody')?.innerText.includes('job-{2 * MAX_ROWS - 1:05}') === true")
+            tab.close()
+
+
+def test_a_page_says_that_it_is_not_current_once_the_command_has_ended(browser: Browser) -> None:
+    with many_jobs(1) as server:
+        tab = enter(browser, server.url)
+        tab.wait_for("events.readyState === EventSource.OPEN")
+    tab.wait_for("document.getElementById('connection').textContent.startsWith('Not live')")
+
+
+def test_a_part_with_selected_text_is_replaced_once_the_selection_ends(browser: Browser) -> None:
+    with many_jobs(1) as server:
+        tab = enter(browser, server.url, "/pending")
+        tab.value("document.getSelection().selectAllChildren(document.querySelector('td.message'))")
+        assert isinstance(server._client, ReadStateClient)
+        wait = Wait("job-00000", "QuotaExceeded", "needs 8 GPUs now", 1, NOW)
+        server._client.state = leader(two_queues(named("job-00000")), {"job-00000": wait})
+        tab.wait_for("postponed !== null")
+        assert "needs 16 GPUs" in tab.value("document.querySelector('td.message').innerText")
+        tab.value("document.getSelection().removeAllRanges()")
+        tab.wait_for("document.querySelector('td.message').innerText.includes('needs 8 GPUs now')")
+
+
+def test_assets_are_small(browser: Browser) -> None:
+    with many_jobs(1) as server:
+        tab = enter(browser, server.url)
+        assets = tab.value("performance.getEntriesByType('resource').map((one) => [one.name, one.decodedBodySize])")
+    sizes = {re.sub(".*/", "", name): size for name, size in assets if "/static/" in name}
+    assert sizes.keys() >= {"dashboard.css", "dashboard.js"}
+    assert sum(sizes.values()) < 100_000
