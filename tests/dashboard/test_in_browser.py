@@ -154,7 +154,7 @@ def test_a_change_is_shown_without_a_reload_and_the_focus_stays(
     assert tab.value("[window.loaded, document.activeElement.getAttribute('href')].join()") == "1,/jobs?queue=research"
     client.cancel("third")
     tab.wait_for("document.querySelector('#jobs .phase.Cancelled') !== null")
-    client.delete("TrainingJob", "third")
+    client.delete_all([("TrainingJob", "third", "default")])
     tab.wait_for("!document.getElementById('jobs').innerText.includes('default/third')")
     assert tab.value("window.loaded") == 1
     assert errors(browser, tab) == []

@@ -40,7 +40,7 @@ def waiting(name: str, position: int | None, message: str = "needs 16 GPUs") -> 
 def test_the_overview_has_the_queue_tree_with_usage_and_the_counts_of_jobs() -> None:
     state = leader(two_queues(admitted("a"), named("b")), waiting("b", 1))
     page = text(one_page(state, "/"))
-    assert "Running 0 Admitted 1 Pending 1 Failed 0" in page
+    assert "Running 0 Pending 1 All jobs 2" in page
     assert "root 1 1 gpu 16 used of 16 guaranteed 16 16 default 1 1 gpu 16 used of 0 guaranteed 16 0 16" in page
     assert "1 default default / b" in page
     assert "QuotaExceeded needs 16 GPUs" in page
@@ -55,6 +55,11 @@ def test_bars_show_own_borrowed_and_idle_amounts_in_hundredths_of_the_tree() -> 
         [("own", "0.0", "12.5"), ("borrowed", "12.5", "37.5"), ("borrowable", "50.0", "50.0")],
         [("idle", "0.0", "12.5"), ("borrowable", "12.5", "87.5")],
     ]
+
+
+def test_only_queues_that_can_have_jobs_link_to_a_list_of_them() -> None:
+    page = one_page(leader(two_queues(admitted("a"), named("b"))), "/")
+    assert set(re.findall(r'href="/(\w+\?queue=\w+)"', page)) == {"jobs?queue=default", "pending?queue=default"}
 
 
 def test_the_overview_has_the_first_pending_jobs_by_position_and_the_number_of_the_others() -> None:

@@ -36,11 +36,13 @@ class QueueBar:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue with its bars. `warnings`: why it admits nothing, or what exceeds its quota."""
+    """A queue with its bars. `warnings`: why it admits nothing, or what exceeds its quota. Jobs are in queues without
+    children only, so that the others have no list of jobs."""
 
     summary: QueueSummary
     bars: tuple[QueueBar, ...]
     warnings: tuple[str, ...]
+    has_children: bool
 
     @property
     def name(self) -> str:
@@ -62,6 +64,7 @@ class CapacityHolder:
 def queue_views(queues: Sequence[QueueSummary]) -> list[QueueView]:
     """The queues in their order, parents first."""
     roots = _roots(queues)
+    parents = {queue.parent for queue in queues}
     levels = _levels(queues)
     totals = bar_totals(roots, levels)
     several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
@@ -75,6 +78,7 @@ def queue_views(queues: Sequence[QueueSummary]) -> list[QueueView]:
                 for key, usage in levels[queue.metadata.name].items()
             ),
             tuple(_warnings(queue)),
+            queue.metadata.name in parents,
         )
         for queue in queues
     ]

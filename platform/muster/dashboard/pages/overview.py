@@ -12,28 +12,28 @@ from muster.dashboard.reader import try_read
 from muster.visibility.types import JobSummaryList, PendingJobList, QueueSummaryList
 
 _PENDING_SHOWN = 10
-_COUNTED_PHASES = ("Running", "Admitted", "Pending", "Failed")
 
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
     reader = request.reader
     queues = try_read(lambda: queue_views(reader.all(QueueSummaryList).items))
     pending = try_read(lambda: reader.page(PendingJobList, limit=MAX_ROWS))
-    counts = try_read(lambda: {phase: _count(request, phase) for phase in _COUNTED_PHASES})
+    counts = try_read(lambda: {"running": _count(request, phase="Running"), "all": _count(request)})
     jobs = sorted(pending.value.items, key=by_position) if pending.value else []
     more = pending.value.metadata.remaining_item_count + len(jobs[_PENDING_SHOWN:]) if pending.value else 0
     return {
         "queues": queues,
         "counts": counts,
         "pending": pending,
+        "pending_count": more + len(jobs[:_PENDING_SHOWN]),
         "pending_jobs": jobs[:_PENDING_SHOWN],
         "more_pending": more,
     }
 
 
-def _count(request: PageRequest, phase: str) -> int:
-    """The number of jobs of a phase that the user may read."""
-    found = request.reader.page(JobSummaryList, limit=1, selector={"phase": phase})
+def _count(request: PageRequest, **selector: str) -> int:
+    """The number of jobs that the user may read."""
+    found = request.reader.page(JobSummaryList, limit=1, selector=selector)
     return len(found.items) + found.metadata.remaining_item_count
 
 
