@@ -384,6 +384,18 @@ def test_a_damaged_saved_data_set_is_rejected(tmp_path: Path) -> None:
         opened(folder, tmp_path)
 
 
+def test_a_pipe_in_a_saved_data_set_is_rejected_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    DatasetDict(train=Dataset.from_dict({"text": ["a"]})).save_to_disk(tmp_path / "set")
+    for folder in (tmp_path / "set", tmp_path / "set" / "train"):
+        file = next((tmp_path / "set" / "train").glob("*.arrow"))
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(InputError, match=f"--data {folder} cannot be read as a saved data set.*regular file"):
+            opened(folder, tmp_path)
+
+
 def test_a_saved_data_set_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved_dataset(tmp_path / "set", {"text": ["a"]})
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)

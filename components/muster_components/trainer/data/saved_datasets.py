@@ -11,11 +11,13 @@ from muster_components.trainer.data.corpus import EMPTY, TextSource, Write
 from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import Encoder
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.regular_files import open_regular, read_json
 
 DATASET_FILES: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 TEXT: Final = "text"
 TOKENS: Final = "input_ids"
 _ROWS_AT_ONCE: Final = 1000
+_MAX_STATE_BYTES: Final = 64 << 20
 
 
 def is_saved_dataset(path: str) -> bool:
@@ -33,6 +35,7 @@ def open_saved_dataset(path: str) -> Any:
             f"--data {path} is a saved data set of Hugging Face: pip install 'muster[datasets]' ({error})"
         ) from error
     try:
+        _require_regular_files(Path(path).expanduser())
         dataset = load_from_disk(str(Path(path).expanduser()))
     except Exception as error:  # of pyarrow, of json, or of the library
         raise InputError(f"--data {path} cannot be read as a saved data set: {error}") from error
@@ -41,6 +44,13 @@ def open_saved_dataset(path: str) -> Any:
     if "train" not in dataset:
         raise InputError(f"--data {path} has no split train; give the folder of one of {', '.join(dataset)}")
     return dataset["train"]
+
+
+def _require_regular_files(folder: Path) -> None:
+    """The library would block for a FIFO. Raises OSError, and what the content of `state.json` leads to."""
+    for state in (*folder.glob("state.json"), *folder.glob("*/state.json")):
+        for file in read_json(state, _MAX_STATE_BYTES)["_data_files"]:
+            open_regular(state.parent / file["filename"]).close()
 
 
 def text_source(path: str, dataset: Any, encoder: Encoder) -> TextSource:

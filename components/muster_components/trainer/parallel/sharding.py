@@ -307,7 +307,6 @@ _SAVED_OPERATORS = frozenset(
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
     )
-    if hasattr(torch.ops.aten, name)
 ) | {torch.ops._c10d_functional.reduce_scatter_tensor.default}
 
 
