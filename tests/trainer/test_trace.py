@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.tracing.run_analysis import analyse_run
+from muster.tracing.run_folder import read_run_folder
 from muster_components.trainer.errors import EXIT_OK, EXIT_STOPPED
 
 from .conftest import TINY, Starter, events, metrics
@@ -52,6 +54,23 @@ def test_traces_are_repeated_every_so_many_steps(start: Starter, text: Path) -> 
         }
         assert names == {f"ProfilerStep#{first}", f"ProfilerStep#{first + 1}"}
     assert "and again every 3 steps" in events(ranks.run_dir, "trace_planned")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ideal"), [("GPipe", 1 / 9), ("1F1B", 1 / 9), ("Interleaved1F1B", 1 / 17)], ids=str
+)
+def test_the_report_has_the_measured_bubble_of_a_pipeline_beside_that_of_its_schedule(
+    start: Starter, text: Path, schedule: str, ideal: float
+) -> None:
+    mesh = ("--parallel", "pp=2", "--pipeline_schedule", schedule, "--micro_batch", "1")
+    ranks = start(2, *TINY, *mesh, "--data", str(text), "--steps", "5", "--trace_steps", "3:6")
+    assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
+    found = analyse_run(read_run_folder(ranks.run_dir)).pipeline
+    assert found is not None
+    assert (found.schedule, found.ranks, found.micro_batches) == (schedule, 2, 8)
+    assert found.ideal == pytest.approx(ideal, abs=1e-4)
+    # A stage waits at least while the first micro-batch is in the other one, however slow the host is.
+    assert 0 < found.bubble < 1
 
 
 def switches(run_dir: Path, rank: int) -> dict[str, list[int]]:
