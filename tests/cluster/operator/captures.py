@@ -35,6 +35,7 @@ class StandInRank:
         self.inbox = CaptureInbox(self.context, self.reporter)
         self.recorded: list[tuple[int, int]] = []
         self.hangs = False
+        self.answered = ""  # request for stacks
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -65,6 +66,9 @@ class StandInRank:
         if not (folder / "stacks-request.json").exists():
             return
         request = json.loads((folder / "stacks-request.json").read_text())
+        if request["id"] == self.answered:
+            return
+        self.answered = request["id"]
         frames = ["sleep (/data.py:3)" if self.hangs else "wait (/train.py:7)"]
         recorder = f"flight-recorder/rank-{self.context.rank}.attempt-0.{request['id']}.pickle"
         collectives = dump(entry(7), *([] if self.hangs else [entry(8, state="started")]), groups=GROUPS)
