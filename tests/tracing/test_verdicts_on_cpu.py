@@ -108,6 +108,12 @@ def test_an_inner_stage_with_more_blocks_has_no_extra_work_but_is_unbalanced(tmp
     assert verdicts(cpu_job(tmp_path, ranks, pipeline=True)) == [((2,), Cause.STAGE_IMBALANCE)]
 
 
+def test_a_stage_that_other_processes_slow_down_has_no_imbalance(tmp_path: Path) -> None:
+    """Each call of the last stage takes four times as long, 32% of a step more than on the other stages."""
+    slowed = CpuRank(work={name: (calls, 4 * ms) for name, (calls, ms) in STAGE.items()})
+    assert verdicts(cpu_job(tmp_path, [CpuRank(work=STAGE)] * 3 + [slowed], pipeline=True)) == []
+
+
 def test_a_stage_with_more_blocks_is_found_by_its_calls_if_its_cost_is_small(tmp_path: Path) -> None:
     """Stage 1 has twice the blocks, 8% of a step more than the mean; stage 0 is slowed down by other processes."""
     slowed = CpuRank(work={name: (calls, 1.8 * ms) for name, (calls, ms) in STAGE.items()})

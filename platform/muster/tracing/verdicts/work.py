@@ -79,12 +79,9 @@ def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
 
 
 def stage_imbalance(ranks: RankComparison) -> Sequence[Verdict]:
-    """A pipeline stage that computes longer than the others."""
+    """A pipeline stage that computes longer than the others; on the CPU, which other processes use, by its calls."""
     measured = {record.rank: float(ranks.per_step(record, record.compute_ms).mean()) for record in ranks.records}
-    found = _imbalance(ranks, measured, min_cost_ms(ranks))
-    if not found and not ranks.on_device:
-        found = _imbalance(ranks, _usual_compute_ms(ranks), MIN_SHARE * ranks.step_ms)
-    return found
+    return _imbalance(ranks, measured if ranks.on_device else _usual_compute_ms(ranks))
 
 
 def _usual_compute_ms(ranks: RankComparison) -> dict[int, float]:
@@ -101,7 +98,7 @@ def _usual_compute_ms(ranks: RankComparison) -> dict[int, float]:
     }
 
 
-def _imbalance(ranks: RankComparison, compute_ms: Mapping[int, float], min_ms: float) -> Sequence[Verdict]:
+def _imbalance(ranks: RankComparison, compute_ms: Mapping[int, float]) -> Sequence[Verdict]:
     stages = sorted({record.stage for record in ranks.records if record.stage is not None})
     if len(stages) < 2:
         return ()
@@ -111,7 +108,7 @@ def _imbalance(ranks: RankComparison, compute_ms: Mapping[int, float], min_ms: f
     slowest = max(stages, key=lambda stage: (compute[stage], -stage))
     others = float(np.mean([compute[stage] for stage in stages if stage != slowest]))
     cost = compute[slowest] - float(np.mean(list(compute.values())))
-    if compute[slowest] < IMBALANCE_RATIO * others or cost < min_ms:
+    if compute[slowest] < IMBALANCE_RATIO * others or cost < MIN_SHARE * ranks.step_ms:
         return ()
     who = tuple(record.rank for record in ranks.records if record.stage == slowest)
     times = f"{format_seconds(compute[slowest] / 1e3)} of work a step, the other stages {format_seconds(others / 1e3)}"
