@@ -113,6 +113,21 @@ def test_a_page_gets_a_new_reason_and_then_the_error_of_the_cluster_and_then_rec
         assert "needs &lt;8&gt; GPUs" in next(contents)
 
 
+def test_a_bug_in_a_page_is_shown_on_it_and_live_updates_continue() -> None:
+    client = ReadStateClient(state=leader(two_queues(named("b"))))
+    with serving(client) as server, events(server, "/jobs") as contents:
+        assert "<strong>b</strong>" in without_links(next(contents))
+        client.error = RuntimeError("a <bug>")
+        assert "this is a bug in Muster: RuntimeError: a &lt;bug&gt;" in next(contents)
+        assert get(server, "/jobs").status == 500
+        client.error = None
+        assert "<strong>b</strong>" in without_links(next(contents))
+
+
+def without_links(page: str) -> str:
+    return re.sub("</?a[^>]*>", "", page)
+
+
 def test_the_content_sent_is_that_of_the_page() -> None:
     client = ReadStateClient(state=leader(two_queues(*map(named, "abc"))))
     with serving(client) as server:

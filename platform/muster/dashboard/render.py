@@ -82,12 +82,15 @@ class Renderer:
         self._environment.globals |= {"link": link, "job_link": job_link, "node_link": node_link}
 
     def content(self, page: Page, request: PageRequest) -> tuple[HTTPStatus, str]:
-        """The part of a page that changes; of an error, what it is."""
+        """The part of a page that changes; of an error, what it is. A bug does not end the updates of others."""
         try:
             data = page.data(request)
+            return HTTPStatus.OK, self._render(page.template, now=request.now, source=request.reader.source, **data)
         except MusterError as error:
             return self.error_content(error)
-        return HTTPStatus.OK, self._render(page.template, now=request.now, source=request.reader.source, **data)
+        except Exception as error:
+            message = f"this is a bug in Muster: {type(error).__name__}: {error}"
+            return HTTPStatus.INTERNAL_SERVER_ERROR, self._render("error.html", message=message, reason="Bug")
 
     def error_content(self, error: MusterError) -> tuple[HTTPStatus, str]:
         """The same for an error, with the status of its kind."""
