@@ -21,6 +21,7 @@ from muster.kube.config import ClientConfig, KubeContext, load_config, load_in_c
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
+from muster.usage.report import RecordedUsage
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.specs import TemplateCache
 from muster_operator.captures.capture_cache import CaptureCache
@@ -41,6 +42,8 @@ from muster_operator.pod_control import PodControl, PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.usage.config_maps import ConfigMapNames
+from muster_operator.usage.recorder import UsageRecorder
 from muster_operator.visibility.server import VisibilityServer
 from muster_operator.visibility.state_source import StateSource
 from muster_operator.write_queue import WriteQueue
@@ -105,6 +108,13 @@ class Operator:
         )
         traces = TraceStatusTracker(cache, collectors.config)
         writer = JobWriter(api, cache, queue, pods, job_events, traces, self._job_metrics)
+        self._usage = None
+        if settings.usage_retention_days:
+            names = ConfigMapNames(namespace, settings.lease_name)
+            self._usage = UsageRecorder(
+                queue, cache, names, settings.usage_retention_days, self._term_id, review_api is not None
+            )
+            writer.usage = self._usage
         invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
         timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
         self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts)
@@ -137,7 +147,10 @@ class Operator:
 
         self._visibility = None
         if review_api is not None:
-            source = StateSource(cache, self._leader, settings.identity, self._informers.unsynced, fence)
+            recorded_usage = RecordedUsage if self._usage is None else self._usage.recorded
+            source = StateSource(
+                cache, self._leader, settings.identity, self._informers.unsynced, fence, recorded_usage
+            )
             self._visibility = VisibilityServer(settings.visibility, api, review_api, source.state)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -158,6 +171,8 @@ class Operator:
         }
         if self._heartbeat_poller is not None:
             parts["collectors"] = self._heartbeat_poller.run
+        if self._usage is not None:
+            parts["usage"] = self._usage.run
         if self._visibility is not None:
             parts["visibility"] = self._visibility.run
         if self._election is not None:
@@ -216,6 +231,8 @@ class Operator:
                 continue  # another operator led while we listed
             self._fence.enter(listed_for)
             self._events.clear()
+            if self._usage is not None:
+                self._usage.wake()
             await self._leader.run_term()
             self._job_metrics.reset()
             if self._election is not None:
@@ -224,6 +241,11 @@ class Operator:
 
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.labels(component).inc()
+
+    def _term_id(self) -> str | None:
+        """The id of the term in which this operator leads; None while it does not."""
+        term = self._leader.term
+        return None if term is None or not self._fence() else term.id
 
     # ---- HTTP endpoints
 

@@ -21,6 +21,7 @@ from muster.cluster import (
     WriteQueueStatus,
     WriteStatus,
 )
+from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
@@ -38,6 +39,7 @@ from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
 from muster_operator.pod_control import PodControl
 from muster_operator.uncertain_writes import WriteTarget
+from muster_operator.usage.recorder import UsageRecorder
 from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
 
 _MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
@@ -56,6 +58,7 @@ class JobWriter:
     events: JobEvents
     traces: TraceStatusTracker
     metrics: JobMetrics
+    usage: UsageRecorder | None = None
 
     async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected because the object changed."""
@@ -189,6 +192,9 @@ class JobWriter:
         """Delete a job whose TTL expired. One that a user deletes is removed once its pods are."""
         known = self.cache.jobs.get(uid)
         if known is None or known.job.metadata.deletion_timestamp is not None:
+            return
+        if self.usage is not None and not self.usage.may_remove(known):
+            self.queue.record_failure(uid, ClusterError("its usage is not recorded yet"), result.deferred)
             return
         meta = known.job.metadata
         preconditions = {"uid": uid, "resourceVersion": meta.resource_version}

@@ -53,6 +53,7 @@ class Settings:
     snapshot_dir: Path
     log_level: str
     visibility: VisibilitySettings = VisibilitySettings()
+    usage_retention_days: int = 400
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:
@@ -177,6 +178,13 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         default=VisibilitySettings().tls_folder,
         help="directory with tls.crt and tls.key of that address (default: %(default)s)",
     )
+    add(
+        "--usage-retention-days",
+        metavar="N",
+        type=_retention_days,
+        default=400,
+        help="days for which usage over time is kept in ConfigMaps; 0: it is not recorded (default: %(default)d)",
+    )
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_duration_seconds, flags.renew_deadline_seconds, flags.retry_period_seconds)
@@ -212,6 +220,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         snapshot_dir=flags.snapshot_dir,
         log_level=flags.log_level,
         visibility=VisibilitySettings(flags.visibility_listen, flags.visibility_tls_dir),
+        usage_retention_days=flags.usage_retention_days,
     )  # fmt: skip
 
 
@@ -319,6 +328,12 @@ def _positive_number(text: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"must be a number above 0; got {text!r}")
     return value
+
+
+def _retention_days(text: str) -> int:
+    if not text.isdecimal() or int(text) > 3650:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 3650; got {text!r}")
+    return int(text)
 
 
 def _positive_integer(text: str) -> int:

@@ -31,7 +31,7 @@ from muster.api.yaml_input.undecodable import decode_truncated
 from muster.backoff import Backoff
 from muster.cluster import ObjectWrites, RemoveJob, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
 from muster.errors import ClusterError
-from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
+from muster.kube.async_client import INVALID_REQUEST_CODES, METADATA_ONLY, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1PodMeta
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.uncertain_writes import UncertainWrites
@@ -299,6 +299,11 @@ class WriteQueue:
         changed meanwhile (the event of the change starts the next cycle), or the write was rejected. Raises
         ClusterError for errors that affect all objects."""
         return await self._write_one(path, self.api.patch, body)
+
+    async def create(self, path: str, collection: str, body: bytes) -> V1PodMeta | None:
+        """Create the object at `path` in its collection, unless it has a pause. Returns as `patch` does; None also if
+        an object of the name exists."""
+        return await self._write_one(path, lambda _, body: self.api.post(collection, body, accept=METADATA_ONLY), body)
 
     async def delete(self, path: str, options: bytes) -> None:
         """Delete the object at `path`, unless it has a pause. Raises as `patch` does."""

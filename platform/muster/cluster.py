@@ -152,6 +152,7 @@ class ObservedState:
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
     pod_rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
     decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
+    recorded_usage: Mapping[str, int] = field(default_factory=dict)  # ended usage segments in the record, by job uid
     paused: frozenset[str] = frozenset()  # uids of jobs that are not written now; their capacity stays charged
 
 

@@ -23,8 +23,20 @@ from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
+from muster.visibility.reader import Listing
+from muster.visibility.types import DataSource, PageMeta, UsageSummary, UsageSummaryList
 
 NOW = 1_790_000_000.0
+
+
+def usage_listing(items: list[UsageSummary], days: int = 10) -> Listing[UsageSummary]:
+    """Usage of the days before `NOW`, in steps of a day."""
+    source = DataSource(identity="daemon", leading=True, observed_at=NOW)
+    until = -(-NOW // 86_400) * 86_400
+    page = UsageSummaryList(
+        metadata=PageMeta(), source=source, since=until - days * 86_400, until=until, step="day", items=[]
+    )
+    return Listing(items, page)
 
 
 @dataclass
@@ -37,6 +49,7 @@ class MemoryClient:
     queue_rows: list[dict[str, Any]] = field(default_factory=list)
     kept_notices: list[str] = field(default_factory=list)
     node_rows: list[dict[str, Any]] = field(default_factory=list)
+    kept_usage: Listing[UsageSummary] = field(default_factory=lambda: usage_listing([]))
     kept_events: list[dict[str, Any]] = field(default_factory=list)
     stored_heartbeats: list[dict[str, Any]] = field(default_factory=list)
     films: dict[str, list[TrainingJobStatus]] = field(default_factory=dict)
@@ -152,6 +165,10 @@ class MemoryClient:
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.node_rows
+
+    def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
+        self.asked.append(("usage", parameters["by"]))
+        return self.kept_usage
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         return self.kept_events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Unavailable
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.helm.conftest import CHART
+from tests.manifests.objects import job
 
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-POLICIES = ("muster-operator-pods", "muster-operator-secrets")
+POLICIES = ("muster-operator-pods", "muster-operator-secrets", "muster-operator-users")
+REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 PODS = "/api/v1/namespaces/default/pods"
 
 Object = dict[str, Any]
@@ -36,7 +39,10 @@ SECRET: Object = {"metadata": {"generateName": "s-", "ownerReferences": [OWNER]}
 
 def install(plane: ControlPlane, *settings: str) -> None:
     values = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
-    flags = [f"--set={value}" for value in (*values, "admissionPolicy.enabled=true", *settings)]
+    flags = [
+        f"--set={value}"
+        for value in (*values, "admissionPolicy.enabled=true", "admissionPolicy.userLabel=true", *settings)
+    ]
     plane.helm("upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *flags)
 
 
@@ -190,3 +196,31 @@ def test_only_pods_that_the_values_allow_are_created(plane: ControlPlane, field:
     finally:
         install(plane)
         plane.wait_for("all is refused again", lambda: all(refuses(operator, pod) for pod, _ in PRIVILEGES.values()))
+
+
+def test_the_user_label_of_a_job_names_who_creates_it_and_is_not_changed(plane: ControlPlane) -> None:
+    jobs = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+    admin = str(plane.api.create(REVIEWS, {"kind": "SelfSubjectReview"})["status"]["userInfo"]["username"])
+
+    def create(name: str, label: str | None) -> None:
+        item = job()
+        item["metadata"] = {"name": name, "labels": {} if label is None else {"muster.dev/user": label}}
+        plane.api.create(jobs, item)
+
+    def act() -> bool:
+        with suppress(Refused):
+            create("early", "another")
+            plane.api.delete(f"{jobs}/early")
+            return False
+        return True
+
+    plane.wait_for("the policy acts", act)
+    with pytest.raises(Refused, match=f"must be absent or {admin}, the user who creates the job; got another"):
+        create("a", "another")
+    create("a", admin)
+    create("b", None)
+    for name in "ab":
+        with pytest.raises(Refused, match="cannot be changed"):
+            plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"muster.dev/user": "another"}}})
+        plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"other": "x"}}})
+        plane.api.delete(f"{jobs}/{name}")

@@ -103,6 +103,8 @@ NEVER_DOES = [
     ("patch", "pods/status"),
     ("patch", "nodes"),
     ("get", "configmaps"),
+    ("watch", "configmaps"),
+    ("update", "configmaps"),
     ("create", "serviceaccounts/token"),
     ("create", "deployments.apps"),
     ("create", "podgroups.scheduling.k8s.io"),

@@ -287,6 +287,26 @@ def test_the_admission_policies_are_off_by_default_and_need_kubernetes_1_30(rend
     assert {condition["expression"] for (condition,) in conditions} == {user}
 
 
+def test_the_policy_of_the_user_label_is_off_by_default_and_needs_kubernetes_1_30(render: Render, helm: Run) -> None:
+    done = helm("template", "--set=image.repository=x", "--set=admissionPolicy.userLabel=true")
+    assert done.returncode != 0
+    assert "admissionPolicy.userLabel: needs Kubernetes 1.30 or later; got v1.29.0" in done.stderr
+    items = render("admissionPolicy.userLabel=true", extra=("--kube-version=1.30.0",))
+    policies = [item["metadata"]["name"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
+    assert policies == ["m-muster-operator-users"]
+
+
+def test_the_record_of_usage_adds_its_flag_and_rule_unless_it_is_off(render: Render) -> None:
+    def of(*values: str) -> tuple[str, int]:
+        items = render(*values)
+        (container,) = one(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+        (flag,) = [argument for argument in container["args"] if argument.startswith("--usage-retention-days=")]
+        return flag, sum("configmaps" in rule["resources"] for rule in rules(items, "Role"))
+
+    assert of() == ("--usage-retention-days=400", 1)
+    assert of("usage.retentionDays=0") == ("--usage-retention-days=0", 0)
+
+
 def test_egress_of_the_operator_can_be_restricted_with_extra_rules(render: Render) -> None:
     assert one(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
     policy = one(render("networkPolicy.egress.enabled=true"), "NetworkPolicy")["spec"]

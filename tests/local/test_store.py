@@ -124,7 +124,7 @@ def test_removing_a_job_removes_its_events(path: Path) -> None:
         store.put(job())
         store.add_event(EventRecord("u1", 3.0, "Normal", "Admitted", "1 pod"))
     with store.transaction():
-        store.remove(store.jobs["u1"])
+        store.remove(store.jobs["u1"], 1.0)
     assert (store.jobs, store.events("u1")) == ({}, [])
 
 
@@ -192,6 +192,6 @@ def test_the_default_queue_follows_the_nodes_until_it_is_changed(path: Path) -> 
     ensure_default_objects(store, virtual_nodes(parse_shape("5x8")), 3.0)
     assert store.queues["default"].spec == spec.QueueSpec(weight=2.0)
     with store.transaction():
-        store.remove(store.queues["default"])
+        store.remove(store.queues["default"], 1.0)
     ensure_default_objects(store, virtual_nodes(parse_shape("5x8")), 4.0)
     assert "default" not in store.queues

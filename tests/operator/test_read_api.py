@@ -19,6 +19,7 @@ from tests.visibility.states import in_namespace, leader, two_queues
 from muster.errors import ClusterError
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.model import Wait
+from muster.usage.report import RecordedUsage
 from muster.visibility.state import ReadState
 from muster.visibility.types import BASE_PATH
 from muster_operator.visibility import access, server
@@ -233,6 +234,7 @@ def test_kubectl_finds_the_resources_and_gets_tables(tmp_path: Path) -> None:
             found = await api.get(BASE_PATH)
             assert {one["name"]: one["namespaced"] for one in found.body["resources"]} == {
                 "queues": False, "nodes": False, "jobs": True, "pendingjobs": True, "preemptions": True,
+                "usage": True,
             }  # fmt: skip
             (group,) = (await api.get("/apis")).body["groups"]
             assert group["preferredVersion"]["groupVersion"] == "visibility.muster.dev/v1alpha1"
@@ -310,14 +312,23 @@ def test_the_answers_of_daemon_and_operator_are_equal(tmp_path: Path) -> None:
     assert shown.cycle is not None
     notifier = ChangeNotifier()
     notifier.publish(shown.cycle.waits, shown.cycle.snapshot)
-    cluster = SimpleNamespace(read_state=lambda: shown.observed)
+    cluster = SimpleNamespace(read_state=lambda: shown.observed, lock=threading.RLock())
+    store = SimpleNamespace(recorded_usage=lambda period: RecordedUsage())
     unused = cast(Any, None)
-    daemon = DaemonService(unused, unused, cast(Any, cluster), unused, notifier)
+    daemon = DaemonService(unused, cast(Any, store), cast(Any, cluster), unused, notifier)
     rights = [("alice", LIST, ""), ("alice", "queues", ""), ("alice", "nodes", "")]
 
     async def run() -> None:
         async with serving(tmp_path, state, *rights) as api:
-            for route in ("queues", "nodes", "jobs?limit=2", "pendingjobs", "preemptions", "namespaces/mine/jobs/c"):
+            for route in (
+                "queues",
+                "nodes",
+                "jobs?limit=2",
+                "pendingjobs",
+                "preemptions",
+                "usage",
+                "namespaces/mine/jobs/c",
+            ):
                 remote = (await api.get(f"{BASE_PATH}/{route}")).body
                 local = daemon.read(f"{BASE_PATH}/{route}").model_dump(mode="json", by_alias=True, exclude_none=True)
                 remote.pop("source", None)

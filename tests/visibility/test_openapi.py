@@ -38,14 +38,22 @@ def test_every_path_is_a_route() -> None:
 
 def test_answers_have_only_declared_fields() -> None:
     state = leader(two_queues(admitted("a"), named("b")))
-    for route in ("queues", "nodes", "jobs", "pendingjobs", "preemptions", "namespaces/default/jobs/a"):
+    for route in (
+        "queues",
+        "nodes",
+        "jobs",
+        "pendingjobs",
+        "preemptions",
+        "usage?to=1970-01-02",
+        "namespaces/default/jobs/a",
+    ):
         found = read(state, route)
         assert undeclared(found, SCHEMAS[found["kind"]], route) == []
 
 
 def test_every_field_has_a_description() -> None:
     own = {name: schema for name, schema in SCHEMAS.items() if name.endswith(("List", "Summary", "Job", "Preemption"))}
-    assert len(own) == 10
+    assert len(own) == 12
     missing = [
         f"{name}.{field}"
         for name, schema in own.items()

@@ -19,6 +19,9 @@ reject part of the release. Each message has the field, its value, and what is v
 {{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and .Values.admissionPolicy.userLabel (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "admissionPolicy.userLabel: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- with .Values.visibility -}}
 {{- if and .enabled .tls.secretName (not .tls.caBundle) (not .annotations) -}}
 {{- fail (printf "visibility.tls.caBundle: must be the CA of the certificate in Secret %q, in base64, unless visibility.annotations let another program set it" .tls.secretName) -}}
@@ -72,6 +75,7 @@ reject part of the release. Each message has the field, its value, and what is v
   "collector-store-secret" "collector.store.secretName"
   "heartbeat-interval-seconds" "collector.heartbeatIntervalSeconds"
   "progress-interval-seconds" "collector.progressIntervalSeconds"
+  "usage-retention-days" "usage.retentionDays"
   "visibility-listen" "visibility.enabled"
   "visibility-tls-dir" "visibility.tls.secretName"
 -}}

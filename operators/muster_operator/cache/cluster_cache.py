@@ -25,6 +25,7 @@ from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.usage.deleted_jobs import DeletedUsage
 
 _MAX_PENDING_TERMINATIONS = 10_000
 _MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three polls without an answer, and scheduling delay
@@ -112,8 +113,16 @@ class ClusterCache:
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
         self.preemptions = PreemptionLog()
+        self.deleted_usage = DeletedUsage(clock)
+        self.recorded_usage: Mapping[str, int] = {}  # number of usage segments in the durable record, by job uid
         self.jobs = JobCache(
-            requirements, self.pods.set_visible, changed, specs, most_template_bytes, self.preemptions.observe
+            requirements,
+            self.pods.set_visible,
+            changed,
+            specs,
+            most_template_bytes,
+            self.preemptions.observe,
+            self.deleted_usage.on_deleted,
         )
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
@@ -140,6 +149,7 @@ class ClusterCache:
             priority_classes=self.priority_classes.values(),
             pod_rejections=self.jobs.rejections(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
+            recorded_usage=self.recorded_usage,
         )
 
     def read_state(self) -> ObservedState:

@@ -134,7 +134,7 @@ class CustomObjectCache(WatchedCache[D]):
 def as_document(item: RawCustomObject) -> dict[str, Any]:
     """The object as pydantic validates it, truncated where it is nested too deep to decode. Raises ValueError."""
     return {
-        "metadata": msgspec.structs.asdict(item.metadata),
+        "metadata": msgspec.structs.asdict(item.metadata) | {"labels": {}},
         "spec": decode_truncated(msgspec.json.decode, item.spec),
         "status": decode_truncated(msgspec.json.decode, item.status),
     }

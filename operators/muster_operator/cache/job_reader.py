@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from muster.api import spec
 from muster.api.yaml_input.undecodable import decode_truncated, invalid_reason
 from muster.kube.objects import RawCustomObject
+from muster.usage.segments import USER_LABEL
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, was_accepted
 from muster_operator.cache.specs import SpecCache, SpecTooLarge
 from muster_operator.cache.template_bytes import TooManyBytes
@@ -59,8 +60,10 @@ class JobReader:
 
 
 def read_metadata(item: RawCustomObject) -> spec.ObjectMeta:
-    """The metadata of a job."""
-    return spec.ObjectMeta.model_validate(msgspec.structs.asdict(item.metadata))
+    """The metadata of a job; of its labels only that of its user."""
+    fields = msgspec.structs.asdict(item.metadata)
+    user = item.metadata.labels.user
+    return spec.ObjectMeta.model_validate(fields | {"labels": {USER_LABEL: user} if user else {}})
 
 
 @dataclass(frozen=True, slots=True)

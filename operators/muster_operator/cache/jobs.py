@@ -44,7 +44,7 @@ class _Entry:
 
 class JobCache(WatchedCache[CachedJob]):
     """Event handler and cache of TrainingJobs. `set_visible(uid, visible)` is called when visibility changes, `changed`
-    on any change, `on_status` with every new state of a job."""
+    on any change, `on_status` with every new state of a job, `on_removed` with the last one."""
 
     def __init__(
         self,
@@ -54,8 +54,10 @@ class JobCache(WatchedCache[CachedJob]):
         specs: SpecCache,
         most_template_bytes: int = MOST_BYTES,
         on_status: Callable[[spec.TrainingJob], None] = lambda job: None,
+        on_removed: Callable[[spec.TrainingJob], None] = lambda job: None,
     ) -> None:
         self._on_status = on_status
+        self._on_removed = on_removed
         self._requirements = requirements
         self._set_visible = set_visible
         self._changed = changed
@@ -219,6 +221,7 @@ class JobCache(WatchedCache[CachedJob]):
         )  # also of a job that was deleted and created again
         if old is not None and not same:
             self._remove(old.uid)
+            self._on_removed(old.job)
         if old is not None and not (same and same_templates):
             for used in _template_keys(old):
                 self._uids_by_template[used].discard(old.uid)

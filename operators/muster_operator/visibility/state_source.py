@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from muster.errors import ClusterError
+from muster.usage.report import RecordedUsage
 from muster.visibility.state import CycleView, ReadState
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.leader import Leader
@@ -15,7 +16,7 @@ _MAX_AGE_S = 1.0
 
 class StateSource:
     """Requests within a second share one state. `unsynced` returns the resources that are not listed yet, `leads`
-    whether this operator holds the Lease."""
+    whether this operator holds the Lease, `recorded_usage` the durable record of usage."""
 
     def __init__(
         self,
@@ -24,12 +25,14 @@ class StateSource:
         identity: str,
         unsynced: Callable[[], Sequence[str]],
         leads: Callable[[], bool],
+        recorded_usage: Callable[[], RecordedUsage] = RecordedUsage,
     ) -> None:
         self._cache = cache
         self._leader = leader
         self._identity = identity
         self._unsynced = unsynced
         self._leads = leads
+        self._recorded_usage = recorded_usage
         self._state: ReadState | None = None
         self._made_at = 0.0
 
@@ -53,4 +56,5 @@ class StateSource:
             self._identity,
             leading=term is not None,
             preemptions=self._cache.preemptions.newest_first(),
+            recorded_usage=self._recorded_usage(),
         )

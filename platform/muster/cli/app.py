@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, bench, cluster, dashboard, jobs, logs, memory, objects, trace, watch
+from muster.cli import analysis, bench, cluster, dashboard, jobs, logs, memory, objects, trace, usage, watch
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -74,6 +74,7 @@ cli.add_section(
         objects.delete,
         cluster.queues,
         cluster.nodes,
+        usage.usage,
         cluster.drain,
         cluster.undrain,
         dashboard.dashboard,

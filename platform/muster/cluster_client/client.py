@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from muster.capture.protocol import JobStacks
     from muster.client import JobList
     from muster.cluster import NodeView
+    from muster.visibility.reader import Listing
+    from muster.visibility.types import UsageSummary
 
 _HEARTBEAT_CACHE_S = 3.0
 
@@ -151,6 +153,11 @@ class KubernetesClusterClient:
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes as rows."""
         return queries.node_table_rows(self._kube_client, self._operator)
+
+    def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
+        """Usage over time, from the operator; `parameters`: those of the read API (docs/usage.md). Raises `NotFound`
+        NoReadApi if the read API is not installed."""
+        return self._operator.usage(parameters, namespace)
 
     def drain(self, node: str) -> list[TrainingJob]:
         """Drain a node: its jobs move away after a checkpoint and no job is placed there. Returns the jobs on it. The

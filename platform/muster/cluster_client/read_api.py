@@ -7,7 +7,7 @@ computed from the jobs that the user may list.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from muster import model
@@ -25,6 +25,7 @@ from muster.visibility.types import (
     PendingJob,
     PendingJobList,
     QueueSummaryList,
+    UsageSummaryList,
 )
 
 T = TypeVar("T")
@@ -55,6 +56,18 @@ class OperatorReader:
             lambda: [node_row(node) for node in self._read("nodes", NodeSummaryList).items],
             "usage is not that of the last scheduling cycle",
         )
+
+    def usage(self, parameters: Mapping[str, str], namespace: str | None) -> Listing[Any]:
+        """Usage over time, which only the operator knows. Raises `NotFound` NoReadApi if the read API is not installed,
+        and as `KubeClient.request` does."""
+        try:
+            return read_list(self.get, "usage", UsageSummaryList, namespace, parameters=parameters)
+        except NotFound as error:
+            message = (
+                "usage over time comes from the operator's read API, which this cluster does not have, or in a version"
+                f" without usage; the chart's value visibility.enabled installs it ({error})"
+            )
+            raise NotFound(message, reason="NoReadApi") from error
 
     def namespaces(self) -> list[str] | None:
         """Namespaces with jobs that the user may read."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from muster.api.spec import QueueUsageStatus
+from muster.api.spec import QueueUsageStatus, TrainingJobStatus
 from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
 from muster.engine.queue_usage import QueueUsageThrottle
 from muster.engine.status_updater import StatusUpdater
@@ -28,8 +29,9 @@ from muster.model import Decision, Gang, Placement, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, Policy, placement_error, plan
 from muster.state import BuildResult, ClusterState, build_snapshot
 from muster.state.cluster_state import has_nomination_or_eviction
-from muster.state.fair_share import TICK_S, charge_of
+from muster.state.fair_share import TICK_S, Charge, charge_of
 from muster.state.jobs import NEVER
+from muster.usage.segments import next_usage
 from muster.workload.trainingjob import priority_of
 
 STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most this often
@@ -125,6 +127,7 @@ class Engine:
         refresh_at = self._update_wait_statuses(updater, waits, now)
         self._update_usage(updater, changes.reconcile, now)
         _record_priorities(updater, observed.priority_classes)
+        self._record_usage(updater, observed)
         # 4. Order the writes.
         phases, deferred = write_phases(updater.updates.values())
         queue_usage, usage_due = self._queue_usage(observed, built.snapshot)
@@ -175,6 +178,17 @@ class Engine:
             since = now if status.admitted_at is None else status.admitted_at
             self._state.fair_share.charge(uid, entry.charge, charge, since, now)
             entry.charge = charge
+
+    def _record_usage(self, updater: StatusUpdater, observed: ObservedState) -> None:
+        """Every status that is written gets the usage segments that begin or end with it."""
+        for uid, update in updater.updates.items():
+            if not update.changed:
+                continue
+            charge = partial(_charge_under, self._state.jobs[uid].gang)
+            recorded = observed.recorded_usage.get(uid, 0)
+            usage = next_usage(update.job, update.status, charge, recorded, observed.now)
+            if usage is not update.job.status.usage:
+                update.status = update.status.model_copy(update={"usage": usage})
 
     def _queue_usage(
         self, observed: ObservedState, snapshot: Snapshot
@@ -227,6 +241,11 @@ def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
         engine.recheck()
         raise
     return result
+
+
+def _charge_under(gang: Gang | None, status: TrainingJobStatus) -> Charge | None:
+    """What an admitted job with this status takes; None if its gang is unknown."""
+    return None if gang is None else charge_of(gang.queue, from_status(status.placement), gang.roles)
 
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:

@@ -226,10 +226,17 @@ class V1PriorityClass(msgspec.Struct):
     value: int = 0
 
 
+class KnownLabels(msgspec.Struct, frozen=True):
+    """The label that the operator reads, of jobs. The others may take more memory than everything else of an object."""
+
+    user: str = msgspec.field(default="", name="muster.dev/user")
+
+
 class CustomObjectMeta(V1ObjectMeta, rename="camel"):
     """Metadata of one of Muster's objects."""
 
     finalizers: list[str] = []
+    labels: KnownLabels = KnownLabels()
 
 
 class RawCustomObject(msgspec.Struct):

@@ -39,9 +39,9 @@ from muster.local.run_folder import (
     tail_offset,
 )
 from muster.text import did_you_mean
-from muster.visibility.reader import read_list
+from muster.visibility.reader import Listing, read_list
 from muster.visibility.rows import node_row, queue_row
-from muster.visibility.types import NodeSummaryList, QueueSummaryList
+from muster.visibility.types import NodeSummaryList, QueueSummaryList, UsageSummary, UsageSummaryList
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject
@@ -192,6 +192,10 @@ class LocalClient:
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
         return [node_row(node) for node in read_list(self.read, "nodes", NodeSummaryList).items]
+
+    def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
+        """Usage over time; `parameters`: those of the read API (docs/usage.md)."""
+        return read_list(self.read, "usage", UsageSummaryList, namespace, parameters=parameters)
 
     def read(self, url: str) -> Any:
         """The decoded answer of the read API (`muster.visibility`) to the path and query of a URL."""

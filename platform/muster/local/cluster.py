@@ -144,6 +144,7 @@ class LocalCluster:
                 pods={uid: views for uid, views in self._observe_pods().items() if uid not in quarantined},
                 heartbeats=self._read_heartbeats(jobs, now),
                 namespaces=self._namespace_labels(jobs),
+                recorded_usage=dict(self._store.counted_usage),
             )
 
     def _read_heartbeats(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Heartbeat]:
@@ -304,7 +305,7 @@ class LocalCluster:
             return  # its pods must end first; the engine repeats the write
         for pod in pods:
             self._store.remove_pod(pod)
-        self._store.remove(job)
+        self._store.remove(job, self._clock())
 
     def finish_deletions(self) -> None:
         """Remove deleted queues that no unfinished job and no child queue references, children before parents. Call it
@@ -314,7 +315,7 @@ class LocalCluster:
         named = {job.spec.queue for job in jobs if not is_finished(job.status)} if deleting else set[str]()
         while removable := deleting.keys() - named - {queue.spec.parent for queue in queues.values()}:
             for name in sorted(removable):
-                self._store.remove(deleting.pop(name))
+                self._store.remove(deleting.pop(name), self._clock())
 
     def _remove_pod_folders(self, uids: Iterable[str]) -> None:
         """Remove the folders shared with shims; the run folder with its checkpoints is kept."""

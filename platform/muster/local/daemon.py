@@ -232,6 +232,8 @@ def _open_database(home: Home) -> SqliteStore:
         store = open_store(home.database)
     store.reserve_space()
     reserve_space(home.reserve_file)
+    with suppress(ClusterError), store.transaction():  # a full disk
+        store.delete_old_usage(time.time())
     return store
 
 

@@ -284,10 +284,10 @@ class ObjectRegistry:
         if isinstance(item, spec.Flavor):
             users = [job.metadata.name for job in self._store.jobs.values() if _uses_flavor(job, item.metadata.name)]
             check_flavor_unused(item.metadata.name, users)
-            self._store.remove(item)
+            self._store.remove(item, self._clock())
             return True
         if isinstance(item, spec.Queue) and self._can_remove_queue(item):
-            self._store.remove(item)
+            self._store.remove(item, self._clock())
             return True
         if item.metadata.deletion_timestamp is None:
             metadata = item.metadata.model_copy(update={"deletion_timestamp": self._clock()})

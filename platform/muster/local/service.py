@@ -21,6 +21,7 @@ from muster.local.cluster import LocalCluster
 from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
+from muster.usage.report import RecordedUsage
 from muster.visibility.lists import answer
 from muster.visibility.preemptions import PreemptionLog
 from muster.visibility.requests import parse_request
@@ -164,12 +165,18 @@ class DaemonService:
         read everything."""
         request = parse_request(target)
         notifier = self._notifier
+        with self._cluster.lock:  # jobs that are removed between the two would be missing
+            observed = self._cluster.read_state()
+            usage = RecordedUsage()
+            if request.usage is not None:
+                usage = self._store.recorded_usage(request.usage.period(observed.now))
         state = ReadState(
-            self._cluster.read_state(),
+            observed,
             notifier.cycle,
             "daemon",
             leading=True,
             preemptions=notifier.preemptions.newest_first(),
+            recorded_usage=usage,
         )
         return answer(state, request, lambda namespace: True)
 

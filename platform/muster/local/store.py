@@ -21,8 +21,11 @@ from muster.api.spec.pods import pod_request
 from muster.api.yaml_input import KINDS, AnyObject
 from muster.cluster import PodView
 from muster.errors import ClusterError
+from muster.local import usage_table
 from muster.local.nodes import GPU
 from muster.model import Resources
+from muster.usage.report import RecordedUsage, UsagePeriod, hour_of
+from muster.usage.segments import JobSegments, segments_of
 
 SCHEMA = 1
 MAX_EVENTS_PER_JOB = 200
@@ -125,11 +128,13 @@ class SqliteStore:
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.pods: dict[str, dict[str, PodRecord]] = {}  # by job uid, then by name
+        self.counted_usage: dict[str, int] = {}  # segments of usage in the record, by job uid
         self._load()
 
     def _load(self) -> None:
         self.settings = dict(self._connection.execute("SELECT name, value FROM settings"))
         self.version = int(self.settings.get("resource_version", "0"))
+        self.counted_usage = usage_table.load_counted(self._connection)
         for kind, body in self._connection.execute("SELECT kind, body FROM objects ORDER BY rowid"):
             self._cache_object(KINDS[kind].model_validate_json(body))
         for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
@@ -187,17 +192,38 @@ class SqliteStore:
             (metadata.uid, stored.kind, stored.model_dump_json(by_alias=True, exclude_none=True)),
         )
         self._cache_object(stored)
+        if isinstance(item, TrainingJob) and item.status.usage is not None and item.status.usage.ended:
+            self._count_usage(segments_of(item, 0.0))
 
-    def remove(self, item: AnyObject) -> None:
-        """Remove an object; with a job also its events."""
+    def remove(self, item: AnyObject, now: float) -> None:
+        """Remove an object; with a job also its events. The usage of an admitted job ends `now`."""
         self._connection.execute("DELETE FROM objects WHERE uid = ?", (item.metadata.uid,))
         if isinstance(item, TrainingJob):
+            if (segments := segments_of(item, now)) is not None:
+                self._count_usage(segments.with_end())
+            usage_table.forget_job(self._connection, item.metadata.uid)
+            self._cache_delete(self.counted_usage, item.metadata.uid)
             self._connection.execute("DELETE FROM events WHERE job_uid = ?", (item.metadata.uid,))
             self._cache_delete(self.jobs, item.metadata.uid)
         elif isinstance(item, Queue):
             self._cache_delete(self.queues, item.metadata.name)
         else:
             self._cache_delete(self.flavors, item.metadata.name)
+
+    def recorded_usage(self, period: UsagePeriod) -> RecordedUsage:
+        """The durable record of a period."""
+        totals = usage_table.read_totals(self._connection, period.first, period.last)
+        return RecordedUsage((totals,), dict(self.counted_usage))
+
+    def delete_old_usage(self, now: float) -> None:
+        """Delete what is older than the retention."""
+        usage_table.delete_old(self._connection, hour_of(now))
+
+    def _count_usage(self, job: JobSegments | None) -> None:
+        """Add segments that have ended and are not in the record."""
+        if job is not None and job.count > (counted := self.counted_usage.get(job.uid, 0)):
+            usage_table.count_segments(self._connection, job, counted)
+            self._cache_set(self.counted_usage, job.uid, job.count)
 
     def put_pod(self, pod: PodRecord) -> None:
         """Write a pod."""
@@ -307,6 +333,7 @@ def open_store(path: Path) -> SqliteStore:
         _check_not_newer(_schema_version(connection), path)  # it may have been created since the check above
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        usage_table.create_tables(connection)
         if _schema_version(connection) == 0:
             connection.executescript(f"BEGIN; {_SCHEMA_SQL} PRAGMA user_version = {SCHEMA}; COMMIT;")
         return SqliteStore(connection)

@@ -21,6 +21,7 @@ from muster.visibility.types import (
     PendingJob,
     Preemption,
     QueueSummary,
+    UsageSummary,
 )
 
 _Cell: TypeAlias = str | int | float | bool
@@ -38,7 +39,7 @@ def discovery_documents() -> Mapping[str, Mapping[str, Any]]:
             "singularName": "",
             "namespaced": resource.namespaced,
             "kind": resource.item.__name__,
-            "verbs": ["list"] if resource.plural == "preemptions" else ["get", "list"],
+            "verbs": ["get", "list"] if resource.readable else ["list"],
         }
         for resource in RESOURCES.values()
     ]
@@ -163,5 +164,11 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _REASON,
         ("Ago", "string", lambda item, now: _since(item.at, now)),
         _MESSAGE,
+    ),
+    UsageSummary.__name__: (
+        _NAME,
+        ("Flavor", "string", lambda item, now: item.flavor),
+        ("Resource", "string", lambda item, now: item.resource),
+        ("Hours", "string", lambda item, now: f"{item.hours:.1f}"),
     ),
 }

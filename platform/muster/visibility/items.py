@@ -8,6 +8,9 @@ from typing import Any
 from muster.api import spec
 from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition
 from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.usage.report import usage_series
+from muster.usage.segments import segments_of
+from muster.usage.totals import HOUR_MS
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import (
     ItemMeta,
@@ -18,7 +21,10 @@ from muster.visibility.types import (
     Preemption,
     QueueResources,
     QueueSummary,
+    UsagePoint,
+    UsageSummary,
 )
+from muster.visibility.usage import UsageQuery
 
 MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
@@ -142,6 +148,38 @@ def preemption_of(job: spec.TrainingJob) -> Preemption | None:
     ready = find_condition(status, PODS_READY)
     message = "" if ready is None else ready.message
     return _preemption(job, status.eviction.reason, message, status.resized_at, resized=True)
+
+
+def usage_summaries(state: ReadState, query: UsageQuery, may_read: MayRead) -> list[UsageSummary]:
+    """Usage of the query's period, by name, flavor and resource."""
+    now = state.observed.now
+    jobs = (segments_of(job, now) for job in state.observed.jobs)
+    live = [one for one in jobs if one is not None]
+    return [
+        UsageSummary(
+            metadata=ItemMeta(name=one.name),
+            by=query.by,
+            flavor=one.flavor,
+            resource=one.resource,
+            hours=_resource_hours(one.total, one.resource),
+            points=[
+                UsagePoint(at=hour * 3600.0, hours=_resource_hours(amount, one.resource))
+                for hour, amount in one.amounts.items()
+            ],
+        )
+        for one in usage_series(state.recorded_usage, live, query.period(now), query.by, may_read)
+    ]
+
+
+def usage_list_fields(state: ReadState, query: UsageQuery) -> dict[str, Any]:
+    """What a list of usage has beside its items."""
+    period = query.period(state.observed.now)
+    return {"since": period.first * 3600.0, "until": period.last * 3600.0, "step": period.step}
+
+
+def _resource_hours(amount: int, resource: str) -> float:
+    """Of units of `muster.model` times milliseconds."""
+    return amount / HOUR_MS / (1000 if resource == "cpu" else 1)
 
 
 def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, resized: bool = False) -> Preemption:

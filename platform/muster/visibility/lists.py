@@ -9,7 +9,16 @@ from typing import Any
 
 from muster.api import spec
 from muster.errors import InvalidSpec, NotFound
-from muster.visibility.items import MayRead, job_summary, node_summaries, pending_job, queue_summaries
+from muster.usage.report import namespaces_with_usage
+from muster.visibility.items import (
+    MayRead,
+    job_summary,
+    node_summaries,
+    pending_job,
+    queue_summaries,
+    usage_list_fields,
+    usage_summaries,
+)
 from muster.visibility.preemptions import preemption_key
 from muster.visibility.requests import BAD_REQUEST, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
@@ -52,7 +61,10 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     remaining = len(entries) - last
     token = encode_token(entries[last - 1].key) if remaining and items else ""
     meta = PageMeta.model_construct(continue_token=token, remaining_item_count=remaining)
-    return request.resource.page(metadata=meta, source=state.source, items=items)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"metadata": meta, "source": state.source, "items": items}
+    if request.usage is not None:
+        fields |= usage_list_fields(state, request.usage)
+    return request.resource.page(**fields)
 
 
 def namespaces_in(state: ReadState, request: ReadRequest) -> set[str]:
@@ -62,6 +74,8 @@ def namespaces_in(state: ReadState, request: ReadRequest) -> set[str]:
     if request.namespace is not None:
         return {request.namespace}
     found = {job_key(job)[0] for job in state.observed.jobs}
+    if request.usage is not None:
+        found |= namespaces_with_usage(state.recorded_usage, request.usage.period(state.observed.now))
     if request.resource.plural == "preemptions":
         found |= {one.metadata.namespace or "" for one in state.preemptions}
     return found
@@ -121,6 +135,15 @@ def _preemptions(state: ReadState, request: ReadRequest, may_read: MayRead) -> S
     ]
 
 
+def _usage(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
+    assert request.usage is not None, "parse_request sets it"
+    found = usage_summaries(state, request.usage, lambda namespace: _is_readable(namespace, request, may_read))
+    return [
+        _Entry((item.metadata.name, item.flavor, item.resource), lambda item=item: item)  # type: ignore[misc]
+        for item in found
+    ]
+
+
 def _readable_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Iterable[spec.TrainingJob]:
     wanted = dict(request.selector)
     for job in state.jobs:
@@ -139,4 +162,5 @@ _ENTRIES: dict[str, Callable[[ReadState, ReadRequest, MayRead], Sequence[_Entry]
     "jobs": _jobs,
     "pendingjobs": _pending_jobs,
     "preemptions": _preemptions,
+    "usage": _usage,
 }

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from muster.visibility.requests import MAX_LIMIT, RESOURCES, ReadableResource
 from muster.visibility.types import BASE_PATH, VERSION
+from muster.visibility.usage import USAGE_PARAMETERS
 
 OPENAPI_FILE = "docs/visibility-openapi.json"
 _REF = "#/components/schemas/{model}"
@@ -27,7 +28,7 @@ def openapi_document() -> Mapping[str, Any]:
         prefixes = ["", "/namespaces/{namespace}"] if resource.namespaced else [""]
         for prefix in prefixes:
             paths[f"{BASE_PATH}{prefix}/{resource.plural}"] = _list_path(resource, namespaced=bool(prefix))
-        if resource.plural != "preemptions":
+        if resource.readable:
             path = f"{BASE_PATH}{prefixes[-1]}/{resource.plural}/{{name}}"
             paths[path] = _read_path(resource)
     return {
@@ -35,7 +36,7 @@ def openapi_document() -> Mapping[str, Any]:
         "info": {
             "title": "Muster visibility",
             "version": VERSION,
-            "description": "Queues, jobs, nodes and preemptions, from the daemon of one host and from the operator.",
+            "description": ("Queues, jobs, nodes, preemptions and usage over time, from the daemon or the operator."),
         },
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
@@ -57,6 +58,8 @@ def _list_path(resource: ReadableResource, *, namespaced: bool) -> dict[str, Any
     if resource.selectable:
         valid = ", ".join(f"{field}=VALUE" for field in resource.selectable)
         parameters.append(_parameter("fieldSelector", _TEXT, f"{valid}, with commas between several."))
+    if resource.plural == "usage":
+        parameters += [_parameter(name, _TEXT, text) for name, text in USAGE_PARAMETERS.items()]
     if namespaced:
         parameters.append(_parameter("namespace", _TEXT, "The namespace.", "path"))
     scope = "of a namespace" if namespaced else "of all namespaces that you may read" if resource.namespaced else ""

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, ValidationError
 
 from muster.errors import ClusterError
-from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList
+from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList, ListResponse
 
 T = TypeVar("T", bound=Item)
 M = TypeVar("M", bound=BaseModel)
@@ -18,10 +18,15 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """All items of a list, and where the last page came from."""
+    """All items of a list, and the last page without items."""
 
     items: list[T]
-    source: DataSource
+    last_page: ListResponse
+
+    @property
+    def source(self) -> DataSource:
+        """Where the last page came from."""
+        return self.last_page.source
 
 
 def decode(model: type[M], answer: Any) -> M:
@@ -39,16 +44,19 @@ def read_list(
     page: type[ItemList],
     namespace: str | None = None,
     selector: Mapping[str, str] | None = None,
+    parameters: Mapping[str, str] | None = None,
 ) -> Listing[Any]:
-    """All pages. `get` answers the path and query of a URL with decoded JSON. Raises as `get` and `decode` do."""
+    """All pages. `parameters`: others than those of pages and selection.
+
+    `get` answers the path and query of a URL with decoded JSON. Raises as `get` and `decode` do."""
     prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
     items: list[Any] = []
-    query: dict[str, str] = {}
+    query = dict(parameters or {})
     if selector:
         query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
     while True:
         found = decode(page, get(f"{BASE_PATH}{prefix}/{plural}{'?' if query else ''}{urlencode(query)}"))
         items += found.items
         if not found.metadata.continue_token:
-            return Listing(items, found.source)
+            return Listing(items, found.model_copy(update={"items": []}))
         query["continue"] = found.metadata.continue_token

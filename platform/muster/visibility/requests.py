@@ -24,7 +24,10 @@ from muster.visibility.types import (
     PreemptionList,
     QueueSummary,
     QueueSummaryList,
+    UsageSummary,
+    UsageSummaryList,
 )
+from muster.visibility.usage import USAGE_PARAMETERS, UsageQuery, parse_usage_query
 
 MAX_LIMIT = 500
 BAD_REQUEST = "BadRequest"
@@ -38,13 +41,15 @@ PageKey: TypeAlias = tuple[str | float, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReadableResource:
-    """A collection. `selectable`: fields that a fieldSelector may name."""
+    """A collection. `selectable`: fields that a fieldSelector may name. `readable`: whether one item can be read by
+    name."""
 
     plural: str
     item: type[Item]
     page: type[ItemList]
     namespaced: bool = True
     selectable: tuple[str, ...] = ()
+    readable: bool = True
 
 
 RESOURCES = {
@@ -54,7 +59,8 @@ RESOURCES = {
         ReadableResource("nodes", NodeSummary, NodeSummaryList, namespaced=False),
         ReadableResource("jobs", JobSummary, JobSummaryList, selectable=("queue", "phase")),
         ReadableResource("pendingjobs", PendingJob, PendingJobList, selectable=("queue",)),
-        ReadableResource("preemptions", Preemption, PreemptionList, selectable=("queue",)),
+        ReadableResource("preemptions", Preemption, PreemptionList, selectable=("queue",), readable=False),
+        ReadableResource("usage", UsageSummary, UsageSummaryList, readable=False),
     )
 }
 
@@ -62,7 +68,7 @@ RESOURCES = {
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """One call: a list, or with `name` one object. `namespace` None: all namespaces. `after`: the last key of the page
-    before. `selector`: values by field."""
+    before. `selector`: values by field. `usage`: of a list of usage."""
 
     resource: ReadableResource
     namespace: str | None = None
@@ -70,6 +76,7 @@ class ReadRequest:
     limit: int = MAX_LIMIT
     after: PageKey | None = None
     selector: tuple[tuple[str, str], ...] = ()
+    usage: UsageQuery | None = None
 
 
 def parse_request(target: str) -> ReadRequest:
@@ -88,14 +95,16 @@ def parse_request(target: str) -> ReadRequest:
     invalid = not url.path.startswith(f"{BASE_PATH}/") or resource is None or len(rest) > 2
     if invalid or resource is None or (namespace is not None and not resource.namespaced):
         raise _no_route(url.path)
-    if name is not None and (resource.namespaced != (namespace is not None) or resource.plural == "preemptions"):
+    if name is not None and (resource.namespaced != (namespace is not None) or not resource.readable):
         raise _no_route(url.path)
     if len(url.query) > _MAX_QUERY:
         raise _invalid("query", f"must be at most {_MAX_QUERY} characters; got {len(url.query)}")
     given = parse_qs(url.query, keep_blank_values=True)
+    is_usage = resource.plural == "usage"
+    valid = ("limit", "continue", "fieldSelector", *(USAGE_PARAMETERS if is_usage else ()))
     for parameter, values in given.items():
-        if parameter not in ("limit", "continue", "fieldSelector", *_IGNORED):
-            raise _invalid(parameter, "is no parameter; valid: limit, continue, fieldSelector")
+        if parameter not in (*valid, *_IGNORED):
+            raise _invalid(parameter, f"is no parameter; valid: {', '.join(valid)}")
         if len(values) > 1:
             raise _invalid(parameter, f"must be given once; got {', '.join(map(repr, values))}")
     values_by_name = {parameter: values[0] for parameter, values in given.items()}
@@ -110,6 +119,7 @@ def parse_request(target: str) -> ReadRequest:
         _parse_limit(values_by_name.get("limit", "")),
         decode_token(values_by_name["continue"]) if values_by_name.get("continue") else None,
         tuple(_parse_selector(resource, values_by_name.get("fieldSelector", ""))),
+        parse_usage_query(values_by_name) if is_usage else None,
     )
 
 

@@ -11,6 +11,7 @@ from muster.cluster import ObservedState
 from muster.lifecycle import is_admitted, is_finished, transitions
 from muster.model import Snapshot, Wait
 from muster.state import snapshot_of
+from muster.usage.report import RecordedUsage
 from muster.visibility.types import DataSource, Preemption
 
 
@@ -26,13 +27,15 @@ class CycleView:
 @dataclass(frozen=True)
 class ReadState:
     """Everything an answer depends on. `cycle` is None where this process has not made a decision: a standby, or before
-    the first cycle. Then usage is computed from the statuses of the jobs. `preemptions`: newest first."""
+    the first cycle. Then usage is computed from the statuses of the jobs. `preemptions`: newest first.
+    `recorded_usage`: read after `observed`, or together with it."""
 
     observed: ObservedState
     cycle: CycleView | None
     identity: str
     leading: bool
     preemptions: tuple[Preemption, ...] = ()
+    recorded_usage: RecordedUsage = RecordedUsage()
 
     @cached_property
     def snapshot(self) -> Snapshot:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from muster.api.spec import LastFailure, Phase, ProgressStatus, RolePlacementStatus
 from muster.api.spec.fields import Condition, StatusModel, Time
+from muster.usage.report import UsageGroup, UsageStep
 
 GROUP = "visibility.muster.dev"
 VERSION = "v1alpha1"
@@ -262,6 +263,36 @@ class Preemption(StatusModel):
     """Whether it was shrunk rather than evicted."""
 
 
+class UsagePoint(StatusModel):
+    """Usage of one step of the period."""
+
+    at: Time
+    """Start of the step."""
+    hours: float
+    """Resource-hours: the amount times the hours for which it was charged; cores of cpu."""
+
+
+class UsageSummary(StatusModel):
+    """What jobs of a queue, namespace or user were charged for, of one resource of one flavor: see docs/usage.md."""
+
+    api_version: _ApiVersion = API_VERSION
+    """Group and version."""
+    kind: Literal["UsageSummary"] = "UsageSummary"
+    """The kind."""
+    metadata: ItemMeta
+    """Name of the queue, namespace or user; empty for jobs without a user."""
+    by: UsageGroup
+    """What the name is of."""
+    flavor: str
+    """Name of the flavor."""
+    resource: str
+    """Name of the resource: cpu, or an extended resource such as a GPU."""
+    hours: float
+    """Resource-hours in the whole period."""
+    points: list[UsagePoint] = []
+    """The same by step, oldest first; steps without usage are absent."""
+
+
 class ListResponse(StatusModel):
     """What all lists have."""
 
@@ -318,5 +349,22 @@ class PreemptionList(ListResponse):
     """The preemptions."""
 
 
-Item: TypeAlias = QueueSummary | PendingJob | JobSummary | NodeSummary | Preemption
-ItemList: TypeAlias = QueueSummaryList | PendingJobList | JobSummaryList | NodeSummaryList | PreemptionList
+class UsageSummaryList(ListResponse):
+    """Usage over time by name, flavor and resource."""
+
+    kind: Literal["UsageSummaryList"] = "UsageSummaryList"
+    """The kind."""
+    since: Time
+    """Start of the period."""
+    until: Time
+    """End of the period, or a later end of its last step."""
+    step: UsageStep
+    """Length of the steps."""
+    items: list[UsageSummary]
+    """The usage."""
+
+
+Item: TypeAlias = QueueSummary | PendingJob | JobSummary | NodeSummary | Preemption | UsageSummary
+ItemList: TypeAlias = (
+    QueueSummaryList | PendingJobList | JobSummaryList | NodeSummaryList | PreemptionList | UsageSummaryList
+)

@@ -39,6 +39,8 @@ from muster.api.spec.job_status import (
     CheckpointStatus,
     EvictionStatus,
     FinishedPods,
+    FlavorAmounts,
+    JobUsageStatus,
     LastFailure,
     NodePods,
     NominationStatus,
@@ -47,6 +49,7 @@ from muster.api.spec.job_status import (
     RolePlacementStatus,
     TraceStatus,
     TrainingJobStatus,
+    UsageSegment,
 )
 from muster.api.spec.jobs import (
     FailurePolicy,
@@ -105,9 +108,11 @@ __all__ = [
     "FairShareUsage",
     "FinishedPods",
     "Flavor",
+    "FlavorAmounts",
     "FlavorQuota",
     "FlavorSpec",
     "FlavorStatus",
+    "JobUsageStatus",
     "LabelSelector",
     "LastFailure",
     "Name",
@@ -144,5 +149,6 @@ __all__ = [
     "TrainingJob",
     "TrainingJobSpec",
     "TrainingJobStatus",
+    "UsageSegment",
     "max_job_name_length",
 ]

@@ -124,6 +124,41 @@ class TraceStatus(StatusModel):
     pvc://CLAIM/NAMESPACE/JOB-UID. Empty: on this host, or deleted with the pods."""
 
 
+class FlavorAmounts(StatusModel):
+    """Amounts of one flavor."""
+
+    flavor: str
+    """Name of the flavor."""
+    amounts: dict[str, str]
+    """Amounts by resource: cpu and extended resources such as GPUs."""
+
+
+class UsageSegment(StatusModel):
+    """A period in which the same amounts were charged to the same queue and user."""
+
+    queue: str
+    """Name of the queue."""
+    user: str = ""
+    """Value of the job's label `muster.dev/user`; empty without one."""
+    since: Time
+    """Start of the period, in whole milliseconds."""
+    until: Time | None = None
+    """End of the period; not set while it lasts."""
+    flavors: list[FlavorAmounts] = []
+    """The amounts, by flavor."""
+
+
+class JobUsageStatus(StatusModel):
+    """What the job was charged for: see docs/usage.md."""
+
+    first: int = 0
+    """Number of the first segment of `ended`, counted from 0; earlier ones are in the durable record."""
+    ended: Annotated[list[UsageSegment], Field(max_length=100)] = []
+    """Segments that have ended, oldest first. Those that are in the durable record are removed with the next change."""
+    current: UsageSegment | None = None
+    """The segment that has not ended; not set while the job is not admitted."""
+
+
 Phase: TypeAlias = Literal[
     "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
 ]
@@ -198,6 +233,8 @@ class TrainingJobStatus(StatusModel):
     """The checkpoint from which the job resumes."""
     progress: ProgressStatus | None = None
     """The last reported progress."""
+    usage: JobUsageStatus | None = None
+    """What the job was charged for since its creation, as far as it is not in the durable record yet."""
     last_cycle: str | None = None
     """The scheduling cycle that wrote the status last; Events and the operator's log name it too."""
     traces: TraceStatus | None = None

@@ -1,0 +1,57 @@
+"""The command usage: what jobs were charged for over time."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.cli.options import connect, json_option, namespace_option
+from muster.cli.output import console, print_json, print_renderable
+from muster.text import parse_time
+
+if TYPE_CHECKING:
+    from muster.visibility.reader import Listing
+    from muster.visibility.types import UsageSummary
+
+
+@click.command()
+@click.option("--since", default="30d", metavar="30d", help="Start of the period: an age or a time. Default: 30d.")
+@click.option("--until", metavar="1d", help="End of the period: an age or a time. Default: now.")
+@click.option(
+    "--by",
+    type=click.Choice(["queue", "namespace", "user"]),
+    default="queue",
+    metavar="queue|namespace|user",
+    help="What to sum by; user is the job's label muster.dev/user. Default: queue.",
+)
+@click.option(
+    "--step",
+    type=click.Choice(["day", "hour"]),
+    default="day",
+    metavar="day|hour",
+    help="Length of a step, in UTC. Default: day.",
+)
+@namespace_option
+@json_option
+def usage(since: str, until: str | None, by: str, step: str, namespace: str | None, as_json: bool) -> None:
+    """Show what jobs were charged for over time: GPU-hours by flavor, per queue, namespace or user."""
+    now = time.time()
+    parameters = {"by": by, "step": step, "from": _to_parameter(parse_time(since, now, "--since"))}
+    if until is not None:
+        parameters["to"] = _to_parameter(parse_time(until, now, "--until"))
+    found: Listing[UsageSummary] = connect().usage(parameters, namespace)
+    if as_json:
+        print_json(found.items)
+    elif not found.items:
+        console().print("no usage in this period")
+    else:
+        from muster.cli.views.usage import usage_table
+
+        print_renderable(usage_table(found, console().width))
+
+
+def _to_parameter(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat()

@@ -1,0 +1,59 @@
+"""The table of `muster usage`, with a chart of the steps in each line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from muster.text import sanitize, short_resource_name
+from muster.usage.report import STEP_HOURS
+from muster.visibility.reader import Listing
+from muster.visibility.types import UsageSummary, UsageSummaryList
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_MIN_CHART, _MAX_CHART = 8, 60  # columns
+
+
+def usage_table(found: Listing[UsageSummary], width: int) -> Group:
+    """A line per name, flavor and resource, extended resources first; cpu only where there are no others."""
+    page = found.last_page
+    assert isinstance(page, UsageSummaryList), "read from the route usage"
+    items = [item for item in found.items if item.resource != "cpu"] or found.items
+    items = sorted(items, key=lambda item: (-item.hours, item.metadata.name, item.flavor, item.resource))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in (items[0].by.upper(), "FLAVOR", "RESOURCE"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("HOURS", no_wrap=True, justify="right")
+    table.add_column(f"PER {page.step.upper()}", no_wrap=True)
+    used = max(len(item.metadata.name or "(none)") + len(item.flavor) + len(item.resource) for item in items) + 20
+    steps = round((page.until - page.since) / 3600 / STEP_HOURS[page.step])
+    columns = max(_MIN_CHART, min(_MAX_CHART, steps, width - used))
+    for item in items:
+        name = Text(sanitize(item.metadata.name)) if item.metadata.name else Text("(none)", style="dim")
+        chart = Text(chart_of(by_column(item, page, columns)), style="green")
+        resource = short_resource_name(item.resource)
+        table.add_row(name, Text(sanitize(item.flavor)), resource, f"{item.hours:,.1f}", chart)
+    return Group(table, Text(f"{_day(page.since)} to {_day(page.until)} UTC", style="dim"))
+
+
+def by_column(item: UsageSummary, page: UsageSummaryList, columns: int) -> list[float]:
+    """The usage divided into equal parts of the period, each step in the part in which it begins."""
+    found = [0.0] * columns
+    for point in item.points:
+        found[min(columns - 1, int((point.at - page.since) / (page.until - page.since) * columns))] += point.hours
+    return found
+
+
+def chart_of(values: Sequence[float]) -> str:
+    """A character per value, its height relative to the largest; a value above 0 is never blank."""
+    most = max(values, default=0.0) or 1.0
+    return "".join(_LEVELS[0 if value <= 0 else max(1, round(value / most * 8))] for value in values)
+
+
+def _day(time_s: float) -> str:
+    at = datetime.fromtimestamp(time_s, UTC)
+    return at.strftime("%Y-%m-%d" if at.hour == 0 else "%Y-%m-%d %H:%M")

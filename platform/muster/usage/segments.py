@@ -1,0 +1,154 @@
+"""Segments of a job: periods in which it was charged the same amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from muster.api.quantity import clamp_quantity, format_quantity
+from muster.api.spec import FlavorAmounts, JobUsageStatus, TrainingJob, TrainingJobStatus, UsageSegment
+from muster.lifecycle import is_admitted
+
+USER_LABEL = "muster.dev/user"
+"""Label of a job: to whom its usage is attributed."""
+MAX_ENDED = 100
+"""Segments kept in a status. If the record cannot be written for so long that a job has more, the oldest are lost."""
+
+Charge: TypeAlias = Mapping[tuple[str, str, str], int]
+"""Amounts by (queue, flavor, resource), in the units of `muster.model`."""
+
+
+def is_recorded_resource(resource: str) -> bool:
+    """Whether usage of the resource is recorded: cpu, and extended resources such as GPUs."""
+    return resource == "cpu" or ("/" in resource and not resource.startswith("hugepages-"))
+
+
+def next_usage(
+    job: TrainingJob,
+    status: TrainingJobStatus,
+    charge_of: Callable[[TrainingJobStatus], Charge | None],
+    recorded: int,
+    now: float,
+) -> JobUsageStatus | None:
+    """The usage to write with `status`, the next one of `job`, whose status is the present one.
+
+    `charge_of`: what the job takes under a status in which it is admitted; None if unknown, then nothing changes while
+    it stays admitted. `recorded`: number of segments that the durable record has of it. The same object if nothing
+    changes.
+    """
+    old = job.status.usage
+    current = _current_segment(job, charge_of)
+    new: UsageSegment | None = None
+    if is_admitted(status):
+        charge = charge_of(status)
+        new = current if charge is None else _segment(job, charge, now)
+        if current is not None and new is not None and _takes_same(current, new):
+            new = current
+    if old is not None and new is old.current:
+        return old
+    ended = list(old.ended) if old is not None else []
+    first = old.first if old is not None else 0
+    if current is not None and new is not current:
+        ended.append(current.model_copy(update={"until": max(current.since, _to_ms(now) / 1000)}))
+    dropped = max(min(recorded - first, len(ended)), len(ended) - MAX_ENDED, 0)
+    if old is None and new is None and not ended:
+        return None
+    return JobUsageStatus.model_construct(first=first + dropped, ended=ended[dropped:], current=new)
+
+
+def _current_segment(job: TrainingJob, charge_of: Callable[[TrainingJobStatus], Charge | None]) -> UsageSegment | None:
+    """The segment of an admitted job that has not ended. A job that was admitted by a version without segments has one
+    since its admission or last resize."""
+    status = job.status
+    if not is_admitted(status):
+        return None
+    if status.usage is not None and status.usage.current is not None:
+        return status.usage.current
+    charge = charge_of(status)
+    if charge is None or status.admitted_at is None:
+        return None
+    return _segment(job, charge, max(status.admitted_at, status.resized_at or 0.0))
+
+
+def _segment(job: TrainingJob, charge: Charge, since: float) -> UsageSegment:
+    flavors: dict[str, dict[str, str]] = {}
+    for (_, flavor, resource), amount in sorted(charge.items()):
+        if amount and is_recorded_resource(resource):
+            flavors.setdefault(flavor, {})[resource] = format_quantity(amount, resource)
+    return UsageSegment.model_construct(
+        queue=job.spec.queue,
+        user=job.metadata.labels.get(USER_LABEL, ""),
+        since=_to_ms(since) / 1000,
+        until=None,
+        flavors=[FlavorAmounts.model_construct(flavor=name, amounts=amounts) for name, amounts in flavors.items()],
+    )
+
+
+def _takes_same(one: UsageSegment, other: UsageSegment) -> bool:
+    return (one.queue, one.user, one.flavors) == (other.queue, other.user, other.flavors)
+
+
+def _to_ms(time_s: float) -> int:
+    return round(time_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment in the units of sums. Times are Unix milliseconds; `amounts` by (flavor, resource) in the units of
+    `muster.model`."""
+
+    namespace: str
+    queue: str
+    user: str
+    since_ms: int
+    until_ms: int
+    amounts: tuple[tuple[tuple[str, str], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSegments:
+    """All segments of a job that are known now. `ended` begins with number `first`; `current` ends now. `until_ms`:
+    the time up to which `current` counts."""
+
+    uid: str
+    first: int
+    ended: tuple[Segment, ...]
+    current: Segment | None
+
+    @property
+    def count(self) -> int:
+        """Number of segments that have ended."""
+        return self.first + len(self.ended)
+
+    def after(self, recorded: int) -> Sequence[Segment]:
+        """Segments that have ended, without the first `recorded`."""
+        return self.ended[max(0, recorded - self.first) :]
+
+    def with_end(self) -> JobSegments:
+        """The segments of a job that was deleted at the end of `current`."""
+        if self.current is None:
+            return self
+        return JobSegments(self.uid, self.first, (*self.ended, self.current), None)
+
+
+def segments_of(job: TrainingJob, now: float) -> JobSegments | None:
+    """The segments in the status of a job; None if it has none."""
+    usage = job.status.usage
+    if usage is None:
+        return None
+    namespace, now_ms = job.metadata.namespace or "default", _to_ms(now)
+    ended = tuple(_to_segment(namespace, one, _to_ms(one.until or one.since)) for one in usage.ended)
+    current = None
+    if usage.current is not None:
+        current = _to_segment(namespace, usage.current, max(now_ms, _to_ms(usage.current.since)))
+    return JobSegments(job.metadata.uid, usage.first, ended, current)
+
+
+def _to_segment(namespace: str, one: UsageSegment, until_ms: int) -> Segment:
+    amounts = tuple(
+        ((part.flavor, resource), clamp_quantity(amount, resource))
+        for part in one.flavors
+        for resource, amount in part.amounts.items()
+    )
+    return Segment(namespace, one.queue, one.user, _to_ms(one.since), until_ms, amounts)

@@ -1,0 +1,65 @@
+"""`muster usage`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import NOW, MemoryClient, usage_listing
+
+from muster.cli.views.usage import chart_of
+from muster.visibility.types import ItemMeta, UsagePoint, UsageSummary
+
+DAY = 86_400.0
+GPU = "nvidia.com/gpu"
+
+
+def used(name: str, *hours: float, resource: str = GPU) -> UsageSummary:
+    """Usage of the last days, oldest first."""
+    first = -(-NOW // DAY) * DAY - len(hours) * DAY
+    points = [UsagePoint(at=first + day * DAY, hours=one) for day, one in enumerate(hours) if one]
+    meta = ItemMeta(name=name)
+    return UsageSummary(metadata=meta, by="queue", flavor="h200", resource=resource, hours=sum(hours), points=points)
+
+
+def test_a_line_has_hours_and_a_chart_with_a_column_per_day_largest_first(
+    muster: Muster, cluster: MemoryClient
+) -> None:
+    cluster.kept_usage = usage_listing(
+        [used("red", 0, 8, 4), used("blue", 16, 0, 0.01), used("blue", 99, resource="cpu")]
+    )
+    ended = muster("usage")
+    heading, first, second, period = ended.out.splitlines()
+    assert (ended.code, heading.split()) == (0, ["QUEUE", "FLAVOR", "RESOURCE", "HOURS", "PER", "DAY"])
+    assert first.split() == ["blue", "h200", "gpu", "16.0", "█", "▁"]
+    assert second.split() == ["red", "h200", "gpu", "12.0", "█▄"]
+    assert first.index("█") == second.index("█") - 1
+    assert period.startswith("2026-09-")
+
+
+def test_cpu_is_shown_where_nothing_else_was_used(muster: Muster, cluster: MemoryClient) -> None:
+    cluster.kept_usage = usage_listing([used("red", 1, resource="cpu")])
+    assert "cpu" in muster("usage").words
+
+
+def test_without_usage_it_says_so(muster: Muster, cluster: MemoryClient) -> None:
+    assert muster("usage", "--by", "user").out == "no usage in this period\n"
+    assert cluster.asked == [("usage", "user")]
+
+
+def test_json_has_every_item_with_its_steps(muster: Muster, cluster: MemoryClient) -> None:
+    cluster.kept_usage = usage_listing([used("red", 2), used("red", 1, resource="cpu")])
+    rows = muster("usage", "--json").rows
+    assert [(row["resource"], row["hours"], len(row["points"])) for row in rows] == [(GPU, 2.0, 1), ("cpu", 1.0, 1)]
+
+
+@pytest.mark.parametrize("words", [("--since", "soon"), ("--until", "never"), ("--by", "team"), ("--step", "week")])
+def test_an_invalid_option_is_refused_with_its_name(
+    muster: Muster, cluster: MemoryClient, words: tuple[str, str]
+) -> None:
+    ended = muster("usage", *words, "--json")
+    assert (ended.code, ended.error["field"]) == (2, words[0])
+
+
+def test_the_smallest_usage_has_a_visible_character() -> None:
+    assert chart_of([0.0, 0.001, 50.0, 100.0]) == " ▁▄█"
+    assert chart_of([0.0, 0.0]) == "  "
