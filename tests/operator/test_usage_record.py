@@ -20,7 +20,7 @@ from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster.usage.record import UsageDocument, decode_jobs, decode_totals, encode
 from muster.usage.report import UsagePeriod, usage_series
-from muster.usage.segments import JobSegments, Segment, segments_of
+from muster.usage.segments import ChargedSegment, JobSegments, segments_of
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.usage import config_maps, recorder
 from muster_operator.usage.config_maps import LABEL, ConfigMapNames
@@ -365,7 +365,7 @@ def test_15_000_jobs_of_a_day_and_2_000_running_ones_fit_into_one_document() -> 
     start = int(NOON * 1000)
     jobs = []
     for number in range(15_000):
-        one = Segment(
+        one = ChargedSegment(
             f"team-{number % 40}", f"queue-{number % 20}", f"user-{number % 200}", start, start + 600_000, amounts
         )
         current = one if number < 2_000 else None

@@ -14,7 +14,7 @@ from muster.api.spec import FlavorAmounts, JobUsageStatus, TrainingJob, UsageSeg
 from muster.errors import InvalidSpec, NotFound
 from muster.lifecycle import transitions
 from muster.usage.report import RecordedUsage
-from muster.usage.segments import JobSegments, Segment
+from muster.usage.segments import ChargedSegment, JobSegments
 from muster.usage.totals import UsageTotals
 from muster.visibility.requests import parse_request
 from muster.visibility.types import BASE_PATH
@@ -41,14 +41,14 @@ def hours(found: dict[str, Any], resource: str = GPU) -> dict[str, float]:
     return {one["metadata"]["name"]: one["hours"] for one in found["items"] if one["resource"] == resource}
 
 
-def sums(*segments: Segment) -> UsageTotals:
+def sums(*segments: ChargedSegment) -> UsageTotals:
     totals = UsageTotals()
     totals.add_all(segments)
     return totals
 
 
-def counted(queue: str, since_ms: int, until_ms: int, namespace: str = "default") -> Segment:
-    return Segment(namespace, queue, "", since_ms, until_ms, ((("any", GPU), 8),))
+def counted(queue: str, since_ms: int, until_ms: int, namespace: str = "default") -> ChargedSegment:
+    return ChargedSegment(namespace, queue, "", since_ms, until_ms, ((("any", GPU), 8),))
 
 
 def test_usage_is_what_ended_and_what_runs_until_now() -> None:
@@ -93,7 +93,7 @@ def test_steps_divide_usage_at_their_borders_and_empty_steps_are_absent() -> Non
 def test_a_segment_divided_between_hours_keeps_its_sum(parts: list[tuple[int, int, int]]) -> None:
     totals = UsageTotals()
     for one, other, amount in parts:
-        totals.add(Segment("n", "q", "", min(one, other), max(one, other), ((("f", GPU), amount),)))
+        totals.add(ChargedSegment("n", "q", "", min(one, other), max(one, other), ((("f", GPU), amount),)))
     expected = sum(abs(one - other) * amount for one, other, amount in parts)
     assert sum(amount for _, _, amount in totals.cells()) == expected
     assert all(0 < amount <= 1000 * 8 * HOUR_MS for _, _, amount in totals.cells())

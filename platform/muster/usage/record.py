@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
-from muster.usage.segments import JobSegments, Segment
+from muster.usage.segments import ChargedSegment, JobSegments
 from muster.usage.totals import HOUR_MS, UsageKey, UsageTotals
 
 DAY_MS = 24 * HOUR_MS
@@ -29,7 +29,7 @@ class RunningSegment:
     """The segment of a job that had not ended when the document was written: its number, and the segment up to then."""
 
     number: int
-    segment: Segment
+    segment: ChargedSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def decode_jobs(data: bytes) -> tuple[dict[str, int], dict[str, RunningSegment]]
     running = {}
     for uid, (number, namespace, queue, user, since_ms, until_ms, amounts) in found.running.items():
         pairs = tuple(((flavor, resource), amount) for flavor, resource, amount in amounts)
-        running[uid] = RunningSegment(number, Segment(namespace, queue, user, since_ms, until_ms, pairs))
+        running[uid] = RunningSegment(number, ChargedSegment(namespace, queue, user, since_ms, until_ms, pairs))
     return found.counted, running
 
 

@@ -94,7 +94,7 @@ def _to_ms(time_s: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ChargedSegment:
     """A segment in the units of sums. Times are Unix milliseconds; `amounts` by (flavor, resource) in the units of
     `muster.model`."""
 
@@ -113,15 +113,15 @@ class JobSegments:
 
     uid: str
     first: int
-    ended: tuple[Segment, ...]
-    current: Segment | None
+    ended: tuple[ChargedSegment, ...]
+    current: ChargedSegment | None
 
     @property
     def count(self) -> int:
         """Number of segments that have ended."""
         return self.first + len(self.ended)
 
-    def after(self, recorded: int) -> Sequence[Segment]:
+    def after(self, recorded: int) -> Sequence[ChargedSegment]:
         """Segments that have ended, without the first `recorded`."""
         return self.ended[max(0, recorded - self.first) :]
 
@@ -145,10 +145,10 @@ def segments_of(job: TrainingJob, now: float) -> JobSegments | None:
     return JobSegments(job.metadata.uid, usage.first, ended, current)
 
 
-def _to_segment(namespace: str, one: UsageSegment, until_ms: int) -> Segment:
+def _to_segment(namespace: str, one: UsageSegment, until_ms: int) -> ChargedSegment:
     amounts = tuple(
         ((part.flavor, resource), clamp_quantity(amount, resource))
         for part in one.flavors
         for resource, amount in part.amounts.items()
     )
-    return Segment(namespace, one.queue, one.user, _to_ms(one.since), until_ms, amounts)
+    return ChargedSegment(namespace, one.queue, one.user, _to_ms(one.since), until_ms, amounts)

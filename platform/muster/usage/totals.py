@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from muster.usage.segments import Segment
+from muster.usage.segments import ChargedSegment
 
 HOUR_MS = 3_600_000
 _HOURS = 24
@@ -30,7 +30,7 @@ class UsageTotals:
 
     hours: dict[UsageKey, list[int]] = field(default_factory=dict)
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: ChargedSegment) -> None:
         """Add a segment, divided between the hours in which it was."""
         start = segment.since_ms
         while start < segment.until_ms:
@@ -42,7 +42,7 @@ class UsageTotals:
                 self.hours.setdefault(key, [0] * _HOURS)[hour_of_day] += amount * (end - start)
             start = end
 
-    def add_all(self, segments: Iterable[Segment]) -> None:
+    def add_all(self, segments: Iterable[ChargedSegment]) -> None:
         """Add segments."""
         for segment in segments:
             self.add(segment)
