@@ -17,7 +17,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
+from muster_components.trainer.checkpoint_files import (
+    CheckedPlanner,
+    CheckedReader,
+    HashingWriter,
+    _MetadataUnpickler,
+    read_metadata,
+)
 from muster_components.trainer.checkpoint_manifest import (
     FileDigest,
     read_digests,
@@ -238,6 +244,38 @@ def test_a_file_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "a", max_bytes=10) == b"x" * 10
     with pytest.raises(ValueError, match="a: must have at most 9 bytes"):
         read_regular(tmp_path / "a", max_bytes=9)
+
+
+class AsGetattr:
+    """Pickled as `getattr(of, name)`: so Python 3.11.0 to 3.11.3 pickle a member of an enum."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.of, self.name)
+
+
+def test_members_of_an_enum_in_metadata_are_read_as_each_python_writes_them(tmp_path: Path) -> None:
+    member = dcp._MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for content in (member, AsGetattr(dcp._MEM_FORMAT_ENCODING, member.name)):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(content, protocol=4))
+        with (tmp_path / ".metadata").open("rb") as stream:
+            assert _MetadataUnpickler(stream).load() is member
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        AsGetattr(dcp.Metadata, "__init__"),
+        AsGetattr(dcp._MEM_FORMAT_ENCODING, "__class__"),
+        AsGetattr(AsGetattr(dcp._MEM_FORMAT_ENCODING, "__init__"), "__globals__"),
+    ],
+)
+def test_metadata_cannot_get_other_attributes(tmp_path: Path, content: AsGetattr) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(content, protocol=4))
+    with pytest.raises(pickle.UnpicklingError, match=r"\.metadata must get members of its enum only"):
+        read_metadata(tmp_path, None)
 
 
 @pytest.mark.parametrize(

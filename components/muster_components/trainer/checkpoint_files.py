@@ -192,6 +192,13 @@ def _layout(name: str) -> torch.layout:
     return found
 
 
+def _memory_format(of: object, name: str) -> dcp._MEM_FORMAT_ENCODING:
+    """A member as `getattr`, which Python 3.11.0 to 3.11.3 write for members of enums."""
+    if of is not dcp._MEM_FORMAT_ENCODING or name not in dcp._MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"{METADATA} must get members of its enum only; got {name!r} of {of!r}")
+    return dcp._MEM_FORMAT_ENCODING[name]
+
+
 _METADATA_CLASSES: Final = (
     dcp.Metadata,
     dcp.MetadataIndex,
@@ -208,6 +215,7 @@ _FIELDS: Final[dict[type, frozenset[str]]] = {
 _METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
     **{(of.__module__, of.__qualname__): of for of in (*_METADATA_CLASSES, dcp._MEM_FORMAT_ENCODING)},
     ("torch", "Size"): torch.Size,
+    ("builtins", "getattr"): _memory_format,
     ("torch.serialization", "_get_layout"): _layout,
     # The path it was written to, which is not used.
     ("pathlib", "PosixPath"): PurePosixPath,
