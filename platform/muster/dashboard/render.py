@@ -41,6 +41,11 @@ def tick_time(at: float, now: float) -> str:
     return then.strftime("%H:%M" if then.date() == today.date() else "%b %d %H:%M")
 
 
+def utc_time(at: float) -> str:
+    """`2026-11-23 14:00`, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
 def elapsed(since: float, now: float) -> Markup:
     """`3m12s` since a time; the page's script keeps it current."""
     text = format_duration(max(0.0, now - since))
@@ -74,6 +79,7 @@ class Renderer:
             "relative_time": relative_time,
             "clock_time": clock_time,
             "tick_time": tick_time,
+            "utc_time": utc_time,
             "elapsed": elapsed,
             "duration": format_duration,
             "amount": format_resource,

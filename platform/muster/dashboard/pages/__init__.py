@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.dashboard.page import Page
-from muster.dashboard.pages import job, jobs, nodes, overview, pending, preemptions, timeline
+from muster.dashboard.pages import job, jobs, nodes, overview, pending, preemptions, timeline, usage
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
@@ -14,4 +14,5 @@ PAGES: tuple[Page, ...] = (
     nodes.PAGE,
     nodes.NODE_PAGE,
     preemptions.PAGE,
+    usage.PAGE,
 )
