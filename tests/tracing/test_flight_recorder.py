@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 from tests.tracing.flight_recorder import dump, entry, write_dumps
 
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import MAX_GROUPS, read_dump
+from muster.tracing.flight_recorder import MAX_GROUPS, RankCollectives, read_dump
 from muster_components.trainer.flight_recorder import recorded_collectives
 
 
@@ -38,9 +41,13 @@ def test_the_collectives_that_torch_recorded_are_read(tmp_path: Path) -> None:
     before = {one.name: one for one in read_dump(written(tmp_path, recorded_collectives())).groups}
     for _ in range(6):
         dist.all_reduce(torch.ones(2, 3), group=group)
-    found = read_dump(written(tmp_path, recorded_collectives()))
+    deadline = time.monotonic() + 60
+    while True:  # gloo's thread records the end after the call has returned
+        found = read_dump(written(tmp_path, recorded_collectives()))
+        own = next(one for one in found.groups if one.description == "mine")
+        if own.pending is None or time.monotonic() > deadline:
+            break
     assert found.rank == 0
-    own = next(one for one in found.groups if one.description == "mine")
     known = before[own.name].entered if own.name in before else 0
     assert (own.backend, own.ranks, own.entered, own.pending) == ("gloo", (0,), known + 6, None)
     newest = own.operations[-1]
@@ -111,6 +118,46 @@ def test_invalid_values_of_a_dump_are_left_out(tmp_path: Path) -> None:
     (group, idle) = found.groups
     assert (group.name, group.entered, group.operations[0].has_ended) == ("1", 1, False)
     assert (idle.name, idle.ranks) == ("5", (0, 2))
+
+
+def shared_lists(levels: int) -> list[Any]:
+    """As a pickle a few bytes per level; as text ten times more with each level."""
+    found: list[Any] = [0] * 10
+    for _ in range(levels):
+        found = [found] * 10
+    return found
+
+
+def contains_itself() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_sizes": shared_lists(6)},
+        {"input_sizes": contains_itself()},
+        {"input_sizes": [1 << 40_000], "output_sizes": 1 << 40_000},
+        {"input_dtypes": "\ud800", "profiling_name": "nccl:\ud800"},
+        {"time_created_ns": 10**400},
+    ],
+)
+def test_the_text_of_a_collective_is_short_and_can_be_sent_whatever_a_dump_contains(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = {"1": {"desc": "\ud800", "ranks": [0, 1.5, 2]}}
+    path = written(tmp_path, {"entries": [entry(3, **changes)], "pg_config": config})
+    tracemalloc.start()
+    try:
+        found = read_dump(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.groups[0].operations[0].shapes) <= 200
+    assert peak < 4 << 20  # a buffer of 1 MiB reads the file
+    assert msgspec.json.decode(msgspec.json.encode(found), type=RankCollectives) == found
 
 
 def test_the_groups_and_operations_that_are_kept_are_bounded(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ _MAX_ENTRIES = 100_000
 _KEPT = 4
 """Operations of a group that are kept: so many of the oldest ones that have not ended, and of the newest ones."""
 _MAX_NAME, _MAX_SHAPES = 80, 200
+_MAX_INTEGER = 2**63
+_SIDES = ("input", "output")
 FLIGHT_RECORDER = "flight-recorder"
 """The folder of dumps in a run folder."""
 RECORDER_NAME = re.compile(
@@ -125,7 +127,8 @@ def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...
             if isinstance(ranks, str):  # "[0, 1]"
                 ranks = [int(number) for number in re.findall(r"\d{1,6}", ranks[: 8 * MAX_GROUP_RANKS])]
             listed = ranks if isinstance(ranks, list | tuple) else ()
-            members = tuple(number for number in listed[:MAX_GROUP_RANKS] if parse_count(number) is not None)
+            counts = (parse_count(number) for number in listed[:MAX_GROUP_RANKS])
+            members = tuple(number for number in counts if number is not None)
             if name and members:
                 found[name] = _text(group.get("desc")), members
     return found
@@ -175,7 +178,7 @@ def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[
         state in ("started", "completed") or entry.get("time_discovered_started_ns") is not None,
         entry.get("retired") is True or state == "completed",
         peer,
-        called // 1000 if isinstance(called := entry.get("time_created_ns"), int) and called > 0 else 0,
+        called // 1000 if isinstance(called := entry.get("time_created_ns"), int) and 0 < called < _MAX_INTEGER else 0,
     )
 
 
@@ -188,8 +191,23 @@ def _kept(listed: list[Operation]) -> tuple[Operation, ...]:
 
 
 def _shapes(entry: Mapping[str, Any]) -> str:
-    parts = (f"{entry.get(f'{side}_dtypes', '')} {entry.get(f'{side}_sizes', '')}" for side in ("input", "output"))
+    parts = (f"{_values(entry.get(f'{side}_dtypes'))} {_values(entry.get(f'{side}_sizes'))}" for side in _SIDES)
     return " -> ".join(parts)[:_MAX_SHAPES]
+
+
+def _values(value: object, length: int = _MAX_SHAPES) -> str:
+    """Lists of numbers and texts as Python prints them, of about `length` characters: the lists of a pickle may contain
+    themselves, or each other so often that their whole text fits into no memory."""
+    if isinstance(value, list | tuple):
+        text = "["
+        for one in value:
+            if len(text) >= length:
+                break
+            text += (", " if len(text) > 1 else "") + _values(one, length - len(text))
+        return f"{text}]"
+    if isinstance(value, int):
+        return str(value) if abs(value) < _MAX_INTEGER else "?"
+    return repr(_text(value)) if isinstance(value, str) else ""
 
 
 def _group_name(value: object) -> tuple[str, str]:
@@ -200,4 +218,5 @@ def _group_name(value: object) -> tuple[str, str]:
 
 
 def _text(value: object) -> str:
-    return value[:_MAX_NAME] if isinstance(value, str) else ""
+    """Without surrogates, which cannot be encoded."""
+    return value[:_MAX_NAME].encode(errors="replace").decode() if isinstance(value, str) else ""
