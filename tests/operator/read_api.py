@@ -105,6 +105,22 @@ class ReadApi:
     async def get_without_certificate(self, path: str, user: str) -> Answer:
         return await self._request(path, "GET", {"X-Remote-User": user}, None)
 
+    @asynccontextmanager
+    async def kept_connection(self, user: str = "alice") -> AsyncIterator[Callable[[str], Awaitable[int]]]:
+        """Requests over one connection of the present proxy; they return the status code. `aiohttp.ClientError`: it
+        was closed, and no other is accepted."""
+        context = ssl.create_default_context(cafile=str(self.server_authority.file))
+        context.load_cert_chain(self.proxy.certificate, self.proxy.key)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+
+            async def get(path: str) -> int:
+                url, headers = f"https://127.0.0.1:{self.port}{path}", {"X-Remote-User": user}
+                async with session.get(url, headers=headers, ssl=context, server_hostname=HOST) as found:
+                    await found.read()
+                    return found.status
+
+            yield get
+
     async def _request(self, path: str, method: str, headers: dict[str, str], issued: Issued | None) -> Answer:
         context = ssl.create_default_context(cafile=str(self.server_authority.file))
         if issued is not None:

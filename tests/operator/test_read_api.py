@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
-from tests.cluster.controlplane.certificates import Authority
-from tests.operator.read_api import HOST, PROXY, serving, until
+from tests.cluster.controlplane.certificates import Authority, Issued
+from tests.operator.read_api import HOST, PROXY, ReadApi, serving, until
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, two_queues
 
@@ -265,17 +266,51 @@ def test_new_certificates_are_served_without_a_restart(tmp_path: Path, monkeypat
             api.api.authority = Authority(tmp_path / "new-proxy")
             old, api.proxy = api.proxy, api.api.authority.issue(PROXY)
 
-            async def answers() -> bool:
-                try:
-                    return (await api.get(f"{BASE_PATH}/jobs")).code == 200
-                except aiohttp.ClientError:
-                    return False
-
-            await until(answers)
+            await until(partial(_is_served, api, api.proxy))
             with pytest.raises(aiohttp.ClientError):
                 await api.get(f"{BASE_PATH}/jobs", certificate=old)
 
     asyncio.run(run())
+
+
+def test_an_open_connection_ends_once_the_ca_of_its_certificate_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REFRESH_S", 0.02)
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "")) as api, api.kept_connection() as get:
+            assert await get(f"{BASE_PATH}/jobs") == 200
+            api.api.authority = Authority(tmp_path / "new-proxy")
+            await until(partial(_is_served, api, api.api.authority.issue(PROXY)))
+            with pytest.raises(aiohttp.ClientError):
+                await get(f"{BASE_PATH}/jobs")
+
+    asyncio.run(run())
+
+
+def test_an_open_connection_goes_on_after_a_new_certificate_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REFRESH_S", 0.02)
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "")) as api, api.kept_connection() as get:
+            assert await get(f"{BASE_PATH}/jobs") == 200
+            api.server_authority = Authority(tmp_path / "new-own")
+            api.server_authority.issue("serving", HOST, folder=tmp_path / "tls")
+            await until(partial(_is_served, api, api.proxy))
+            assert await get(f"{BASE_PATH}/jobs") == 200
+
+    asyncio.run(run())
+
+
+async def _is_served(api: ReadApi, certificate: Issued) -> bool:
+    """Whether a new connection with this certificate is accepted."""
+    try:
+        return (await api.get(f"{BASE_PATH}/jobs", certificate=certificate)).code == 200
+    except aiohttp.ClientError:
+        return False
 
 
 @pytest.mark.parametrize(

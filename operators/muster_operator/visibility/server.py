@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from aiohttp import web
@@ -68,10 +69,12 @@ class TlsListener:
         self._folder = folder
         self._site: web.TCPSite | None = None
         self._served: Identity | None = None
+        self._client_ca = ""
+        self._trusted: WeakSet[ssl.SSLContext] = WeakSet()  # those that verify clients with this CA
 
     async def serve(self, client_ca: str) -> bool:
-        """Serve with the present files and this CA; whether anything changed. Open connections are kept. Raises
-        OSError, also for files that are no certificate and key."""
+        """Serve with the present files and this CA; whether anything changed. Open connections are kept, but are not
+        trusted any more if the CA is another. Raises OSError, also for files that are no certificate and key."""
         identity = Identity.read(self._folder, client_ca)
         if identity == self._served:
             return False
@@ -80,11 +83,18 @@ class TlsListener:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
         context.load_verify_locations(cadata=client_ca)
+        if client_ca != self._client_ca:
+            self._trusted, self._client_ca = WeakSet(), client_ca
+        self._trusted.add(context)
         await self.stop()
         site = web.TCPSite(self._runner, self._host.strip("[]") or None, self._port, ssl_context=context)
         await site.start()
         self._site, self._served = site, identity
         return True
+
+    def trusts(self, request: web.Request) -> bool:
+        """Whether the certificate of the request's connection was verified with the present CA."""
+        return request.transport is not None and request.transport.get_extra_info("sslcontext") in self._trusted
 
     async def stop(self) -> None:
         """Accept no more connections."""
@@ -113,6 +123,7 @@ class VisibilityServer:
         self._threads = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="read-api")
         self._open: Counter[str] = Counter()  # requests in progress by user
         self._config: RequestHeaderConfig | None = None
+        self._listener: TlsListener | None = None
 
     async def run(self) -> None:
         """Serve until cancelled. Raises `ClusterError` or OSError if it cannot begin; later failures to read the
@@ -121,7 +132,7 @@ class VisibilityServer:
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        listener = TlsListener(runner, self._settings.address, self._settings.tls_folder)
+        self._listener = listener = TlsListener(runner, self._settings.address, self._settings.tls_folder)
         try:
             await self._refresh(listener)
             while True:
@@ -145,6 +156,11 @@ class VisibilityServer:
         self._config = config
 
     async def _handle(self, request: web.Request) -> web.Response:
+        if self._listener is None or not self._listener.trusts(request):
+            # Without an answer: the API server then repeats the request on a new connection.
+            if request.transport is not None:
+                request.transport.abort()
+            return _status(401, "Unauthorized", "the CA of the connection's certificate was withdrawn")
         transport = request.transport
         certificate = None if transport is None else transport.get_extra_info("peercert")
         user = None if self._config is None else self._config.authenticate(certificate, request.headers.items())
