@@ -6,7 +6,7 @@ stop, and work after the last checkpoint is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -128,6 +128,13 @@ class SimCluster:
         meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
         changed = job.spec.model_copy(update=fields)
         self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": changed})
+        self._bump_resource_version(uid)
+
+    def set_labels(self, uid: str, labels: Mapping[str, str]) -> None:
+        """Replace a job's labels."""
+        job = self.job(uid)
+        meta = job.metadata.model_copy(update={"labels": dict(labels)})
+        self._jobs[uid].job = job.model_copy(update={"metadata": meta})
         self._bump_resource_version(uid)
 
     def delete(self, uid: str) -> None:

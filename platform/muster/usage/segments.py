@@ -13,7 +13,8 @@ from muster.lifecycle import is_admitted
 USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""
 MAX_ENDED = 100
-"""Segments kept in a status. If the record cannot be written for so long that a job has more, the oldest are lost."""
+"""Segments kept in a status until the durable record has them. While a job has so many, a segment that ends is lost,
+not those before it: with a few edits a user could otherwise remove a long one."""
 
 Charge: TypeAlias = Mapping[tuple[str, str, str], int]
 """Amounts by (queue, flavor, resource), in the units of `muster.model`."""
@@ -39,11 +40,12 @@ def next_usage(
     """
     old = job.status.usage
     current = _current_segment(job, charge_of)
+    is_full = old is not None and len(old.ended) - max(recorded - old.first, 0) >= MAX_ENDED
     new: UsageSegment | None = None
     if is_admitted(status):
         charge = charge_of(status)
         new = current if charge is None else _segment(job, charge, now)
-        if current is not None and new is not None and _takes_same(current, new):
+        if current is not None and new is not None and _takes_same(current, new, is_full):
             new = current
     if old is not None and new is old.current:
         return old
@@ -51,10 +53,10 @@ def next_usage(
     first = old.first if old is not None else 0
     if current is not None and new is not current:
         ended.append(current.model_copy(update={"until": max(current.since, _to_ms(now) / 1000)}))
-    dropped = max(min(recorded - first, len(ended)), len(ended) - MAX_ENDED, 0)
+    dropped = max(min(recorded - first, len(ended)), 0)
     if old is None and new is None and not ended:
         return None
-    return JobUsageStatus.model_construct(first=first + dropped, ended=ended[dropped:], current=new)
+    return JobUsageStatus.model_construct(first=first + dropped, ended=ended[dropped:][:MAX_ENDED], current=new)
 
 
 def _current_segment(job: TrainingJob, charge_of: Callable[[TrainingJobStatus], Charge | None]) -> UsageSegment | None:
@@ -85,8 +87,9 @@ def _segment(job: TrainingJob, charge: Charge, since: float) -> UsageSegment:
     )
 
 
-def _takes_same(one: UsageSegment, other: UsageSegment) -> bool:
-    return (one.queue, one.user, one.flavors) == (other.queue, other.user, other.flavors)
+def _takes_same(one: UsageSegment, other: UsageSegment, by_any_user: bool) -> bool:
+    """Whether the segments differ in their times alone, or, `by_any_user`, also in their user."""
+    return (one.queue, one.flavors) == (other.queue, other.flavors) and (by_any_user or one.user == other.user)
 
 
 def _to_ms(time_s: float) -> int:
