@@ -63,3 +63,8 @@ def test_an_invalid_option_is_refused_with_its_name(
 def test_the_smallest_usage_has_a_visible_character() -> None:
     assert chart_of([0.0, 0.001, 50.0, 100.0]) == " ▁▄█"
     assert chart_of([0.0, 0.0]) == "  "
+
+
+def test_a_period_of_few_steps_has_a_column_for_each(muster: Muster, cluster: MemoryClient) -> None:
+    cluster.kept_usage = usage_listing([used("red", 2, 4, 1)], days=3)
+    assert muster("usage").out.splitlines()[1].endswith("▄█▂")

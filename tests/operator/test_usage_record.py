@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -280,6 +281,26 @@ def test_a_job_deleted_while_no_operator_ran_counts_until_it_was_last_recorded()
     serve(server, scenario)
 
 
+def test_a_running_job_that_a_new_operator_cannot_read_goes_on_counting() -> None:
+    server = ConfigMaps()
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        one, other = Process(api), Process(api, "b")
+        one.job("a", 1, since=-20)
+        await one.recorder.record()
+        document = job_document("a", 2)
+        document["spec"]["roles"] = "invalid"
+        status = {"conditions": [condition(-20)], "usage": {"current": segment(-20, None)}}
+        other.cache.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
+        other.now += 100
+        await other.recorder.record()
+        other.job("a", 3, (-20, 200))
+        await other.recorder.record()
+        assert server.gpu_seconds() == 8 * 220
+
+    serve(server, scenario)
+
+
 def test_the_next_day_and_a_full_document_begin_a_new_one_and_old_ones_are_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -360,7 +381,8 @@ def test_names_of_other_config_maps_are_not_read() -> None:
 
 
 def test_15_000_jobs_of_a_day_and_2_000_running_ones_fit_into_one_document() -> None:
-    """uids as Kubernetes makes them."""
+    """uids as Kubernetes makes them, which do not compress."""
+    rng = random.Random(0)
     amounts = ((("h200", GPU), 8), (("h200", "cpu"), 96_000))
     start = int(NOON * 1000)
     jobs = []
@@ -369,9 +391,8 @@ def test_15_000_jobs_of_a_day_and_2_000_running_ones_fit_into_one_document() -> 
             f"team-{number % 40}", f"queue-{number % 20}", f"user-{number % 200}", start, start + 600_000, amounts
         )
         current = one if number < 2_000 else None
-        jobs.append(JobSegments(str(uuid.UUID(int=hash((number, "uid")) % 2**128)), 0, (one,), current))
+        jobs.append(JobSegments(str(uuid.UUID(int=rng.getrandbits(128), version=4)), 0, (one,), current))
     encoded = encode(UsageDocument(20_000).updated(jobs, []))
-    print(len(encoded.totals), len(encoded.jobs))
     assert encoded.size < config_maps.MAX_BYTES
 
 

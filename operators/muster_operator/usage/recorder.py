@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
+from muster.api.spec import TrainingJob
 from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.kube.resources import CONFIG_MAPS
@@ -25,6 +27,7 @@ from muster.usage.segments import JobSegments, segments_of
 from muster.usage.totals import UsageTotals
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.job_reader import InvalidJob
 from muster_operator.usage.config_maps import JOBS, MAX_BYTES, ConfigMapNames, binary_data
 from muster_operator.write_queue import WriteQueue
 
@@ -84,7 +87,7 @@ class UsageRecorder:
             await asyncio.sleep(_MIN_PAUSE_S + self._size / _BYTES_PER_S)
 
     def wake(self) -> None:
-        """A term begins: read and write the record now."""
+        """Begin the next pass soon: a term began, a job was deleted, or one waits for its removal."""
         self._wakeup.set()
 
     def recorded(self) -> RecordedUsage:
@@ -115,10 +118,10 @@ class UsageRecorder:
             await self._load()
             self._loaded_for = term
         now = self.clock()
-        existing = {known.uid for known in self.cache.jobs.all()}
-        existing |= {one.metadata.uid for one in self.cache.jobs.invalid.values()}
-        live = [one for known in self.cache.jobs.all() if (one := _segments(known, now)) is not None]
-        newest = None if self._newest is None else self._newest.without(self._forgotten(existing, now))
+        segments = {one.metadata.uid: _invalid_segments(one, now) for one in self.cache.jobs.invalid.values()}
+        segments |= {known.uid: _segments(known, now) for known in self.cache.jobs.all()}
+        live = [one for one in segments.values() if one is not None]
+        newest = None if self._newest is None else self._newest.without(self._forgotten(segments.keys(), now))
         deleted = self.cache.deleted_usage.all()
         encoded = await asyncio.to_thread(next_document, newest, hour_of(now) // 24, live, deleted, MAX_BYTES)
         if self._is_unchanged(encoded.document):
@@ -169,7 +172,7 @@ class UsageRecorder:
         old = UsageDocument(document.day) if self._newest is None else self._newest
         return (old.counted, old.running) == (document.counted, document.running)
 
-    def _forgotten(self, existing: set[str], now: float) -> list[str]:
+    def _forgotten(self, existing: AbstractSet[str], now: float) -> list[str]:
         """Jobs with a number that have not existed for a while."""
         assert self._newest is not None
         absent = self._newest.counted.keys() - existing
@@ -195,3 +198,10 @@ def _segments(known: CachedJob, now: float) -> JobSegments | None:
     if known.written_status is not None:
         job = job.model_copy(update={"status": known.written_status})
     return segments_of(job, now)
+
+
+def _invalid_segments(one: InvalidJob, now: float) -> JobSegments | None:
+    """Segments of a job whose spec cannot be read: it still has what it was admitted with."""
+    if one.status is None:
+        return None
+    return segments_of(TrainingJob.model_construct(metadata=one.metadata, status=one.status), now)

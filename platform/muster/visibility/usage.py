@@ -12,6 +12,7 @@ from muster.usage.report import STEP_HOURS, UsageGroup, UsagePeriod, UsageStep, 
 
 MAX_STEPS = 1000
 _DEFAULT_DAYS = 30
+_MAX_TIME_S = 253_402_300_800.0  # the year 10000, the first that cannot be printed
 USAGE_PARAMETERS: Mapping[str, str] = {
     "from": (
         f"Start of the period, as 2026-11-01 or 2026-11-01T08:00:00Z; default: {_DEFAULT_DAYS} days before its end."
@@ -75,7 +76,7 @@ def _time(given: Mapping[str, str], name: str) -> float | None:
         seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         seconds = -1.0
-    if seconds < 0:
+    if not 0 <= seconds < _MAX_TIME_S:
         raise _invalid(name, f"must be a time such as 2026-11-01 or 2026-11-01T08:00:00Z; got {text[:80]!r}")
     return seconds
 

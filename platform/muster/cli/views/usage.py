@@ -31,7 +31,7 @@ def usage_table(found: Listing[UsageSummary], width: int) -> Group:
     table.add_column(f"PER {page.step.upper()}", no_wrap=True)
     used = max(len(item.metadata.name or "(none)") + len(item.flavor) + len(item.resource) for item in items) + 20
     steps = round((page.until - page.since) / 3600 / STEP_HOURS[page.step])
-    columns = max(_MIN_CHART, min(_MAX_CHART, steps, width - used))
+    columns = min(steps, max(_MIN_CHART, min(_MAX_CHART, width - used)))
     for item in items:
         name = Text(sanitize(item.metadata.name)) if item.metadata.name else Text("(none)", style="dim")
         chart = Text(chart_of(by_column(item, page, columns)), style="green")
