@@ -71,6 +71,7 @@ def client() -> Iterator[LocalClient]:
         eventually(lambda: client.job("runs").status.phase == "Running")
         for name in ("first", "second"):
             client.submit(shell_job(name, UNTIL_STOPPED, gpus=8, queue="research"))
+        eventually(lambda: sorted(job.status.queue_position or 0 for job in client.jobs()) == [0, 1, 2])
         try:
             yield client
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -161,7 +162,7 @@ def collect_while_swapping(
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        run_collector(CollectorState(options), follow=False, poll_s=0.0)
+        run_collector(CollectorState(options), threading.Event(), follow=False, poll_s=0.0)
     finally:
         sys.settrace(before)
     return list(seen)

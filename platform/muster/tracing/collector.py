@@ -94,9 +94,9 @@ def write_termination_message(path: Path, run_folder: SharedFolder, traces: int)
         path.write_text(json.dumps({"traces": traces, "checkpoint": checkpoint}, allow_nan=False))
 
 
-def run_collector(state: CollectorState, *, follow: bool, poll_s: float) -> int:
-    """Collect until SIGTERM or SIGINT (`follow`) or until no finished trace is left. Returns the exit code."""
-    options, stop = state.options, threading.Event()
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
+    stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -104,6 +104,12 @@ def run_collector(state: CollectorState, *, follow: bool, poll_s: float) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # the parent may have blocked them
+    return stop
+
+
+def run_collector(state: CollectorState, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
+    """Collect until `stop` is set (`follow`) or until no finished trace is left. Returns the exit code."""
+    options = state.options
     with ExitStack() as resources:
         collector = None
         while collector is None:
@@ -166,9 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.nice(10)  # lower priority than the job's processes
     state = CollectorState(options, args.termination_message_path)
     address = None if args.port is None else ListenAddress(args.address, args.port)
+    stop = stop_event()  # before the server starts: who can connect may also stop the collector
     try:
         with _heartbeat_server(state, address, token):
-            return run_collector(state, follow=not args.until_idle, poll_s=args.poll_seconds)
+            return run_collector(state, stop, follow=not args.until_idle, poll_s=args.poll_seconds)
     finally:
         state.write_message()
 

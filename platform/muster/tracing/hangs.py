@@ -44,12 +44,12 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     waits = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
     waits.sort(key=lambda wait: wait.operation.called_us)
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
-    guilty = {rank for wait in waits for rank in wait.missing} - waiting_ranks
+    awaited = {rank for wait in waits for rank in wait.missing} - waiting_ranks
     for wait in waits:
-        blamed = [rank for rank in wait.missing if rank in guilty]
+        blamed = [rank for rank in wait.missing if rank in awaited]
         if blamed:
             found.append(_blame(wait, blamed, places or {}))
-    if waits and not guilty and not found:
+    if waits and not awaited and not found:
         found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in waits[:4])}")
     if not found:
         found += [sentence for members in groups for sentence in _common(members)]

@@ -46,6 +46,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             plane.wait_for("it runs", lambda: phase(plane, "team-a", "runs") in ("Admitted", "Running"))
             submit(plane, "team-a", "waits")
             submit(plane, "team-b", "hidden")
+            waiting = (("team-a", "waits"), ("team-b", "hidden"))
+            plane.wait_for(
+                "positions are written", lambda: all("queuePosition" in status(plane, *job) for job in waiting)
+            )
             yield served
 
 
@@ -66,9 +70,13 @@ def submit(plane: ControlPlane, namespace: str, name: str) -> None:
     plane.api.create(JOBS.format(namespace), {**item, "metadata": {"name": name}})
 
 
+def status(plane: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = plane.api.get(f"{JOBS.format(namespace)}/{name}").get("status", {})
+    return found
+
+
 def phase(plane: ControlPlane, namespace: str, name: str) -> str:
-    found: dict[str, Any] = plane.api.get(f"{JOBS.format(namespace)}/{name}")
-    return str(found.get("status", {}).get("phase", "Pending"))
+    return str(status(plane, namespace, name).get("phase", "Pending"))
 
 
 @contextmanager
