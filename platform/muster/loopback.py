@@ -7,9 +7,12 @@ checks a secret of its own besides.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import ClassVar
 
@@ -18,6 +21,7 @@ HOST_NAMES = (ADDRESS, "localhost")
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 _TIMEOUT_S = 60.0
+_CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 class LoopbackServer(ThreadingTCPServer):
@@ -48,6 +52,13 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         """Whether a Host header is this server's."""
         assert isinstance(self.server, LoopbackServer)
         return host in self.server.hosts
+
+    def is_of_this_user(self) -> bool:
+        """Whether a process of this process's user has made the request. True where the kernel does not say: not
+        Linux."""
+        assert isinstance(self.connection, socket.socket)
+        user = _client_user(self.connection)
+        return user == os.geteuid() if _CONNECTIONS[0].exists() else True
 
     def refuse_other_hosts(self) -> bool:
         """Whether the request names another host; then it has been answered."""
@@ -82,3 +93,24 @@ class LoopbackHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """No log: it would contain the secret."""
+
+
+def _client_user(connection: socket.socket) -> int | None:
+    """The user id of the other end of a connection from this host; None if the kernel does not list it."""
+    client, server = (_kernel_name(address) for address in (connection.getpeername(), connection.getsockname()))
+    for file in _CONNECTIONS:
+        try:
+            lines = file.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, *_, user = line.split(maxsplit=8)[:8]
+            if local.endswith(client) and remote.endswith(server):  # in tcp6 with a prefix
+                return int(user)
+    return None
+
+
+def _kernel_name(address: tuple[str, int]) -> str:
+    """`0100007F:1F90`: the address of 32 bits as the processor reads it."""
+    host = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
+    return f"{host:08X}:{address[1]:04X}"

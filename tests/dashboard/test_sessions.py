@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -13,6 +16,8 @@ from tests.visibility.states import leader, two_queues
 from muster.dashboard.server import DashboardServer
 
 TARGETS = ["/", "/jobs", "/events/jobs", "/static/dashboard.js", "/none"]
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says whose a connection is")
 
 
 @pytest.fixture
@@ -59,6 +64,38 @@ def test_the_address_for_a_command_line_is_valid_once(server: DashboardServer) -
     assert [request(server, f"/?{url.query}").status for _ in range(2)] == [200, 403]
     again = urlsplit(server.url)
     assert [request(server, f"/?{again.query}").status for _ in range(2)] == [200, 200]
+
+
+@LINUX
+def test_another_user_who_sees_the_command_line_of_the_browser_cannot_be_quicker_than_the_browser(
+    server: DashboardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = urlsplit(server.single_use_url())
+    with monkeypatch.context() as patched:  # the client is another user than the server's
+        patched.setattr("muster.loopback.os.geteuid", lambda: os.getuid() + 1)
+        found = request(server, f"/?{url.query}")
+        assert (found.status, "set-cookie" in found.headers) == (403, False)
+    assert request(server, f"/?{url.query}").status == 200
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("family", "own", "server_host"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.2", "127.0.0.1"),
+        (socket.AF_INET6, "::ffff:127.0.0.1", "::ffff:127.0.0.1"),
+    ],
+)
+def test_the_user_of_a_browser_is_known_whatever_its_own_address_is(
+    server: DashboardServer, family: socket.AddressFamily, own: str, server_host: str
+) -> None:
+    url = urlsplit(server.single_use_url())
+    with socket.socket(family) as client:
+        client.bind((own, 0))
+        client.connect((server_host, server.port))
+        client.sendall(f"GET /?{url.query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(

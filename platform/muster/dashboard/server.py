@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
@@ -59,11 +60,12 @@ class DashboardServer(LoopbackServer):
         self._tokens[token] = True
         return self._url(token)
 
-    def accepts(self, token: str) -> bool:
-        """Whether it is a token of this server; one that is valid once is then used up."""
+    def accepts(self, token: str, is_of_this_user: Callable[[], bool]) -> bool:
+        """Whether it is a token of this server. One that is valid once is so for this user alone, and then used up:
+        another one, who sees it, could be quicker than the browser."""
         for known, once in list(self._tokens.items()):
             if secrets.compare_digest(known.encode(), token.encode()):
-                return not once or self._tokens.pop(known, None) is not None
+                return not once or (is_of_this_user() and self._tokens.pop(known, None) is not None)
         return False
 
     def content(self, target: str) -> tuple[HTTPStatus, Page | None, str]:
@@ -111,7 +113,7 @@ class _Handler(LoopbackHandler):
     do_HEAD = do_GET
 
     def _begin_session(self, token: str) -> None:
-        if not self.server.accepts(token):
+        if not self.server.accepts(token, self.is_of_this_user):
             return self._page(HTTPStatus.FORBIDDEN, "no_session.html")
         cookie = f"{self.server.cookie}={self.server.session}; Path=/; HttpOnly; SameSite=Strict"
         return self._page(HTTPStatus.OK, "enter.html", Set_Cookie=cookie)
