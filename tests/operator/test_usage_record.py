@@ -366,6 +366,26 @@ def test_a_finished_job_is_removed_only_once_its_usage_is_recorded_unless_that_f
     serve(server, scenario)
 
 
+def test_a_defect_of_the_record_does_not_keep_finished_jobs_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(recorder, "next_document", fail)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        one = Process(api)
+        one.job("a", 1, (-100, -40))
+        known = one.cache.jobs.get("uid-a")
+        assert known is not None
+        for _ in range(3):  # its supervisor begins it again
+            assert not one.recorder.may_remove(known)
+            with pytest.raises(ValueError, match="a defect"):
+                await one.recorder.run()
+        assert one.recorder.may_remove(known)
+
+    serve(ConfigMaps(), scenario)
+
+
 async def _until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - there is no event

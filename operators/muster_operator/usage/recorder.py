@@ -79,6 +79,10 @@ class UsageRecorder:
                 _LOG.warning("usage is not recorded now", extra={"why": str(error), "again_in_s": pause_s})
                 await asyncio.sleep(pause_s)
                 continue
+            except Exception:
+                self._loaded_for = None
+                self._failures.fail(time.monotonic())  # so that finished jobs are removed all the same
+                raise
             self._failures.reset()
             if self._is_current():
                 with suppress(TimeoutError):
