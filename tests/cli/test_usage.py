@@ -68,3 +68,11 @@ def test_the_smallest_usage_has_a_visible_character() -> None:
 def test_a_period_of_few_steps_has_a_column_for_each(muster: Muster, cluster: MemoryClient) -> None:
     cluster.kept_usage = usage_listing([used("red", 2, 4, 1)], days=3)
     assert muster("usage").out.splitlines()[1].endswith("▄█▂")
+
+
+def test_a_queue_that_used_only_cpu_has_a_line_beside_queues_with_gpus(muster: Muster, cluster: MemoryClient) -> None:
+    cluster.kept_usage = usage_listing(
+        [used("gpus", 2), used("gpus", 9, resource="cpu"), used("team", 5, resource="cpu")]
+    )
+    lines = [line.split()[:4] for line in muster("usage").out.splitlines()[1:3]]
+    assert lines == [["gpus", "h200", "gpu", "2.0"], ["team", "h200", "cpu", "5.0"]]

@@ -202,3 +202,19 @@ def test_an_error_is_raised_to_all_who_asked_and_not_kept_longer_than_an_answer(
     client.error = None
     now[0] += MAX_AGE_S
     assert reader.page(JobSummaryList, limit=1).items == []
+
+
+def test_a_slow_result_of_another_source_is_kept_for_ten_times_as_long_as_it_took() -> None:
+    now, reads = [100.0], []
+
+    def read() -> int:
+        reads.append(now[0])
+        now[0] += 2.0
+        return len(reads)
+
+    reader = PageReader(lambda url: None, lambda: now[0])
+    assert reader.remember("curves", read, 1.5) == 1
+    now[0] = 121.9
+    assert reader.remember("curves", read, 1.5) == 1
+    now[0] = 122.0
+    assert reader.remember("curves", read, 1.5) == 2

@@ -36,11 +36,19 @@ def page(found: Listing[UsageSummary], target: str, status: int = 200) -> tuple[
 
 def test_rows_have_hours_largest_first_and_a_bar_for_each_day_with_usage() -> None:
     html, client = page(
-        usage_listing([used("red", 0, 8, 4), used("blue", 16, 0, 0.01), used("x", 99, resource="cpu")]), "/usage"
+        usage_listing(
+            [
+                used("red", 0, 8, 4),
+                used("blue", 16, 0, 0.01),
+                used("red", 99, resource="cpu"),
+                used("team", 50, resource="cpu"),
+            ]
+        ),
+        "/usage",
     )
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r'<td class="(?:name|n used)">(.*?)</td>', html)]
-    assert cells == ["blue", "16.0", "red", "12.0"]
-    assert html.count('<rect class="own"') == 4
+    assert cells == ["blue", "16.0", "red", "12.0", "team", "50.0"]
+    assert html.count('<rect class="own"') == 5
     assert client.asked == [("usage", "queue")]
 
 

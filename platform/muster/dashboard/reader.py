@@ -17,6 +17,7 @@ from muster.visibility.reader import Listing, decode, read_list
 from muster.visibility.requests import RESOURCES
 from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobSummary, NodeSummary
 
+_REST = 10.0  # times as long as a read took
 MAX_AGE_S = 0.8
 """Less than the period of live updates, so that each sees new answers."""
 L = TypeVar("L", bound=ItemList)
@@ -94,14 +95,15 @@ class PageReader:
         return cast(JobSummary, self._shared(path, lambda data: decode(JobSummary, data)))
 
     def remember(self, key: str, read: Callable[[], T], max_age_s: float) -> T:
-        """The result of `read`, which may ask for something else than the read API; of at most `max_age_s` ago."""
-        return cast(T, self._remember(f"other {key}", read, max_age_s))
+        """The result of `read`, which may ask for something else than the read API; of at most `max_age_s` ago.
+        A slow result is kept for longer: `read` takes a tenth of the time at most."""
+        return cast(T, self._remember(f"other {key}", read, max_age_s, rest=_REST))
 
     def _shared(self, path: str, decoded: Callable[[Any], Any]) -> Any:
         """The decoded answer, of at most `MAX_AGE_S`."""
         return self._remember(path, lambda: decoded(self._read(f"{BASE_PATH}{path}")), MAX_AGE_S)
 
-    def _remember(self, key: str, read: Callable[[], Any], max_age_s: float) -> Any:
+    def _remember(self, key: str, read: Callable[[], Any], max_age_s: float, rest: float = 0.0) -> Any:
         """Threads that ask for the same at the same time wait for one `read`."""
         now = self._clock()
         with self._lock:
@@ -115,8 +117,15 @@ class PageReader:
                 answer, is_mine = Future[Any](), True
                 self._answers[key] = _Answer(now + max_age_s, answer)
         if is_mine:
+            found, error = None, None
             try:
-                answer.set_result(read())
-            except BaseException as error:
+                found = read()
+            except BaseException as raised:
+                error = raised
+            ended = self._clock()
+            self._answers[key] = _Answer(max(now + max_age_s, ended + rest * (ended - now)), answer)
+            if error is None:
+                answer.set_result(found)
+            else:
                 answer.set_exception(error)
         return answer.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, ValidationError
 
 from muster.errors import ClusterError
-from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList, ListResponse
+from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList, ListResponse, UsageSummary
 
 T = TypeVar("T", bound=Item)
 M = TypeVar("M", bound=BaseModel)
@@ -60,3 +60,13 @@ def read_list(
         if not found.metadata.continue_token:
             return Listing(items, found.model_copy(update={"items": []}))
         query["continue"] = found.metadata.continue_token
+
+
+def shown_usage(items: Sequence[UsageSummary]) -> list[UsageSummary]:
+    """What a table of usage shows: GPUs and the like, largest first; then cpu of names that used nothing else."""
+    with_others = {item.metadata.name for item in items if item.resource != "cpu"}
+    shown = [item for item in items if item.resource != "cpu" or item.metadata.name not in with_others]
+    return sorted(
+        shown,
+        key=lambda item: (item.resource == "cpu", -item.hours, item.metadata.name, item.flavor, item.resource),
+    )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.text import sanitize, short_resource_name
 from muster.usage.report import STEP_HOURS
-from muster.visibility.reader import Listing
+from muster.visibility.reader import Listing, shown_usage
 from muster.visibility.types import UsageSummary, UsageSummaryList
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -19,11 +19,10 @@ _MIN_CHART, _MAX_CHART = 8, 60  # columns
 
 
 def usage_table(found: Listing[UsageSummary], width: int) -> Group:
-    """A line per name, flavor and resource, extended resources first; cpu only where there are no others."""
+    """A line per name, flavor and resource, extended resources first; cpu only of names without others."""
     page = found.last_page
     assert isinstance(page, UsageSummaryList), "read from the route usage"
-    items = [item for item in found.items if item.resource != "cpu"] or found.items
-    items = sorted(items, key=lambda item: (-item.hours, item.metadata.name, item.flavor, item.resource))
+    items = shown_usage(found.items)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in (items[0].by.upper(), "FLAVOR", "RESOURCE"):
         table.add_column(title, no_wrap=True)

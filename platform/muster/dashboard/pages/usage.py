@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from muster.dashboard.page import Page, PageRequest
 from muster.usage.report import STEP_HOURS, UsageGroup, UsageStep
+from muster.visibility.reader import shown_usage
 from muster.visibility.types import UsageSummary, UsageSummaryList
 
 GROUPS: tuple[str, ...] = get_args(UsageGroup)
@@ -65,9 +66,8 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
 
 
 def usage_rows(items: Sequence[UsageSummary], since: float, until: float, step_s: float) -> list[UsageRow]:
-    """The largest usage first; cpu only where nothing else was used."""
-    shown = [item for item in items if item.resource != "cpu"] or list(items)
-    shown.sort(key=lambda item: (-item.hours, item.metadata.name, item.flavor, item.resource))
+    """The rows of `shown_usage`."""
+    shown = shown_usage(items)
     highest: dict[str, float] = {}
     for item in shown:
         most = max((point.hours for point in item.points), default=0.0)
