@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +15,7 @@ import pytest
 from tests.dashboard.serving import ReadStateClient, serving
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
-from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
+from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
 from tests.visibility.states import leader, two_queues
 
 from muster.api import spec
@@ -38,21 +34,9 @@ UNTIL_STOPPED = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>\'"&'
 
 
-@contextmanager
-def muster_dashboard(home: Path) -> Iterator[str]:
+def muster_dashboard(home: Path) -> AbstractContextManager[str]:
     """`muster dashboard`, ended by Ctrl-C; yields the address that it prints last."""
-    command = [str(Path(sys.executable).with_name("muster")), "dashboard", "--no-browser"]
-    environment = {**os.environ, "NO_COLOR": "1", "MUSTER_HOME": str(home)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    try:
-        yield next(line.strip() for line in process.stdout if line.startswith("http://"))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return served_by_muster("dashboard", "--no-browser", MUSTER_HOME=str(home))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -157,3 +159,20 @@ def chromium() -> Iterator[Browser]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def served_by_muster(*arguments: str, **environment: str) -> Iterator[str]:
+    """A command of `muster` that serves pages, ended by Ctrl-C; yields the address that it prints last."""
+    command = [str(Path(sys.executable).with_name("muster")), *arguments]
+    variables = {**os.environ, "NO_COLOR": "1", **environment}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+    assert process.stdout is not None
+    try:
+        yield next(line.strip() for line in process.stdout if line.startswith("http://"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

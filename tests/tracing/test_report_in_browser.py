@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
+from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
 from tests.tracing.kineto import GpuRank
 from tests.tracing.runs import gpu_run_folder
 
@@ -70,27 +66,9 @@ def stub_of_perfetto() -> Iterator[tuple[str, list[dict[str, str]]]]:
             thread.join()
 
 
-@contextmanager
-def muster_report(run: Path, perfetto_url: str) -> Iterator[str]:
+def muster_report(run: Path, perfetto_url: str) -> AbstractContextManager[str]:
     """`muster report RUN --serve`, ended by Ctrl-C; yields the address that it prints last."""
-    command = [
-        str(Path(sys.executable).with_name("muster")),
-        "report",
-        str(run),
-        "--serve",
-        "--perfetto-url",
-        perfetto_url,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
-    assert process.stdout is not None
-    try:
-        yield next(line.strip() for line in process.stdout if line.startswith("http://"))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return served_by_muster("report", str(run), "--serve", "--perfetto-url", perfetto_url)
 
 
 @pytest.fixture(scope="module")
