@@ -10,30 +10,56 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 _TIMEOUT_S = 60.0
+MAX_CONNECTIONS = 128
+"""Open connections, each with a thread. A browser opens six at most."""
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 class LoopbackServer(ThreadingTCPServer):
-    """Listens on a port of the loopback address (0: a free one); `serve_forever` answers requests until `shutdown`."""
+    """Listens on a port of the loopback address (0: a free one); `serve_forever` answers requests until `shutdown`,
+    on at most `MAX_CONNECTIONS` connections at a time: any user of the host can open some."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, port: int, handler: type[LoopbackHandler]) -> None:
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((ADDRESS, port), handler)
         self.port: int = self.server_address[1]
         self.hosts = tuple(f"{name}:{self.port}" for name in HOST_NAMES)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a new thread, or refuse what exceeds the limit."""
+        if not self._free.acquire(blocking=False):
+            with suppress(OSError):
+                request.sendall(_TOO_MANY)
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer until the connection ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that goes away is no error."""

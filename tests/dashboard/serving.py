@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,9 +49,9 @@ class Response:
 
 
 @contextmanager
-def serving(client: MemoryClient) -> Iterator[DashboardServer]:
+def serving(client: MemoryClient, clock: Callable[[], float] = time.time) -> Iterator[DashboardServer]:
     """The server, until the end of the block."""
-    with DashboardServer(client, "this host") as server, server.updates.running():
+    with DashboardServer(client, "this host", clock=clock) as server, server.updates.running():
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

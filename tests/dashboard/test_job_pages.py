@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.visibility.states import leader, two_queues
 
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart
+from muster.dashboard.render import run_time
 from muster.visibility.types import ItemMeta, JobSummary
 
 HOUR = 3600.0
@@ -26,8 +28,8 @@ def client(*jobs: Any, folder: Path = Path("/nonexistent"), **fields: Any) -> Re
     return found
 
 
-def page(source: ReadStateClient, target: str, status: int = 200) -> str:
-    with serving(source) as server:
+def page(source: ReadStateClient, target: str, status: int = 200, now: float | None = None) -> str:
+    with serving(source, time.time if now is None else lambda: now) as server:
         found = get(server, target)
     assert found.status == status, found.text
     return found.text
@@ -84,7 +86,7 @@ def test_a_job_without_a_run_folder_has_no_curves() -> None:
 @pytest.mark.parametrize(
     ("target", "status", "message"),
     [
-        ("/jobs/default/absent", 404, "absent"),
+        ("/jobs/default/absent", 404, "job 'absent' does not exist in namespace 'default'"),
         ("/jobs/default/a?index=-1", 400, "index: must be a number from 0; got '-1'"),
         ("/jobs/default/a?line=1", 400, "line: is no parameter of this page; valid: role, index"),
         ("/timeline?hours=2", 400, "hours: must be one of 1, 6, 24, 168; got '2'"),
@@ -158,8 +160,22 @@ def test_the_timeline_has_a_limited_number_of_nodes_lanes_and_pending_jobs_and_s
     assert (len(chart.rows[0].bars), chart.rows[0].omitted) == (MAX_LANES, 2)
 
 
-def test_the_timeline_links_to_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.dashboard.server.time.time", lambda: NOW + 10)
-    html = page(client(admitted("a"), named("b")), "/timeline")
+def test_the_timeline_links_to_the_jobs() -> None:
+    html = page(client(admitted("a"), named("b")), "/timeline", now=NOW + 10)
     assert html.count('href="/jobs/default/a"') == 2  # one bar on each node
     assert "default/a, Admitted, queue default" in html
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"phase": "Pending"}, ""),
+        ({"phase": "Pending", "ran_seconds": 60}, "1m00s"),
+        ({"started_at": NOW - 30, "ran_seconds": 60}, "1m30s"),
+        ({"phase": "Succeeded", "started_at": NOW - 30, "finished_at": NOW - 10, "ran_seconds": 60}, "1m20s"),
+        ({"phase": "Failed", "started_at": NOW - 30, "finished_at": NOW - 30}, "0s"),
+        ({"phase": "Cancelled", "finished_at": NOW - 30}, ""),
+    ],
+)
+def test_the_run_time_is_that_of_all_attempts(fields: dict[str, Any], expected: str) -> None:
+    assert words(run_time(summary("a", **fields), NOW)) == expected

@@ -218,3 +218,13 @@ def test_a_slow_result_of_another_source_is_kept_for_ten_times_as_long_as_it_too
     assert reader.remember("curves", read, 1.5) == 1
     now[0] = 122.0
     assert reader.remember("curves", read, 1.5) == 2
+
+
+def test_a_page_names_the_process_that_answered_it_whatever_other_pages_read_meanwhile() -> None:
+    client = ReadStateClient(state=leader(two_queues(named("b"))))
+    reader = PageReader(client.read, lambda: 0.0)
+    first, second = reader.for_one_page(), reader.for_one_page()
+    first.page(JobSummaryList, limit=1)
+    assert [first.source is None, second.source is None] == [False, True]
+    second.page(JobSummaryList, limit=1)
+    assert (second.source, len(client.urls)) == (first.source, 1)

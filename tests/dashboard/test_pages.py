@@ -132,7 +132,7 @@ def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
 def test_a_node_that_does_not_exist_is_not_found() -> None:
     with serving(ReadStateClient(state=leader(two_queues()))) as server:
         found = get(server, "/nodes/none")
-    assert (found.status, "nodes 'none' does not exist" in text(found.text)) == (404, True)
+    assert (found.status, "node 'none' does not exist" in text(found.text)) == (404, True)
 
 
 def test_preemptions_are_listed_with_the_newest_first_and_can_be_chosen_by_queue() -> None:

@@ -13,7 +13,7 @@ from tests.local.support import has, shell_job
 
 from muster.api import spec
 from muster.client import check_replica
-from muster.errors import NotFound
+from muster.errors import NotFound, Refused
 from muster.local.pod_folder import PodFolder
 from muster.local.run_folder import (
     TAIL_BYTES,
@@ -275,3 +275,14 @@ def test_a_future_attempt_is_refused_with_the_valid_ones(newest: int, valid: str
     check_attempt(job(newest, "Running"), newest)
     with pytest.raises(NotFound, check=has(valid, "got 4", reason="AttemptNotFound", field="attempt")):
         check_attempt(job(newest, "Running"), 4)
+
+
+@pytest.mark.timeout(20)
+def test_a_log_that_the_job_replaced_by_a_fifo_does_not_block_its_readers(tmp_path: Path) -> None:
+    log = tmp_path / "trainer-0.attempt-0.log"
+    os.mkfifo(log)
+    assert tail(log) == ""
+    with pytest.raises(Refused, match="must be a regular file; got a FIFO"):
+        tail_offset(log, 0, None, 5)
+    with pytest.raises(Refused, match="must be a regular file; got a FIFO"):
+        list(read_lines(log, 0, None, None))

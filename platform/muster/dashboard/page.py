@@ -18,8 +18,9 @@ _MAX_QUERY = 4096  # characters
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One request for a page. `parameters`: non-empty values of the path and of the query, by name. `now`: Unix
-    seconds. `client` reads what the read API does not have, such as logs; prefer `reader`, whose answers are shared."""
+    """One request for a page; `reader` is its own. `parameters`: non-empty values of the path and of the query, by
+    name. `now`: Unix seconds. `client` reads what the read API does not have, such as logs; prefer `reader`, whose
+    answers are shared."""
 
     reader: PageReader
     client: ClusterClient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -58,6 +59,12 @@ class PageReader:
         self._answers: dict[str, _Answer] = {}  # by URL
         self.source: DataSource | None = None
         """Which process answered last."""
+
+    def for_one_page(self) -> PageReader:
+        """One with the same answers and a `source` of its own: that of what this page has read."""
+        found = copy.copy(self)
+        found.source = None
+        return found
 
     def page(
         self,

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from muster.dashboard.page import Page, PageRequest, job_link, link, node_link
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.text import format_duration, format_resource, sanitize, short_resource_name
+from muster.visibility.types import JobSummary
 
 _TIMES = re.compile(r"(<time [^>]*>)[^<]*</time>")
 
@@ -52,6 +53,16 @@ def elapsed(since: float, now: float) -> Markup:
     return Markup('<time datetime="{}" data-form="elapsed">{}</time>').format(_iso(since), text)
 
 
+def run_time(job: JobSummary, now: float) -> Markup:
+    """How long a job has run in all its attempts; empty if it has not."""
+    if job.started_at is not None and job.finished_at is None:
+        return elapsed(job.started_at - job.ran_seconds, now)
+    ran_s: float = job.ran_seconds
+    if job.started_at is not None and job.finished_at is not None:
+        ran_s += job.finished_at - job.started_at
+    return Markup(format_duration(ran_s)) if ran_s or job.started_at is not None else Markup()
+
+
 def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -81,6 +92,7 @@ class Renderer:
             "tick_time": tick_time,
             "utc_time": utc_time,
             "elapsed": elapsed,
+            "run_time": run_time,
             "duration": format_duration,
             "amount": format_resource,
             "short_resource": short_resource_name,

@@ -38,12 +38,16 @@ _CONTENT_SECURITY_POLICY = (
 class DashboardServer(LoopbackServer):
     """`where` names the cluster. `serve_forever` answers until `shutdown`; live updates need `updates.running()`."""
 
-    def __init__(self, client: ClusterClient, where: str, port: int = 0, pages: tuple[Page, ...] = PAGES) -> None:
+    def __init__(
+        self, client: ClusterClient, where: str, port: int = 0, *, clock: Callable[[], float] = time.time
+    ) -> None:
         super().__init__(port, _Handler)
+        self.clock = clock
+        """Unix seconds."""
         self._client = client
         self._reader = PageReader(client.read)
-        self.pages = pages
-        self.renderer = Renderer(pages, where)
+        self.pages = PAGES
+        self.renderer = Renderer(self.pages, where)
         self.updates = LiveUpdates(lambda target: self.content(target)[2])
         self.session = secrets.token_urlsafe(32)
         self._tokens = {secrets.token_urlsafe(32): False}  # whether it is valid once only
@@ -75,7 +79,7 @@ class DashboardServer(LoopbackServer):
         except MusterError as error:
             status, content = self.renderer.error_content(error)
             return status, None, content
-        request = PageRequest(self._reader, self._client, parameters, time.time())
+        request = PageRequest(self._reader.for_one_page(), self._client, parameters, self.clock())
         status, content = self.renderer.content(page, request)
         return status, page, content
 
@@ -107,7 +111,7 @@ class _Handler(LoopbackHandler):
         if url.path.startswith(f"{_EVENTS}/"):
             return self._events(self.path.removeprefix(_EVENTS))
         status, page, content = self.server.content(self.path)
-        document = self.server.renderer.document(content, page, self.path, time.time())
+        document = self.server.renderer.document(content, page, self.path, self.server.clock())
         return self.answer(status, document.encode(), HTML)
 
     do_HEAD = do_GET

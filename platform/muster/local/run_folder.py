@@ -12,12 +12,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
-from muster.errors import NotFound
+from muster.errors import NotFound, Refused
 from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_collectives, parse_heartbeat
+from muster.tracing.shared_folder import IrregularFile, open_regular
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2
@@ -33,9 +34,9 @@ def log_path(run_dir: Path, role: str, index: int, attempt: int) -> Path:
 
 
 def tail(path: Path) -> str:
-    """The last 4 KiB, from the beginning of a line if there is one; empty without a log."""
+    """The last 4 KiB, from the beginning of a line if there is one; empty without a regular file."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read(TAIL_BYTES)
@@ -67,7 +68,7 @@ def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:
     """The offset of the last `count` lines of bytes [begin, end); a last line without newline counts. Reads backwards,
     no more than needed."""
     try:
-        with open(path, "rb") as file:
+        with _open_log(path) as file:
             begin = max(begin, _data_offset(file))
             size = file.seek(0, 2)
             top = size if end is None else min(end, size)
@@ -117,7 +118,7 @@ def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]
     """(offset, data): at most one block, since logs may be larger than memory, from `position`, or from the log's
     beginning if that part was dropped."""
     try:
-        with open(path, "rb") as file:
+        with _open_log(path) as file:
             while True:
                 start = _resume_offset(file, position)
                 file.seek(start)
@@ -128,14 +129,22 @@ def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]
         return position, b""
 
 
-def _resume_offset(file: BinaryIO, position: int) -> int:
+def _open_log(path: Path) -> IO[bytes]:
+    """The job may have replaced its log, for example by a FIFO, which would block who reads it. Raises `Refused`."""
+    try:
+        return open_regular(path)
+    except IrregularFile as error:
+        raise Refused(f"{path}: {error.strerror}", reason="LogNotReadable") from error
+
+
+def _resume_offset(file: IO[bytes], position: int) -> int:
     """The offset to continue at; a log that became shorter was truncated and is read from its beginning."""
     if os.fstat(file.fileno()).st_size < position:
         return 0
     return max(position, _data_offset(file))
 
 
-def _data_offset(file: BinaryIO) -> int:
+def _data_offset(file: IO[bytes]) -> int:
     """The offset of a log's first byte that was not dropped. Moves the file's position."""
     try:
         data = os.lseek(file.fileno(), 0, os.SEEK_DATA)

@@ -27,6 +27,8 @@ Float64 = NDArray[np.float64]
 MAX_FILES = 1024
 MAX_LINES_BYTES = 256 << 20
 """Limit for reading a file of metrics or events."""
+MAX_TAIL_BYTES = 8 << 20
+"""Limit for reading the newest steps of a rank."""
 MAX_HEARTBEAT_BYTES = 65_536
 MAX_PLAUSIBLE_VALUE = 1e100  # larger metrics cannot be plotted and count as unknown
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -188,14 +190,20 @@ def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord |
 Record = TypeVar("Record", MetricsRecord, RunEvent, CompilationRecord)
 
 
-def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
-    """The lines that can be decoded; a killed job leaves an incomplete line."""
+def _read_records(
+    path: Path, kind: type[Record], skipped: list[SkippedFile], tail_bytes: int | None = None
+) -> list[Record]:
+    """The lines that can be decoded; a killed job leaves an incomplete line. `tail_bytes`: of a larger file, the whole
+    lines within its last bytes."""
     decoder = msgspec.json.Decoder(kind)
     found: list[Record] = []
     broken: list[int] = []
     try:
         with open_regular(path) as file:
-            remaining, number = MAX_LINES_BYTES, 0
+            if tail_bytes is not None and (size := os.fstat(file.fileno()).st_size) > tail_bytes:
+                file.seek(size - tail_bytes)
+                file.readline(tail_bytes)
+            remaining, number = MAX_LINES_BYTES if tail_bytes is None else tail_bytes, 0
             while remaining > 0 and (line := file.readline(remaining)):
                 remaining, number = remaining - len(line), number + 1
                 try:
@@ -203,7 +211,7 @@ def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) ->
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     if line.strip():
                         broken.append(number)
-            if file.read(1):
+            if tail_bytes is None and file.read(1):
                 limit = f"only the first {MAX_LINES_BYTES} bytes are read"
                 skipped.append(
                     SkippedFile(_display_name(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}")
@@ -217,15 +225,16 @@ def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) ->
 
 
 def read_rank_metrics(path: Path, rank: int = 0) -> RankMetrics | None:
-    """The steps of one rank of a run folder; None if it has not reported any, or its file cannot be read."""
+    """The newest steps of one rank of a run folder, of at most `MAX_TAIL_BYTES`; None if it has not reported any,
+    or its file cannot be read."""
     file = path / "metrics" / f"rank-{rank}.jsonl"
-    metrics = _read_metrics(file, []) if file.is_file() else None
+    metrics = _read_metrics(file, [], MAX_TAIL_BYTES) if file.is_file() else None
     return metrics if metrics else None
 
 
-def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
+def _read_metrics(path: Path, skipped: list[SkippedFile], tail_bytes: int | None = None) -> RankMetrics:
     match = RANK_FILE.fullmatch(path.name)
-    lines = _read_records(path, MetricsRecord, skipped)
+    lines = _read_records(path, MetricsRecord, skipped, tail_bytes)
     step = np.array([line.step for line in lines], dtype=np.int64)
     attempt = np.array([line.attempt for line in lines], dtype=np.int64)
     order = np.lexsort((np.arange(len(step)), attempt, step))

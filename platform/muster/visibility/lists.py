@@ -99,7 +99,7 @@ def _one(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item:
         if item.metadata.name == request.name:
             return item
     where = "" if request.namespace is None else f" in namespace {request.namespace!r}"
-    raise NotFound(f"{request.resource.plural} {request.name!r} does not exist{where}")
+    raise NotFound(f"{request.resource.noun} {request.name!r} does not exist{where}")
 
 
 def _queues(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:

@@ -41,10 +41,11 @@ PageKey: TypeAlias = tuple[str | float, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReadableResource:
-    """A collection. `selectable`: fields that a fieldSelector may name. `readable`: whether one item can be read by
-    name."""
+    """A collection. `noun`: what messages call one item. `selectable`: fields that a fieldSelector may name.
+    `readable`: whether one item can be read by name."""
 
     plural: str
+    noun: str
     item: type[Item]
     page: type[ItemList]
     namespaced: bool = True
@@ -55,12 +56,14 @@ class ReadableResource:
 RESOURCES = {
     resource.plural: resource
     for resource in (
-        ReadableResource("queues", QueueSummary, QueueSummaryList, namespaced=False),
-        ReadableResource("nodes", NodeSummary, NodeSummaryList, namespaced=False),
-        ReadableResource("jobs", JobSummary, JobSummaryList, selectable=("queue", "phase")),
-        ReadableResource("pendingjobs", PendingJob, PendingJobList, selectable=("queue",)),
-        ReadableResource("preemptions", Preemption, PreemptionList, selectable=("queue",), readable=False),
-        ReadableResource("usage", UsageSummary, UsageSummaryList, readable=False),
+        ReadableResource("queues", "queue", QueueSummary, QueueSummaryList, namespaced=False),
+        ReadableResource("nodes", "node", NodeSummary, NodeSummaryList, namespaced=False),
+        ReadableResource("jobs", "job", JobSummary, JobSummaryList, selectable=("queue", "phase")),
+        ReadableResource("pendingjobs", "pending job", PendingJob, PendingJobList, selectable=("queue",)),
+        ReadableResource(
+            "preemptions", "preemption", Preemption, PreemptionList, selectable=("queue",), readable=False
+        ),
+        ReadableResource("usage", "usage", UsageSummary, UsageSummaryList, readable=False),
     )
 }
 

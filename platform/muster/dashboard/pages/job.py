@@ -13,14 +13,12 @@ from markupsafe import Markup
 
 from muster.client import LogOptions
 from muster.dashboard.page import Page, PageRequest
-from muster.dashboard.pages.jobs import running_since
 from muster.dashboard.reader import try_read
 from muster.errors import InvalidSpec, NotFound
 from muster.lifecycle.placement import index_range
 from muster.tracing.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.formatting import format_seconds
 from muster.tracing.run_folder import Float64, RankMetrics, read_rank_metrics
-from muster.visibility.types import JobSummary
 
 LOG_LINES = 200
 _MAX_LINE = 1000  # characters
@@ -59,8 +57,6 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
     role, index = _chosen_pod(request, placed)
     return {
         "job": job,
-        "since": running_since(job),
-        "run_time_s": run_time_s,
         "roles": list(placed),
         "role": role,
         "index": index,
@@ -150,13 +146,6 @@ def _series(label: str, steps: Any, values: Float64) -> LineSeries:
     if len(values) and chosen[-1] != len(values) - 1:
         chosen.append(len(values) - 1)
     return LineSeries(label, "c0", tuple((float(steps[i]), float(values[i])) for i in chosen))
-
-
-def run_time_s(job: JobSummary) -> float | None:
-    """Of a finished job: of all attempts."""
-    if job.finished_at is None:
-        return None
-    return job.ran_seconds + (0.0 if job.started_at is None else job.finished_at - job.started_at)
 
 
 PAGE = Page("/jobs/{namespace}/{name}", "Job", "job.html", _data, parameters=("role", "index"), in_navigation=False)

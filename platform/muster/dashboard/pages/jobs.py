@@ -8,16 +8,9 @@ from typing import Any, get_args
 from muster.api.spec import Phase
 from muster.dashboard.page import MAX_ROWS, Page, PageRequest
 from muster.dashboard.reader import try_read
-from muster.visibility.types import JobSummary, JobSummaryList, QueueSummaryList
+from muster.visibility.types import JobSummaryList, QueueSummaryList
 
 PHASES: tuple[str, ...] = get_args(Phase)
-
-
-def running_since(job: JobSummary) -> float | None:
-    """The time that its run time counts from, with that of earlier attempts; None unless it runs."""
-    if job.started_at is None or job.finished_at is not None:
-        return None
-    return job.started_at - job.ran_seconds
 
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
@@ -29,7 +22,6 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
     queues = try_read(lambda: [one.metadata.name for one in request.reader.all(QueueSummaryList).items])
     return {
         "jobs": found.items,
-        "running_since": running_since,
         "next": found.metadata.continue_token,
         "remaining": found.metadata.remaining_item_count,
         "first": not request.get("after"),
