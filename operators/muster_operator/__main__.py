@@ -23,6 +23,7 @@ from muster.kube.outages import Outages
 from muster.lifecycle import Timeouts
 from muster.usage.report import RecordedUsage
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import TemplateCache
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
@@ -75,7 +76,7 @@ class Operator:
         collectors, namespace = settings.collectors, settings.namespace
         pod_config = PodConfig(settings.priority_class, collectors.config)
         template_reader = PodTemplateReader(api, TemplateCache())
-        wakeup = asyncio.Event()
+        wakeup, self._usage_wakeup = asyncio.Event(), asyncio.Event()
         self._dry_runs = DryRuns(api, pod_config, template_reader, settings.dry_run_refresh_s)
         self._cache = cache = ClusterCache(
             self._dry_runs,
@@ -83,6 +84,7 @@ class Operator:
             collectors=collectors,
             templates=template_reader.templates,
             most_template_bytes=settings.template_bytes,
+            deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
         )
         capture_wakeup = asyncio.Event()
         captures = CaptureCache(capture_wakeup.set)
@@ -107,14 +109,19 @@ class Operator:
             self._pod_groups,
         )
         traces = TraceStatusTracker(cache, collectors.config)
-        writer = JobWriter(api, cache, queue, pods, job_events, traces, self._job_metrics)
         self._usage = None
         if settings.usage_retention_days:
             names = ConfigMapNames(namespace, settings.lease_name)
             self._usage = UsageRecorder(
-                queue, cache, names, settings.usage_retention_days, self._term_id, review_api is not None
+                queue=queue,
+                cache=cache,
+                names=names,
+                retention_days=settings.usage_retention_days,
+                term=self._term_id,
+                reads_as_standby=review_api is not None,
+                wakeup=self._usage_wakeup,
             )
-            writer.usage = self._usage
+        writer = JobWriter(api, cache, queue, pods, job_events, traces, self._job_metrics, self._usage)
         invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
         timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
         self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts)
@@ -231,8 +238,7 @@ class Operator:
                 continue  # another operator led while we listed
             self._fence.enter(listed_for)
             self._events.clear()
-            if self._usage is not None:
-                self._usage.wake()
+            self._usage_wakeup.set()
             await self._leader.run_term()
             self._job_metrics.reset()
             if self._election is not None:

@@ -14,9 +14,8 @@ from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.reflector import Reflector
+from muster.kube.reflector import Reflector, ResourceEventHandler
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.captures.capture_cache import CaptureCache
 
 _LOG = logging.getLogger("muster.operator")
 _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
@@ -49,7 +48,9 @@ async def read_by_name(api: AsyncKubeClient, collection: str, name: str, kind: t
 class InformerSet:
     """The watches that keep the caches up to date."""
 
-    def __init__(self, api: AsyncKubeClient, cache: ClusterCache, captures: CaptureCache) -> None:
+    def __init__(
+        self, api: AsyncKubeClient, cache: ClusterCache, captures: ResourceEventHandler[objects.RawCustomObject]
+    ) -> None:
         self._reflectors: list[Reflector[Any]] = [
             Reflector(api, resources.NODES, objects.V1Node, cache.nodes),
             Reflector(api, resources.PODS, objects.V1Pod, cache.pods),

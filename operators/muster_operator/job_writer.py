@@ -58,7 +58,7 @@ class JobWriter:
     events: JobEvents
     traces: TraceStatusTracker
     metrics: JobMetrics
-    usage: UsageRecorder | None = None
+    usage: UsageRecorder | None  # None: usage is not recorded
 
     async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected because the object changed."""

@@ -9,6 +9,7 @@ from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import CachedTemplate
 from muster_operator.cache.template_bytes import MOST_BYTES
 
@@ -47,11 +48,17 @@ class Changes:
 
 
 def new_cache(
-    dry_runs: FakeDryRuns | None = None, most_template_bytes: int = MOST_BYTES
+    dry_runs: FakeDryRuns | None = None,
+    most_template_bytes: int = MOST_BYTES,
+    deleted_usage: DeletedUsage | None = None,
 ) -> tuple[ClusterCache, Changes]:
     changes = Changes()
     cache = ClusterCache(
-        dry_runs or FakeDryRuns(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes
+        dry_runs or FakeDryRuns(),
+        changes,
+        clock=lambda: 1000.0,
+        most_template_bytes=most_template_bytes,
+        deleted_usage=deleted_usage,
     )
     return cache, changes
 

@@ -23,6 +23,7 @@ from muster.usage.record import UsageDocument, decode_jobs, decode_totals, encod
 from muster.usage.report import UsagePeriod, usage_series
 from muster.usage.segments import ChargedSegment, JobSegments, segments_of
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.usage import config_maps, recorder
 from muster_operator.usage.config_maps import LABEL, ConfigMapNames
 from muster_operator.usage.recorder import UsageRecorder
@@ -99,12 +100,21 @@ class Process:
     def __init__(self, api: AsyncKubeClient, term: str | None = "a", retention_days: int = 400) -> None:
         self.now = NOON
         self.term = term
-        self.cache: ClusterCache = new_cache()[0]
-        self.cache.deleted_usage.clock = lambda: self.now
+        self.wakeup = asyncio.Event()
+        deleted_usage = DeletedUsage(lambda: self.now, self.wakeup.set)
+        self.cache: ClusterCache = new_cache(deleted_usage=deleted_usage)[0]
         self.queue = new_queue(api, self.cache, lambda: self.now)
         names = ConfigMapNames("ns", "op")
         self.recorder = UsageRecorder(
-            self.queue, self.cache, names, retention_days, lambda: self.term, True, lambda: self.now, interval_s=0.01
+            queue=self.queue,
+            cache=self.cache,
+            names=names,
+            retention_days=retention_days,
+            term=lambda: self.term,
+            reads_as_standby=True,
+            wakeup=self.wakeup,
+            clock=lambda: self.now,
+            interval_s=0.01,
         )
 
     def job(

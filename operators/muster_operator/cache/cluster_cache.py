@@ -16,6 +16,7 @@ from muster.visibility.preemptions import PreemptionLog
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
+from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
@@ -25,7 +26,6 @@ from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
-from muster_operator.usage.deleted_jobs import DeletedUsage
 
 _MAX_PENDING_TERMINATIONS = 10_000
 _MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three polls without an answer, and scheduling delay
@@ -98,6 +98,7 @@ class ClusterCache:
         collectors: CollectorSettings = CollectorSettings(),
         templates: TemplateCache | None = None,
         most_template_bytes: int = MOST_BYTES,
+        deleted_usage: DeletedUsage | None = None,
     ) -> None:
         self._clock = clock
         self._has_heartbeats = bool(collectors.config.image)
@@ -113,8 +114,9 @@ class ClusterCache:
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
         self.preemptions = PreemptionLog()
-        self.deleted_usage = DeletedUsage(clock)
-        self.recorded_usage: Mapping[str, int] = {}  # number of usage segments in the durable record, by job uid
+        self.deleted_usage = DeletedUsage(clock, lambda: None) if deleted_usage is None else deleted_usage
+        self.recorded_usage: Mapping[str, int] = {}
+        """Number of usage segments in the durable record, by job uid."""
         self.jobs = JobCache(
             requirements,
             self.pods.set_visible,
@@ -167,6 +169,11 @@ class ClusterCache:
             priority_classes=self.priority_classes.values(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
+
+    def on_usage_recorded(self, counted: Mapping[str, int]) -> None:
+        """The durable record of usage was read or written: number of segments in it, by job uid."""
+        self.recorded_usage = counted
+        self.deleted_usage.drop_recorded(counted)
 
     def _on_collector_ended(self, pod: CachedPod) -> None:
         if not self._apply_termination(pod, self._clock()):

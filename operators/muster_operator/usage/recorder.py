@@ -42,7 +42,8 @@ _STANDBY_FORGET_S = 540.0
 @dataclass(slots=True)
 class UsageRecorder:
     """`term`: identifies the term in which this operator leads, None while it does not. `reads_as_standby`: whether it
-    answers readers while it does not lead."""
+    answers readers while it does not lead. `wakeup`: set to begin the next pass soon, since a term began, a job was
+    deleted, or one waits for its removal."""
 
     queue: WriteQueue
     cache: ClusterCache
@@ -50,6 +51,7 @@ class UsageRecorder:
     retention_days: int
     term: Callable[[], str | None]
     reads_as_standby: bool
+    wakeup: asyncio.Event
     clock: Callable[[], float] = time.time
     interval_s: float = INTERVAL_S
     _loaded_for: str | None = None  # the term in which the documents were read
@@ -57,17 +59,13 @@ class UsageRecorder:
     _version: str = ""  # resourceVersion of the newest
     _totals: dict[tuple[int, int], UsageTotals] = field(default_factory=dict)  # of all documents, by day and number
     _absent_since: dict[str, float] = field(default_factory=dict)  # jobs that do not exist, by uid
-    _wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     _failures: Backoff = field(default_factory=lambda: Backoff(1.0, INTERVAL_S))  # of passes
     _size: int = 0  # of the newest document
-
-    def __post_init__(self) -> None:
-        self.cache.deleted_usage.on_job = self.wake
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            self._wakeup.clear()
+            self.wakeup.clear()
             try:
                 if self.term() is not None:
                     await self.record()
@@ -87,12 +85,8 @@ class UsageRecorder:
             if self._is_current():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.interval_s):
-                        await self._wakeup.wait()
+                        await self.wakeup.wait()
             await asyncio.sleep(_MIN_PAUSE_S + self._size / _BYTES_PER_S)
-
-    def wake(self) -> None:
-        """Begin the next pass soon: a term began, a job was deleted, or one waits for its removal."""
-        self._wakeup.set()
 
     def recorded(self) -> RecordedUsage:
         """What readers add to the observed jobs."""
@@ -108,7 +102,7 @@ class UsageRecorder:
             or self.cache.recorded_usage.get(known.uid, 0) >= segments.count
         ):
             return True
-        self._wakeup.set()
+        self.wakeup.set()
         return False
 
     # ---- one pass
@@ -145,8 +139,7 @@ class UsageRecorder:
         self._publish()
 
     def _publish(self) -> None:
-        self.cache.recorded_usage = {} if self._newest is None else self._newest.counted
-        self.cache.deleted_usage.drop_recorded(self.cache.recorded_usage)
+        self.cache.on_usage_recorded({} if self._newest is None else self._newest.counted)
 
     async def _write(self, encoded: EncodedDocument) -> None:
         """Raises `ClusterError` if the document was not written: what is stored may be newer."""

@@ -15,10 +15,10 @@ KEPT_S = 300.0
 
 @dataclass(slots=True)
 class DeletedUsage:
-    """Jobs that were deleted while this process observed them. `on_job` is called when one with usage was."""
+    """Jobs that were deleted while this process observed them. `on_job` is called when one with usage was deleted."""
 
     clock: Callable[[], float]
-    on_job: Callable[[], None] = lambda: None
+    on_job: Callable[[], None]
     _jobs: dict[str, tuple[float, JobSegments]] = field(default_factory=dict)  # by uid, with the time of the deletion
 
     def on_deleted(self, job: spec.TrainingJob) -> None:
