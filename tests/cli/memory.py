@@ -21,7 +21,7 @@ from muster.api.validation import apply_warnings, check_apply, check_submit, wit
 from muster.api.yaml_input import AnyObject
 from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
-from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, UnreadableJobItem
+from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
 from muster.visibility.reader import Listing
 from muster.visibility.types import DataSource, PageMeta, UsageSummary, UsageSummaryList
@@ -142,17 +142,17 @@ class MemoryClient:
         self.kept_jobs[name] = with_replicas(self.job(name, namespace), replicas)
         return self.kept_jobs[name]
 
-    def drain(self, node: str) -> list[TrainingJob]:
+    def drain(self, node: str) -> NodeJobs:
         self.asked.append(("drain", node))
         return self.jobs_on_node(node)
 
     def undrain(self, node: str) -> None:
         self.asked.append(("undrain", node))
 
-    def jobs_on_node(self, node: str) -> list[TrainingJob]:
+    def jobs_on_node(self, node: str) -> NodeJobs:
         """What the first call returns is deleted before the second."""
         jobs, self.on_nodes = self.on_nodes, []
-        return [self.kept_jobs[name] for name in jobs]
+        return NodeJobs([f"{self.kept_jobs[name].metadata.namespace or 'default'}/{name}" for name in jobs])
 
     def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
         return self.job(name, namespace)

@@ -87,5 +87,9 @@ def test_drain_names_the_jobs_and_waits_until_they_have_left(cluster: MemoryClie
 def test_drain_and_undrain_as_json(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     cluster.on_nodes = ["llama"]
-    assert muster("drain", "n1", "--json").rows == [{"node": "n1", "result": "draining", "jobs": ["default/llama"]}]
-    assert muster("undrain", "n1", "--json").rows == [{"node": "n1", "result": "undrained", "jobs": []}]
+    assert muster("drain", "n1", "--json").rows == [
+        {"node": "n1", "result": "draining", "jobs": ["default/llama"], "hiddenJobs": 0}
+    ]
+    assert muster("undrain", "n1", "--json").rows == [
+        {"node": "n1", "result": "undrained", "jobs": [], "hiddenJobs": 0}
+    ]

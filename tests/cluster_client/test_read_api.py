@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Handler, Server, forbidden, unavailable
+from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Handler, Server, answered, forbidden, unavailable
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, read, two_queues
 
 from muster.errors import Refused
 from muster.model import Wait
-from muster.visibility.types import BASE_PATH
+from muster.visibility.types import BASE_PATH, ItemMeta, JobReference, NodeSummary
 
 
 def serve(server: Server, *routes: str, wait: Wait | None = None) -> None:
@@ -132,3 +133,61 @@ def test_an_answer_of_another_version_counts_as_none(cluster: Server) -> None:
     (notice,) = client.notices()
     assert "no QueueSummaryList of this version" in notice
     assert f"{QUEUES}/research" in cluster.objects
+
+
+def serve_node(server: Server, jobs: Sequence[tuple[str, str]] = (), *, draining: bool, hidden: int = 0) -> None:
+    placed = [JobReference(namespace=namespace, name=name) for namespace, name in jobs]
+    node = NodeSummary(
+        metadata=ItemMeta(name="n1"), ready=True, draining=draining, job_count=len(placed) + hidden, jobs=placed
+    )
+    server.objects[f"{BASE_PATH}/nodes/n1"] = node.model_dump(mode="json", by_alias=True)
+
+
+def test_a_drain_needs_no_right_to_list_jobs_and_ends_when_the_operator_sees_none_on_the_drained_node(
+    cluster: Server, muster: Muster
+) -> None:
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    serve_node(cluster, [("team", "a")], draining=False, hidden=2)
+    steps: list[dict[str, Any]] = [
+        {"jobs": [("team", "a")], "draining": True, "hidden": 2},  # before and after the drain
+        {"jobs": [], "draining": True, "hidden": 1},
+        {"jobs": [], "draining": False},  # an operator that has not seen the taint yet may place a job there
+        {"jobs": [], "draining": True},
+    ]
+
+    def change(handler: Handler) -> None:
+        answered(handler)
+        if steps:
+            serve_node(cluster, **steps.pop(0))
+
+    cluster.fail("GET", f"{BASE_PATH}/nodes/n1", change, times=5)
+    ended = muster("drain", "n1", "--wait")
+    assert (ended.code, ended.err, steps) == (0, "", [])
+    assert ended.out.splitlines() == [
+        "node n1 is being drained; jobs to move: team/a, 2 jobs of namespaces that you may not read",
+        "no job is left on node n1",
+    ]
+    assert not [path for _, path in cluster.asked if path == ALL_JOBS]
+
+
+def test_a_node_without_jobs_is_not_called_drained_before_the_operator_has_seen_the_drain(
+    cluster: Server, muster: Muster
+) -> None:
+    serve_node(cluster, draining=False)
+    (row,) = muster("drain", "n1", "--json").rows
+    assert row == {"node": "n1", "result": "draining", "jobs": [], "hiddenJobs": 0}
+    serve_node(cluster, draining=True)
+    assert muster("drain", "n1", "--json").rows[0]["result"] == "drained"
+
+
+def test_while_the_operator_is_down_a_drain_reads_all_jobs(cluster: Server, muster: Muster) -> None:
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    put_job(
+        cluster,
+        "b",
+        phase="Running",
+        placement=[{"role": "trainer", "flavor": "h200", "nodes": [{"node": "n1", "indexes": "0"}]}],
+    )
+    ended = muster("drain", "n1")
+    assert (ended.code, "jobs to move: default/b" in ended.out) == (0, True)
+    assert "the operator does not answer" in ended.err

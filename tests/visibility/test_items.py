@@ -93,6 +93,14 @@ def test_a_node_has_usage_and_the_pods_of_readable_namespaces() -> None:
     assert (alone["flavor"], alone["used"][GPU], alone["allocatable"][GPU]) == ("any", "8", "8")
 
 
+def test_a_node_names_the_jobs_placed_on_it_and_counts_those_of_other_namespaces() -> None:
+    mine, other = in_namespace(admitted("a"), "mine"), in_namespace(admitted("b"), "other")
+    done = named("c").model_copy(update={"status": finish(admitted("c").status, "Complete", "Completed", "", NOW)})
+    state = leader(two_queues(mine, other, in_namespace(done, "mine")))
+    node = read(state, "nodes/n1", lambda namespace: namespace == "mine")
+    assert (node["jobCount"], node["jobs"]) == (2, [{"namespace": "mine", "name": "a"}])
+
+
 def test_preemptions_are_kept_after_their_jobs_have_started_again() -> None:
     log, job = PreemptionLog(), admitted("a")
     eviction = EvictionStatus.model_construct(beneficiary="b", reason="Reclaimed", deadline=NOW + 30)

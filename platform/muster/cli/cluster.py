@@ -13,10 +13,10 @@ import click
 
 from muster.cli.options import PATH, SectionedGroup, connect, json_option
 from muster.cli.output import console, print_json, print_notices, print_renderable
-from muster.client import ClusterClient
 from muster.text import format_duration, parse_duration, pluralize
 
 if TYPE_CHECKING:
+    from muster.client import ClusterClient, NodeJobs
     from muster.tables import NodeTableRow, QueueTableRow
 
 _POLL_S = 1.0
@@ -70,17 +70,19 @@ def nodes(as_json: bool) -> None:
 @json_option
 def drain(node: str, wait: bool, as_json: bool) -> None:
     """Move the jobs of a node to other nodes after a checkpoint, and place no jobs there."""
-    from muster.cli.views.job_text import qualified_name
-
     client = connect()
-    jobs = client.drain(node)
-    names = [qualified_name(job) for job in jobs]
+    found = client.drain(node)
+    moving = [*found.names]
+    if found.hidden:
+        moving.append(f"{pluralize(found.hidden, 'job')} of namespaces that you may not read")
     if not as_json:
-        console().print(f"node {node} is being drained" + (f"; jobs to move: {', '.join(names)}" if names else ""))
+        console().print(f"node {node} is being drained" + (f"; jobs to move: {', '.join(moving)}" if moving else ""))
+    print_notices(client)
     if wait:
         _wait_until_empty(client, node)
     if as_json:
-        print_json([{"node": node, "result": "drained" if wait or not names else "draining", "jobs": names}])
+        result = "drained" if wait or _is_empty(found) else "draining"
+        print_json([{"node": node, "result": result, "jobs": found.names, "hiddenJobs": found.hidden}])
     elif wait:
         console().print(f"no job is left on node {node}")
 
@@ -92,9 +94,13 @@ def undrain(node: str, as_json: bool) -> None:
     """Make a drained node schedulable again."""
     connect().undrain(node)
     if as_json:
-        print_json([{"node": node, "result": "undrained", "jobs": []}])
+        print_json([{"node": node, "result": "undrained", "jobs": [], "hiddenJobs": 0}])
     else:
         console().print(f"node {node} is schedulable again")
+
+
+def _is_empty(found: NodeJobs) -> bool:
+    return found.draining and not found.names and not found.hidden
 
 
 def _wait_until_empty(client: ClusterClient, node: str) -> None:
@@ -106,7 +112,7 @@ def _wait_until_empty(client: ClusterClient, node: str) -> None:
     deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
-            if not client.jobs_on_node(node):
+            if _is_empty(client.jobs_on_node(node)):
                 return
             deadline = time.monotonic() + UNREACHABLE_TIMEOUT_S
         except ClusterError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from muster.api.spec import TraceCapture, TrainingJob
     from muster.api.yaml_input import AnyObject
     from muster.capture.protocol import JobStacks
-    from muster.client import JobList
+    from muster.client import JobList, NodeJobs
     from muster.cluster import NodeView
     from muster.visibility.reader import Listing
     from muster.visibility.types import UsageSummary
@@ -159,10 +159,12 @@ class KubernetesClusterClient:
         NoReadApi if the read API is not installed."""
         return self._operator.usage(parameters, namespace)
 
-    def drain(self, node: str) -> list[TrainingJob]:
+    def drain(self, node: str) -> NodeJobs:
         """Drain a node: its jobs move away after a checkpoint and no job is placed there. Returns the jobs on it. The
-        node is unchanged if the user may not list all jobs; a later error says that the node is being drained."""
-        queries.check_can_list_all_jobs(self._kube_client)
+        node is unchanged if neither the operator tells its jobs nor the user may list all; a later error says that the
+        node is being drained."""
+        if self._operator.node_jobs(node) is None:
+            queries.check_can_list_all_jobs(self._kube_client)
         nodes.drain(self._kube_client, node)
         try:
             return self.jobs_on_node(node)
@@ -175,9 +177,13 @@ class KubernetesClusterClient:
         """Make a drained node schedulable again."""
         nodes.undrain(self._kube_client, node)
 
-    def jobs_on_node(self, node: str) -> list[TrainingJob]:
-        """Jobs with pods on a node, terminating ones included. Raises `ClusterError` WrongVersion for a job that cannot
-        be decoded, since the node is then not known to be empty."""
+    def jobs_on_node(self, node: str) -> NodeJobs:
+        """Jobs with pods on a node, terminating ones included, from the operator; where it does not answer, from all
+        jobs. Raises `ClusterError` WrongVersion for one of these that cannot be decoded, since the node is then not
+        known to be empty."""
+        found = self._operator.node_jobs(node)
+        if found is not None:
+            return found
         return nodes.jobs_on_node(queries.list_jobs(self._kube_client, None), node)
 
     def snapshot(self) -> bytes:

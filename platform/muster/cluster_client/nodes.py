@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from muster import model
-from muster.api.spec import Flavor, Queue, TrainingJob
-from muster.client import JobList
+from muster.api.spec import Flavor, Queue
+from muster.client import JobList, NodeJobs
 from muster.cluster import DRAIN_TAINT, NodeView
 from muster.errors import ClusterError, Conflict, NotFound, Refused
 from muster.kube.convert import WRONG_VERSION, node_view
@@ -21,7 +21,7 @@ from muster.kube.objects import V1Node
 from muster.kube.requests import MERGE_PATCH
 from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
-from muster.lifecycle import is_finished
+from muster.lifecycle import is_finished, nodes_of
 from muster.state.projection import to_node
 
 MAX_PREFLIGHT_NODES = 500
@@ -82,18 +82,16 @@ def undrain(kube_client: KubeClient, node: str) -> None:
     _update_taints(kube_client, node, _without_drain_taint)
 
 
-def jobs_on_node(job_list: JobList, node: str) -> list[TrainingJob]:
-    """Unfinished jobs placed on the node. Raises `ClusterError` WrongVersion for one that cannot be decoded."""
+def jobs_on_node(job_list: JobList, node: str) -> NodeJobs:
+    """Unfinished jobs placed on the node, from all jobs. Raises `ClusterError` WrongVersion for one that cannot
+    be decoded."""
     for one in job_list.unreadable:
         if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
             message = f"job {one.name} on node {node} cannot be read by this version of Muster: {one.error}"
             raise ClusterError(message, reason=WRONG_VERSION)
-    return [
-        job
-        for job in job_list.jobs
-        if not is_finished(job.status)
-        and any(share.node == node for part in job.status.placement for share in part.nodes)
-    ]
+    unfinished = (job for job in job_list.jobs if not is_finished(job.status))
+    placed = [job.metadata for job in unfinished if node in nodes_of(job.status.placement)]
+    return NodeJobs([f"{meta.namespace or 'default'}/{meta.name}" for meta in placed])
 
 
 def _without_drain_taint(taints: _Taints) -> _Taints:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
 from muster import model
 from muster.api.spec import TrainingJob
-from muster.client import JobList
+from muster.client import JobList, NodeJobs
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.sync_client import KubeClient
 from muster.visibility.reader import Listing, decode, read_list
@@ -21,6 +22,7 @@ from muster.visibility.state import with_live_wait
 from muster.visibility.types import (
     BASE_PATH,
     JobSummaryList,
+    NodeSummary,
     NodeSummaryList,
     PendingJob,
     PendingJobList,
@@ -56,6 +58,18 @@ class OperatorReader:
             lambda: [node_row(node) for node in self._read("nodes", NodeSummaryList).items],
             "usage is not that of the last scheduling cycle",
         )
+
+    def node_jobs(self, node: str) -> NodeJobs | None:
+        """Jobs placed on a node. Those of an operator that has not observed yet that the node is drained are not
+        `draining`."""
+        answer = self._try(
+            lambda: decode(NodeSummary, self.get(f"{BASE_PATH}/nodes/{quote(node, safe='')}")),
+            "the jobs of the node are read from the API server",
+        )
+        if answer is None or answer.job_count is None:
+            return None
+        names = [f"{job.namespace}/{job.name}" for job in answer.jobs]
+        return NodeJobs(names, answer.job_count - len(names), answer.draining)
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None) -> Listing[Any]:
         """Usage over time, which only the operator knows. Raises `NotFound` NoReadApi if the read API is not installed,

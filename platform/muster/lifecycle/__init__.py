@@ -25,7 +25,7 @@ from muster.lifecycle.observation import (
     max_grace_period_s,
     role_grace_period_s,
 )
-from muster.lifecycle.placement import from_status, pod_name, pod_slots, to_status
+from muster.lifecycle.placement import from_status, nodes_of, pod_name, pod_slots, to_status
 from muster.lifecycle.reconcile import reconcile_job
 from muster.lifecycle.transitions import retained_placement, retained_until
 
@@ -42,6 +42,7 @@ __all__ = [
     "is_evicting",
     "is_finished",
     "max_grace_period_s",
+    "nodes_of",
     "phase_of",
     "pod_name",
     "pod_slots",

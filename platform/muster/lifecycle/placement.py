@@ -95,6 +95,11 @@ def pod_count(placement: Iterable[RolePlacementStatus]) -> int:
     return sum(len(index_range(share.indexes)) for part in placement for share in part.nodes)
 
 
+def nodes_of(placement: Iterable[RolePlacementStatus]) -> set[str]:
+    """Names of the nodes."""
+    return {share.node for part in placement for share in part.nodes}
+
+
 def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[str]) -> list[RolePlacementStatus]:
     """A placement without some nodes, indexes dense again; roles without a pod are dropped."""
     left = tuple(

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 from muster.api.env_vars import OmittedVariables
 from muster.api.spec import Flavor, ObjectMeta, TraceCapture, TraceCaptureSpec, TrainingJob
-from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, check_replica
+from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, check_replica
 from muster.errors import NotFound, Refused
 from muster.lifecycle import has_terminated
 from muster.local import API_VERSION
@@ -201,7 +201,7 @@ class LocalClient:
         """The decoded answer of the read API (`muster.visibility`) to the path and query of a URL."""
         return self._daemon.request("GET", url)
 
-    def drain(self, node: str) -> list[TrainingJob]:
+    def drain(self, node: str) -> NodeJobs:
         """Raises `Refused`, since all nodes are this host; `NotFound` for an unknown node."""
         known = [str(row["name"]) for row in self.nodes()]
         if node not in known:
@@ -218,7 +218,7 @@ class LocalClient:
         """Raises `Refused`, as `drain` does."""
         self.drain(node)
 
-    def jobs_on_node(self, node: str) -> list[TrainingJob]:
+    def jobs_on_node(self, node: str) -> NodeJobs:
         """Raises `Refused`, as `drain` does."""
         return self.drain(node)
 

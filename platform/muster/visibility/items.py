@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from muster.api import spec
+from muster.lifecycle import is_finished, nodes_of
 from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
@@ -14,6 +15,7 @@ from muster.usage.totals import HOUR_MS
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import (
     ItemMeta,
+    JobReference,
     JobSummary,
     NodeSummary,
     PendingJob,
@@ -62,6 +64,10 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
                 counts[pod.node] = counts.get(pod.node, 0) + 1
                 if namespace is not None and may_read(namespace):
                     pods.setdefault(pod.node, []).append(PodReference(namespace=namespace, name=pod.name))
+    jobs: dict[str, list[tuple[str, str]]] = {}
+    for job in state.jobs:
+        for node in nodes_of(job.status.placement) if not is_finished(job.status) else ():
+            jobs.setdefault(node, []).append(job_key(job))
     levels = {flavor.metadata.name: flavor.spec.topology for flavor in state.observed.flavors}
     nodes = sorted(state.observed.nodes, key=lambda node: node.name)
     for row in node_rows(nodes, state.snapshot, {}):
@@ -74,8 +80,15 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
             for level in levels.get(row["flavor"], ())
             if level.node_label in labels
         }
+        placed = jobs.get(name, [])
         yield NodeSummary(
-            metadata=ItemMeta(name=name), pod_count=counts.get(name, 0), pods=named, topology=topology, **fields
+            metadata=ItemMeta(name=name),
+            pod_count=counts.get(name, 0),
+            pods=named,
+            job_count=len(placed),
+            jobs=[JobReference(namespace=one, name=job) for one, job in placed if may_read(one)],
+            topology=topology,
+            **fields,
         )
 
 
@@ -104,7 +117,7 @@ def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
         max_pods=sum(job.spec.max_replicas(role) for role in roles),
         pods_wanted=status.pods_wanted,
         pods_ready=status.pods_ready,
-        nodes=sorted({share.node for role in status.placement for share in role.nodes}),
+        nodes=sorted(nodes_of(status.placement)),
         submitted_at=status.submitted_at,
         admitted_at=status.admitted_at,
         started_at=status.started_at,

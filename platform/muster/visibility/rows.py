@@ -6,7 +6,7 @@ from typing import Any
 
 from muster.visibility.types import NodeSummary, QueueSummary
 
-_NOT_IN_ROWS = {"api_version", "kind", "metadata", "pending", "pod_count", "pods", "topology"}
+_NOT_IN_ROWS = {"api_version", "kind", "metadata", "pending", "pod_count", "pods", "topology", "job_count", "jobs"}
 
 
 def queue_row(queue: QueueSummary) -> dict[str, Any]:

@@ -208,6 +208,15 @@ class PodReference(StatusModel):
     """Its name."""
 
 
+class JobReference(StatusModel):
+    """A job."""
+
+    namespace: str
+    """Its namespace."""
+    name: str
+    """Its name."""
+
+
 class NodeSummary(StatusModel):
     """A node with what gangs use of it."""
 
@@ -240,6 +249,10 @@ class NodeSummary(StatusModel):
     """Number of unfinished pods of jobs, of all namespaces."""
     pods: list[PodReference] = []
     """These pods, as far as the client may read jobs of their namespaces."""
+    job_count: int | None = None
+    """Number of unfinished jobs that are placed on the node, of all namespaces, also those whose pods stop."""
+    jobs: list[JobReference] = []
+    """These jobs, as far as the client may read jobs of their namespaces."""
 
 
 class Preemption(StatusModel):
