@@ -64,6 +64,8 @@ def test_each_detail_is_read_alone(path: Path) -> None:
                 Detail.COUNTERS: {"counters"},
                 Detail.STACKS: {"python_calls"},
                 Detail.FLOWS: {"flows"},
+                Detail.COPIES: {"copied_bytes", "bandwidth"},
+                Detail.KERNEL_COUNTERS: {"kernel_counters"},
             }[detail]
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from muster.tracing.json_stream import RawEvent, Scalar
 from muster.tracing.spans import Int64
-from muster.tracing.trace_details import Counters, Detail, FlowEnds, PythonCalls, TraceDetails
+from muster.tracing.trace_details import Counters, Detail, FlowEnds, KernelCounters, PythonCalls, TraceDetails
 
 ARGUMENTS = {
     Detail.SEQUENCE: {"collective_sequence": "Seq", "operator_sequence": "Sequence number"},
@@ -21,8 +22,11 @@ ARGUMENTS = {
         "waited_stream": "wait_on_stream",
         "waited_correlation": "wait_on_cuda_event_record_corr_id",
     },
+    Detail.COPIES: {"copied_bytes": "bytes"},
 }
 PYTHON_CALL = "python_function"
+KERNEL_RANGE = "cuda_profiler_range"
+BANDWIDTH = "memory bandwidth (GB/s)"
 
 
 class DetailedEvent(RawEvent, gc=False):
@@ -45,6 +49,9 @@ class DetailColumns:
     counters: list[tuple[Any, ...]] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     flows: list[tuple[Any, ...]] = field(default_factory=list)
+    bandwidth: list[float] = field(default_factory=list)
+    kernel_counters: list[tuple[Any, ...]] = field(default_factory=list)
+    kept: int = 0
 
     def add(self, events: Sequence[RawEvent], kept: Sequence[RawEvent]) -> None:
         """Add the events of a block, of which `kept` are rows of `Trace.events`; their arguments are dicts."""
@@ -53,7 +60,14 @@ class DetailColumns:
                 for column, key in columns.items():
                     ids = [self._argument(event, key) for event in kept]
                     self.arguments.setdefault(column, []).append(np.array(ids, dtype=np.int64))
-        before = len(self.counters) + len(self.calls) + len(self.flows)
+        before = len(self.counters) + len(self.calls) + len(self.flows) + len(self.kernel_counters)
+        if Detail.COPIES in self.wanted:
+            self.bandwidth += [_number(event, BANDWIDTH) for event in kept]
+        if Detail.KERNEL_COUNTERS in self.wanted:
+            for row, event in enumerate(kept, self.kept):
+                if event.cat == KERNEL_RANGE:
+                    self.kernel_counters += [(row, self._name(name), value) for name, value in _numbers(event)]
+        self.kept += len(kept)
         for event in events:
             if event.ts is None or not np.isfinite(event.ts):
                 continue
@@ -65,14 +79,11 @@ class DetailColumns:
             elif event.ph in ("s", "f") and Detail.FLOWS in self.wanted:
                 flow = self.parse_id(getattr(event, "id", None))
                 self.flows.append((self._name(event.cat), flow, self._thread(event), event.ts, event.ph == "s"))
-        self.rows += len(self.counters) + len(self.calls) + len(self.flows) - before
+        self.rows += len(self.counters) + len(self.calls) + len(self.flows) + len(self.kernel_counters) - before
 
     def _add_counter(self, event: RawEvent) -> None:
-        arguments: Any = event.args
-        values: dict[Any, Any] = arguments if isinstance(arguments, dict) else {}
-        for series, value in values.items():
-            if isinstance(value, int | float) and event.ts is not None:
-                self.counters.append((self._name(event.name), self._name(str(series)), event.ts, float(value)))
+        for series, value in _numbers(event):
+            self.counters.append((self._name(event.name), self._name(series), event.ts, value))
 
     def _argument(self, event: RawEvent, key: str) -> int:
         arguments: Any = event.args
@@ -100,7 +111,31 @@ class DetailColumns:
         if Detail.FLOWS in self.wanted:
             category, flow, thread, time, is_start = _columns(self.flows, ("i4", "i8", "i4", "f8", "?"))
             tables["flows"] = FlowEnds(category, flow, thread, ns(time), is_start)
+        if Detail.COPIES in self.wanted:
+            tables["bandwidth"] = np.array(self.bandwidth, dtype=np.float64)
+        if Detail.KERNEL_COUNTERS in self.wanted:
+            tables["kernel_counters"] = KernelCounters(*_columns(self.kernel_counters, ("i8", "i4", "f8")))
         return TraceDetails(**tables)
+
+
+def _numbers(event: RawEvent) -> list[tuple[str, float]]:
+    """The arguments of an event that are numbers."""
+    arguments: Any = event.args
+    values: dict[Any, Any] = arguments if isinstance(arguments, dict) else {}
+    return [(str(key), _float(value)) for key, value in values.items() if isinstance(value, int | float)]
+
+
+def _number(event: RawEvent, key: str) -> float:
+    arguments: Any = event.args
+    return _float(arguments.get(key)) if isinstance(arguments, dict) else math.nan
+
+
+def _float(value: Any) -> float:
+    """A number, NaN for other values and for integers that are too large."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], types: Sequence[str]) -> list[NDArray[Any]]:

@@ -86,13 +86,13 @@ class LaunchTable:
 
 def launch_table(trace: Trace, work: Events) -> LaunchTable:
     """The launches of `work`, in its order; work whose launch is unknown is left out."""
-    calls, found = _launches(trace, work)
+    calls, found = launches_of(trace, work)
     work = work[found]
     delay = np.maximum(work.start - calls.end, 0)
     return LaunchTable(work.correlation, calls.duration, work.duration, delay)
 
 
-def _launches(trace: Trace, work: Events) -> tuple[Events, Int64]:
+def launches_of(trace: Trace, work: Events) -> tuple[Events, Int64]:
     """The calls that launched device work, and the positions of that work."""
     launches = trace.launches
     launches = launches[np.argsort(launches.correlation, kind="stable")]
@@ -120,21 +120,41 @@ class QueueLength:
     full_ns: int
 
 
-def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE) -> tuple[QueueLength, ...]:
+@dataclass(frozen=True, slots=True)
+class QueueChanges:
+    """The length of a stream's queue after each change: nanoseconds since the trace's origin, in order. `thread` is the
+    stream's position in the trace's threads."""
+
+    stream: int
+    thread: int
+    time: Int64
+    length: Int64
+
+
+def queue_changes(trace: Trace, work: Events) -> tuple[QueueChanges, ...]:
     """One for each stream with launched work, by stream."""
-    calls, found = _launches(trace, work)
+    calls, found = launches_of(trace, work)
     work = work[found]
     rows = []
     for same in groups(work.stream):
         times = np.concatenate((calls.start[same], work.start[same]))
         order = np.argsort(times, kind="stable")  # launches first
-        change = np.repeat((1, -1), len(same))[order]
-        length = np.cumsum(change)
-        lasting = np.diff(times[order], append=times[order][-1])
+        length = np.cumsum(np.repeat((1, -1), len(same))[order])
+        first = same[0]
+        rows.append(QueueChanges(int(work.stream[first]), int(work.thread[first]), times[order], length))
+    return tuple(rows)
+
+
+def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE) -> tuple[QueueLength, ...]:
+    """One for each stream with launched work, by stream."""
+    rows = []
+    for changes in queue_changes(trace, work):
+        length = changes.length
+        lasting = np.diff(changes.time, append=changes.time[-1])
         low, middle, high = np.quantile(length, (0.25, 0.5, 0.75)).tolist()
         rows.append(
             QueueLength(
-                stream=int(work.stream[same[0]]),
+                stream=changes.stream,
                 changes=len(length),
                 mean=float(length.mean()),
                 stddev=float(length.std(ddof=1)),
@@ -161,7 +181,7 @@ class KernelSequence:
 
 def kernel_sequences(trace: Trace, work: Events, operator: str, *, min_kernels: int = 3) -> tuple[KernelSequence, ...]:
     """Of the outermost operators whose name contains `operator`, the most frequent sequences first."""
-    calls, found = _launches(trace, work)
+    calls, found = launches_of(trace, work)
     work = work[found]
     wanted = np.array([operator in name for name in trace.names], dtype=bool)
     sums: defaultdict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -12,7 +12,6 @@ values of unexpected types are not built.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Callable
@@ -24,13 +23,12 @@ from typing import IO, Any, NoReturn, cast
 import msgspec
 
 from muster.errors import InvalidTrace
+from muster.tracing.lenient_json import NONSTANDARD_JSON, decode_leniently
 from muster.tracing.shared_folder import open_regular
 
 BLOCK_BYTES = 1 << 20
 # Maximum size of one event, and of the text before the first; a larger block that does not decode is damaged.
 MAX_EVENT_BYTES = 16 << 20
-# Maximum text for the lenient decoder: Python's objects take up to thirty times the size of their text.
-_MAX_LENIENT_BYTES = 4 << 20
 _MAX_FIELD_BYTES = 1 << 20
 EVENT_BOUNDARY = re.compile(rb"\}\s*(?=,\s*\{)")
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
@@ -149,6 +147,22 @@ def stream_events(
         return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes, event_type=event_type)
 
 
+def unpack(file: IO[bytes]) -> IO[bytes]:
+    """The text of an open file, which may be gzipped, from its beginning."""
+    file.seek(0)
+    compressed = file.read(2) == GZIP_MAGIC
+    file.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
+
+
+def locate_events(path: Path) -> int:
+    """The offset in the uncompressed text at which the array of events begins, after its bracket."""
+    with open_regular(path) as file:
+        stream = _EventStream(path, unpack(file), lambda _: None, BLOCK_BYTES, MAX_TEXT_BYTES, RawEvent)
+        stream.begin()
+        return stream.offset
+
+
 def stream_file(
     file: IO[bytes],
     path: Path,
@@ -160,11 +174,7 @@ def stream_file(
 ) -> TraceHeader:
     """As `stream_events`, for an open file, from its beginning; `path` is used in messages."""
     try:
-        file.seek(0)
-        compressed = file.read(2) == GZIP_MAGIC
-        file.seek(0)
-        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
-        return _EventStream(path, source, on_events, block_bytes, max_bytes, event_type).run()
+        return _EventStream(path, unpack(file), on_events, block_bytes, max_bytes, event_type).run()
     except RecursionError as error:
         raise InvalidTrace(f"{path}: damaged: nested too deeply") from error
     except OSError as error:
@@ -189,11 +199,15 @@ class _EventStream:
         self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
         self.buffer, self.offset, self.at_end = b"", 0, False
 
-    def run(self) -> TraceHeader:
+    def begin(self) -> tuple[TraceHeader, bytes]:
+        """Consume the text before the first event, as `_read_header`."""
         self._read()
         if not self.buffer:
             raise InvalidTrace(f"{self.path}: is empty (0 bytes)")
-        head, closing = self._read_header()
+        return self._read_header()
+
+    def run(self) -> TraceHeader:
+        head, closing = self.begin()
         need = self.block_bytes
         while True:
             while len(self.buffer) < need and not self.at_end:
@@ -250,7 +264,7 @@ class _EventStream:
         try:
             header = _document_decoder(self.event_type).decode(text).header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            decoded = _decode_leniently(text)
+            decoded = decode_leniently(text)
             if not isinstance(decoded, dict):
                 self._fail(text, b"", str(error))
             header = _header_from(decoded)
@@ -289,7 +303,7 @@ class _EventStream:
             self.on_events(document.traceEvents or [])
             return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            decoded = _decode_leniently(text)
+            decoded = decode_leniently(text)
             if decoded is None:
                 self._fail(text, closing, str(error))
         if isinstance(decoded, dict):
@@ -350,31 +364,14 @@ def _decode_events(text: bytes, event_type: type[RawEvent]) -> list[RawEvent] | 
     try:
         return _events_decoder(event_type).decode(text)
     except msgspec.ValidationError:
-        return _lenient_events(_decode_leniently(text), event_type)
+        return _lenient_events(decode_leniently(text), event_type)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Invalid JSON is usually a wrong cut; the slow lenient decoder runs only if the text has NaN or control
         # characters.
-        if not _NONSTANDARD_JSON.search(text):
+        if not NONSTANDARD_JSON.search(text):
             return None
-        decoded = _decode_leniently(text)
+        decoded = decode_leniently(text)
         return None if decoded is None else _lenient_events(decoded, event_type)
-
-
-_NONSTANDARD_JSON = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
-_BARE_NUMBERS = re.compile(r":\s*-?(?:nan|inf)\b", re.IGNORECASE)
-
-
-def _decode_leniently(text: bytes) -> Any:
-    """Decode JSON as some profilers write it: with NaN and inf, raw control characters, bytes that are not UTF-8.
-
-    None for invalid JSON, and for text of more than `_MAX_LENIENT_BYTES`.
-    """
-    if len(text) > _MAX_LENIENT_BYTES:
-        return None
-    try:
-        return json.loads(_BARE_NUMBERS.sub(": null", text.decode("utf-8", "replace")), strict=False)
-    except ValueError:
-        return None
 
 
 def _lenient_events(values: Any, event_type: type[RawEvent]) -> list[RawEvent]:

@@ -22,6 +22,8 @@ class Detail(StrEnum):
     COUNTERS = "counters"
     STACKS = "stacks"
     FLOWS = "flows"
+    COPIES = "copies"  # copied_bytes, bandwidth
+    KERNEL_COUNTERS = "kernel_counters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,23 @@ class FlowEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelCounters:
+    """Values of hardware counters of CUPTI's range profiler, one for each range and counter, in file order: `event` is
+    the range's position in the trace's events, `name` the counter's in its names."""
+
+    event: Int64
+    name: Int32
+    value: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class TraceDetails:
     """Columns parallel to `Trace.events` (-1: the event has none), and further tables; None: not asked for.
 
     `collective_sequence`: the number of a collective in its process group; `operator_sequence`: autograd's number, the
     same for forward and backward; `external_id`: the operator that a device event belongs to. Of a wait for an event
-    of another stream (`cuda_sync`): that stream, and the correlation of the call that recorded the event.
+    of another stream (`cuda_sync`): that stream, and the correlation of the call that recorded the event. Of a copy or
+    memset: its bytes, and its bandwidth in GB/s as recorded (NaN: none).
     """
 
     collective_sequence: Int64 | None = None
@@ -80,3 +93,6 @@ class TraceDetails:
     counters: Counters | None = None
     python_calls: PythonCalls | None = None
     flows: FlowEnds | None = None
+    copied_bytes: Int64 | None = None
+    bandwidth: NDArray[np.float64] | None = None
+    kernel_counters: KernelCounters | None = None

@@ -1,0 +1,152 @@
+"""The tables of one trace by name, as `muster trace table` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from muster.errors import InvalidSpec
+from muster.tracing.device_tables import (
+    FULL_QUEUE,
+    annotation_table,
+    kernel_sequences,
+    kernel_table,
+    launch_table,
+    queue_changes,
+    queue_lengths,
+)
+from muster.tracing.events import EventKind, Events, Trace
+from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
+from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.kernel_counters import kernel_counters
+from muster.tracing.memory_bandwidth import bandwidth_changes, bandwidth_table
+from muster.tracing.operator_delays import operator_delays
+from muster.tracing.reader import read_trace
+from muster.tracing.trace_details import Detail
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What some tables need: the `operator` of sequences (part of its name), the length `full` of a queue; and whether
+    to compute by HolisticTraceAnalysis's rules."""
+
+    operator: str = ""
+    full: int = FULL_QUEUE
+    hta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTable:
+    """A table: what it shows, what has to be read for it, and its rows of a trace and its device work."""
+
+    title: str
+    build: Callable[[Trace, Events, TableOptions], Sequence[Row]]
+    details: AbstractSet[Detail] = frozenset()
+
+
+def _launches(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    table = launch_table(_htas_launches(trace) if options.hta else trace, work)
+    columns = [column.tolist() for column in (table.correlation, table.call_ns, table.work_ns, table.delay_ns)]
+    names = ("correlation", "call_ns", "work_ns", "delay_ns")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _queue_lengths(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    return _rows(queue_lengths(_htas_launches(trace) if options.hta else trace, work, full=options.full))
+
+
+def _queue_changes(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    return [
+        {"stream": changes.stream, "time_ns": time, "length": length}
+        for changes in queue_changes(_htas_launches(trace) if options.hta else trace, work)
+        for time, length in zip(changes.time.tolist(), changes.length.tolist(), strict=True)
+    ]
+
+
+def _bandwidth_changes(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    return [
+        {"kind": changes.kind, "time_ns": time, "gbps": gbps}
+        for changes in bandwidth_changes(trace, work, by_change=options.hta)
+        for time, gbps in zip(changes.time.tolist(), changes.gbps.tolist(), strict=True)
+    ]
+
+
+def _sequences(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    if not options.operator:
+        raise InvalidSpec(
+            "sequences needs the name of an operator, or a part of it", field="--operator", reason="Usage"
+        )
+    return _rows(kernel_sequences(trace, work, options.operator))
+
+
+def _operator_delays(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    calls = _htas_launches(trace, memory=False) if options.hta else trace
+    return _rows(operator_delays(calls, work, hta=options.hta))
+
+
+TABLES = {
+    "kernels": TraceTable(
+        "kernels, copies and memsets by name", lambda trace, work, _: _rows(kernel_table(trace, work))
+    ),
+    "annotations": TraceTable("annotations on the device by name", lambda trace, _, __: _rows(annotation_table(trace))),
+    "launches": TraceTable("each launch: its call, its work, the delay between them", _launches),
+    "queue-lengths": TraceTable("work launched and not begun, by stream", _queue_lengths),
+    "queue-changes": TraceTable("the same after each change", _queue_changes),
+    "sequences": TraceTable("kernels that calls of --operator launch, by frequency", _sequences),
+    "operator-delays": TraceTable("from an operator to its first launch and kernel", _operator_delays),
+    "memory-bandwidth": TraceTable(
+        "bandwidth of copies and memsets by kind",
+        lambda trace, work, options: _rows(bandwidth_table(trace, work, by_change=options.hta)),
+        frozenset({Detail.COPIES}),
+    ),
+    "bandwidth-changes": TraceTable("the same after each change", _bandwidth_changes, frozenset({Detail.COPIES})),
+    "kernel-counters": TraceTable(
+        "hardware counters of kernels (CUPTI), by operator",
+        lambda trace, _, __: _rows(kernel_counters(trace)),
+        frozenset({Detail.KERNEL_COUNTERS}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOfTrace:
+    """The rows of one trace; `rank` is None if the trace does not say it."""
+
+    rank: int | None
+    rows: Sequence[Row]
+
+
+def read_table(
+    name: str, path: Path, options: TableOptions | None = None, *, limits: TraceLimits = DEFAULT_LIMITS
+) -> TableOfTrace:
+    """A table of `TABLES` of a trace. Raises InvalidTrace as `read_trace`, and InvalidSpec if an option is missing."""
+    options = options or TableOptions()
+    table = TABLES[name]
+    trace = read_trace(path, limits, table.details)
+    if options.hta:
+        trace = round_to_microseconds(trace)
+    work = select_device_work(trace, include_last_step=False) if options.hta else trace.device_work
+    return TableOfTrace(trace.rank, table.build(trace, work, options))
+
+
+# The calls that HTA takes for launches: neither cooperative ones nor graphs.
+HTAS_LAUNCHES = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "hipLaunchKernel"})
+HTAS_COPIES = frozenset({"cudaMemcpyAsync", "cudaMemsetAsync"})
+
+
+def _htas_launches(trace: Trace, *, memory: bool = True) -> Trace:
+    wanted = HTAS_LAUNCHES | HTAS_COPIES if memory else HTAS_LAUNCHES
+    known = np.array([name in wanted for name in trace.names], dtype=bool)
+    others = (trace.events.kind == EventKind.RUNTIME) & ~known[trace.events.name]
+    return replace(trace, events=trace.events[~others], details=None)
+
+
+def _rows(rows: Sequence[Any]) -> Sequence[Row]:
+    return [asdict(row) for row in rows]
