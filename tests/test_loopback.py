@@ -10,7 +10,6 @@ from http import HTTPStatus
 
 import pytest
 
-from muster import loopback
 from muster.loopback import ADDRESS, LoopbackHandler, LoopbackServer
 
 LIMIT = 3
@@ -23,9 +22,8 @@ class _Handler(LoopbackHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
-    monkeypatch.setattr(loopback, "MAX_CONNECTIONS", LIMIT)
-    with LoopbackServer(0, _Handler) as server:
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer(0, _Handler, max_connections=LIMIT) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -1,8 +1,7 @@
 """HTTP servers for one user's browser on this host: what `muster report --serve` and `muster dashboard` have in common.
 
-Other users of this host, and web pages in the user's browser, can connect to the port too. So a request must name this
-server in its `Host` header, against DNS rebinding, and no response can be framed or read by other origins. Each server
-checks a secret of its own besides.
+Other users of this host, and web pages in the user's browser, can connect to the port too. So each server checks a
+secret of its own besides the `Host` header.
 """
 
 from __future__ import annotations
@@ -10,69 +9,25 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
-from contextlib import suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import ThreadingTCPServer
-from typing import Any, ClassVar
+
+from muster.http_server import MAX_CONNECTIONS, HttpHandler, HttpServer
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")
-TEXT = "text/plain; charset=utf-8"
-HTML = "text/html; charset=utf-8"
-_TIMEOUT_S = 60.0
-MAX_CONNECTIONS = 128
-"""Open connections, each with a thread. A browser opens six at most."""
-_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
-class LoopbackServer(ThreadingTCPServer):
-    """Listens on a port of the loopback address (0: a free one); `serve_forever` answers requests until `shutdown`,
-    on at most `MAX_CONNECTIONS` connections at a time: any user of the host can open some."""
+class LoopbackServer(HttpServer):
+    """Listens on a port of the loopback address (0: a free one). Any user of the host can open connections."""
 
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, port: int, handler: type[LoopbackHandler]) -> None:
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__((ADDRESS, port), handler)
-        self.port: int = self.server_address[1]
+    def __init__(self, port: int, handler: type[LoopbackHandler], max_connections: int = MAX_CONNECTIONS) -> None:
+        super().__init__((ADDRESS, port), handler, max_connections)
         self.hosts = tuple(f"{name}:{self.port}" for name in HOST_NAMES)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a new thread, or refuse what exceeds the limit."""
-        if not self._free.acquire(blocking=False):
-            with suppress(OSError):
-                request.sendall(_TOO_MANY)
-            return self.shutdown_request(request)
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer until the connection ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes away is no error."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-class LoopbackHandler(BaseHTTPRequestHandler):
-    """Answers one connection. A subclass implements `do_GET`, which calls `names_this_server` first."""
-
-    protocol_version = "HTTP/1.1"
-    timeout = _TIMEOUT_S
-    content_security_policy: ClassVar[str] = "frame-ancestors 'none'"
+class LoopbackHandler(HttpHandler):
+    """Answers one connection."""
 
     def names_this_server(self, host: str) -> bool:
         """Whether a Host header is this server's."""
@@ -85,40 +40,6 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         assert isinstance(self.connection, socket.socket)
         user = _client_user(self.connection)
         return user == os.geteuid() if _CONNECTIONS[0].exists() else True
-
-    def refuse_other_hosts(self) -> bool:
-        """Whether the request names another host; then it has been answered."""
-        found = self.headers.get_all("Host") or []
-        if len(found) == 1 and self.names_this_server(found[0]):
-            return False
-        self.answer(HTTPStatus.MISDIRECTED_REQUEST, b"The Host header must name this server.\n")
-        return True
-
-    def answer(self, status: HTTPStatus, body: bytes, kind: str = TEXT, **headers: str) -> None:
-        """Send a whole response; of a HEAD request its headers only."""
-        self.send_head(status, kind, {"Content-Length": str(len(body)), **headers})
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def send_head(self, status: HTTPStatus, kind: str, more: dict[str, str]) -> None:
-        """Send the status and the headers, with `_` in names of `more` for `-`."""
-        self.send_response_only(status)
-        headers = {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": self.content_security_policy,
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Referrer-Policy": "no-referrer",  # the address contains the secret
-            "X-Content-Type-Options": "nosniff",
-        }
-        for name, value in headers.items():
-            self.send_header(name, value)
-        for name, value in more.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """No log: it would contain the secret."""
 
 
 def _client_user(connection: socket.socket) -> int | None:

@@ -235,9 +235,9 @@ def test_a_part_with_selected_text_is_replaced_once_the_selection_ends(browser: 
     with many_jobs(1) as server:
         tab = enter(browser, server.url, "/pending")
         tab.value("document.getSelection().selectAllChildren(document.querySelector('td.message'))")
-        assert isinstance(server._client, ReadStateClient)
+        assert isinstance(server.pages._client, ReadStateClient)
         wait = Wait("job-00000", "QuotaExceeded", "needs 8 GPUs now", 1, NOW)
-        server._client.state = leader(two_queues(named("job-00000")), {"job-00000": wait})
+        server.pages._client.state = leader(two_queues(named("job-00000")), {"job-00000": wait})
         tab.wait_for("postponed !== null")
         assert "needs 16 GPUs" in tab.value("document.querySelector('td.message').innerText")
         tab.value("document.getSelection().removeAllRanges()")

@@ -182,7 +182,7 @@ def test_a_page_says_why_the_cluster_does_not_answer_and_recovers() -> None:
     client = ReadStateClient(state=leader(two_queues(named("b"))), error=ClusterError("no operator <answers>"))
     now = [0.0]
     with serving(client) as server:
-        server._reader._clock = lambda: now[0]
+        server.pages.reader._clock = lambda: now[0]
         found = get(server, "/jobs")
         assert (found.status, "no operator <answers>" in text(found.text)) == (502, True)
         client.error = None

@@ -20,7 +20,11 @@ _MAX_SHARE = 0.5  # of the time, which rendering may take: after a slow round th
 
 
 class TooManyViewers(Exception):
-    """`MAX_VIEWERS` pages are kept current already."""
+    """As many pages as allowed are kept current already."""
+
+
+class AccessEnded(Exception):
+    """The user may not see pages any more."""
 
 
 @dataclass(eq=False)
@@ -53,11 +57,16 @@ class Viewer:
 
 
 class LiveUpdates:
-    """`render` returns the content of a page's path and query. Begins and ends with the context of `running`."""
+    """`render` returns the content of a page's path and query; if it raises `AccessEnded`, the connections of all
+    viewers end. Begins with `start` and ends with `end`, or is used in the context of `running`."""
 
-    def __init__(self, render: Callable[[str], str], period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self, render: Callable[[str], str], period_s: float = PERIOD_S, max_viewers: int = MAX_VIEWERS
+    ) -> None:
         self._render = render
         self._period_s = period_s
+        self._max_viewers = max_viewers
+        self._thread = threading.Thread(target=self._run, name="live-updates", daemon=True)
         self._lock = threading.Condition()
         self._viewers: list[Viewer] = []
         self._sent: dict[str, str] = {}  # by target: what its viewers have, without ages
@@ -68,7 +77,7 @@ class LiveUpdates:
         """A viewer, which first gets the present content. Raises `TooManyViewers`."""
         viewer = Viewer(target)
         with self._lock:
-            if len(self._viewers) >= MAX_VIEWERS:
+            if len(self._viewers) >= self._max_viewers:
                 raise TooManyViewers
             self._viewers.append(viewer)
             self._sent.pop(target, None)  # the next round sends it to all
@@ -80,20 +89,32 @@ class LiveUpdates:
             with self._lock:
                 self._viewers.remove(viewer)
 
+    @property
+    def viewers(self) -> int:
+        """How many browsers show a page."""
+        with self._lock:
+            return len(self._viewers)
+
+    def start(self) -> None:
+        """Render in a thread from now on."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Close all viewers; the thread ends after the round that it may be in."""
+        with self._lock:
+            self._ended = True
+            self._close_viewers()
+            self._lock.notify_all()
+
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Renders in a thread; at the end, all viewers are closed."""
-        thread = threading.Thread(target=self._run, name="live-updates", daemon=True)
-        thread.start()
+        """Between `start` and `end`. Waits for the thread."""
+        self.start()
         try:
             yield
         finally:
-            with self._lock:
-                self._ended = True
-                for viewer in self._viewers:
-                    viewer.close()
-                self._lock.notify_all()
-            thread.join()
+            self.end()
+            self._thread.join()
 
     def _run(self) -> None:
         while True:
@@ -102,11 +123,19 @@ class LiveUpdates:
                 if self._ended:
                     return
             began = time.monotonic()
-            self._send_changes()
+            try:
+                self._send_changes()
+            except AccessEnded:
+                with self._lock:
+                    self._close_viewers()
             took = time.monotonic() - began
             pause_s = max(self._period_s - took, took / _MAX_SHARE - took)
             with self._lock:
                 self._lock.wait_for(lambda: self._ended, pause_s)
+
+    def _close_viewers(self) -> None:
+        for viewer in self._viewers:
+            viewer.close()
 
     def _send_changes(self) -> None:
         """One round over all pages that are shown."""

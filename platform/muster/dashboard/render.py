@@ -76,7 +76,7 @@ class Renderer:
     """`where` names the cluster in the header of all pages."""
 
     def __init__(self, pages: tuple[Page, ...], where: str) -> None:
-        self._pages = pages
+        self.pages = pages
         self._where = where
         self._environment = Environment(
             loader=PackageLoader("muster.dashboard"),
@@ -114,15 +114,17 @@ class Renderer:
         """The same for an error, with the status of its kind."""
         return error_status(error), self._render("error.html", message=str(error), reason=error.reason)
 
-    def document(self, content: str, page: Page | None, target: str, now: float) -> str:
-        """The whole page. `target`: its path and query. Without `page`, of an error, it is not updated."""
+    def document(self, content: str, page: Page | None, target: str, now: float, user: str = "") -> str:
+        """The whole page. `target`: its path and query. Without `page`, of an error, it is not updated. `user`: whose
+        rights it shows, if that is not the one who started the server."""
         return self._render(
             "base.html",
             content=Markup(content),  # rendered above
             page=page,
-            pages=[one for one in self._pages if one.in_navigation],
+            pages=[one for one in self.pages if one.in_navigation],
             target=target,
             where=self._where,
+            user=user,
             now=now,
         )
 

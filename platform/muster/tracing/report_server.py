@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from muster.loopback import HTML, LoopbackHandler, LoopbackServer
+from muster.http_server import HTML
+from muster.loopback import LoopbackHandler, LoopbackServer
 from muster.tracing.html_report import render_page
 from muster.tracing.run_analysis import Report
 from muster.tracing.shared_folder import SharedFolder

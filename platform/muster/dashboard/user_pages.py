@@ -1,0 +1,59 @@
+"""The pages as one user sees them: all browsers of the user share what was read from the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from muster.client import ClusterClient
+from muster.dashboard.live import MAX_VIEWERS, LiveUpdates, Viewer
+from muster.dashboard.page import Page, PageRequest, find_page
+from muster.dashboard.reader import PageReader
+from muster.dashboard.render import Renderer
+from muster.errors import MusterError
+
+
+class UserPages:
+    """`client` has the login of the user. `clock` returns Unix seconds. Live updates need `updates.running()`."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        renderer: Renderer,
+        clock: Callable[[], float] = time.time,
+        max_viewers: int = MAX_VIEWERS,
+    ) -> None:
+        self._client = client
+        self._renderer = renderer
+        self._clock = clock
+        self.reader = PageReader(client.read)
+        self.updates = LiveUpdates(self.live_content, max_viewers=max_viewers)
+
+    def document(self, target: str, user: str = "") -> tuple[HTTPStatus, str]:
+        """The whole page of a URL's path and query. `user` is shown in its header."""
+        status, page, content = self._content(target)
+        return status, self._renderer.document(content, page, target, self._clock(), user)
+
+    def live_content(self, target: str) -> str:
+        """The part of the page that changes."""
+        return self._content(target)[2]
+
+    @contextmanager
+    def viewer(self, target: str) -> Iterator[Viewer]:
+        """A browser that shows a page. Raises `NotFound` and `InvalidSpec` as `find_page`, and `TooManyViewers`."""
+        find_page(self._renderer.pages, target)
+        with self.updates.viewer(target) as viewer:
+            yield viewer
+
+    def _content(self, target: str) -> tuple[HTTPStatus, Page | None, str]:
+        """Status, page (None if there is none), HTML of its content."""
+        try:
+            page, parameters = find_page(self._renderer.pages, target)
+        except MusterError as error:
+            status, content = self._renderer.error_content(error)
+            return status, None, content
+        request = PageRequest(self.reader.for_one_page(), self._client, parameters, self._clock())
+        status, content = self._renderer.content(page, request)
+        return status, page, content

@@ -1,0 +1,110 @@
+"""A small HTTP server for pages that only read: GET and HEAD, bounded connections, a thread for each.
+
+A request must name the server in its `Host` header, against DNS rebinding, and no response can be framed or read by
+other origins. What else a request needs is decided by each server.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any, ClassVar
+
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+MAX_CONNECTIONS = 128
+"""Open connections, each with a thread. A browser opens six at most."""
+_TIMEOUT_S = 60.0
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class HttpServer(ThreadingTCPServer):
+    """`serve_forever` answers requests until `shutdown`, on at most `max_connections` connections at a time."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[HttpHandler], max_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        self._free = threading.BoundedSemaphore(max_connections)
+        super().__init__(address, handler)
+        self.port: int = self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a new thread, or refuse what exceeds the limit."""
+        if not self._free.acquire(blocking=False):
+            with suppress(OSError):
+                self.refuse_connection(request)
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer until the connection ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def refuse_connection(self, request: Any) -> None:
+        """Answer one connection too many, without waiting for what it sends."""
+        request.sendall(_TOO_MANY)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    """Answers one connection. A subclass implements `do_GET`, which calls `refuse_other_hosts` first."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _TIMEOUT_S
+    content_security_policy: ClassVar[str] = "frame-ancestors 'none'"
+
+    def names_this_server(self, host: str) -> bool:
+        """Whether a Host header is this server's."""
+        raise NotImplementedError
+
+    def refuse_other_hosts(self) -> bool:
+        """Whether the request names another host; then it has been answered."""
+        found = self.headers.get_all("Host") or []
+        if len(found) == 1 and self.names_this_server(found[0]):
+            return False
+        self.answer(HTTPStatus.MISDIRECTED_REQUEST, b"The Host header must name this server.\n")
+        return True
+
+    def answer(self, status: HTTPStatus, body: bytes, kind: str = TEXT, **headers: str) -> None:
+        """Send a whole response; of a HEAD request its headers only."""
+        self.send_head(status, kind, {"Content-Length": str(len(body)), **headers})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_head(self, status: HTTPStatus, kind: str, more: dict[str, str]) -> None:
+        """Send the status and the headers, with `_` in names of `more` for `-`."""
+        self.send_response_only(status)
+        headers = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": self.content_security_policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",  # the address contains the secret
+            "X-Content-Type-Options": "nosniff",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """No log: it would contain the secret."""
