@@ -104,3 +104,20 @@ def test_a_login_that_cannot_be_read_is_an_error_and_no_outage(server: Server) -
 
     asyncio.run(run())
     assert server.asked == []
+
+
+def test_a_cancelled_request_that_waits_for_the_rate_limit_returns_its_token() -> None:
+    async def run() -> None:
+        limits = ApiRateLimits(per_s=1e-4, burst=1)  # almost three hours between two requests
+        async with AsyncKubeClient(ClientConfig("http://127.0.0.1:9", None, dict), limits) as api:
+            with pytest.raises(ClusterError):
+                await api.get("/api/v1/nodes")  # has the only token; nothing listens
+            waiting = [asyncio.create_task(api.get("/api/v1/nodes")) for _ in range(20)]
+            await asyncio.sleep(0)  # all tasks begin
+            assert api.available_tokens() < -19.5
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert api.available_tokens() > -0.5
+
+    asyncio.run(run())

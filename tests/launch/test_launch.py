@@ -230,6 +230,8 @@ def test_an_inconsistent_layout_names_the_variable() -> None:
         ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS must be an integer of at least 1; got 'two'"),
         ({"MUSTER_RANK0_PORT": "70000"}, "MUSTER_RANK0_PORT must be 1 to 65535; got 70000"),
         ({"MUSTER_GRACE_SECONDS": "soon"}, "MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got 'soon'"),
+        ({"MUSTER_GRACE_SECONDS": "inf"}, "MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got 'inf'"),
+        ({"MUSTER_STACKS_SECONDS": "no"}, "MUSTER_STACKS_SECONDS must be a number of seconds, such as 3; got 'no'"),
     ):
         ran = _launch("--", "-m", "this", **environ)
         assert ran.returncode == 2

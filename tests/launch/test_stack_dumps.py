@@ -17,6 +17,7 @@ from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
 from muster.tracing.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
+from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
 from muster_components.launch.stack_dumps import StackDumper, main_frames
 
@@ -85,7 +86,8 @@ HUNG_COLLECTIVE = """
 @pytest.mark.slow
 def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    pod = start(HUNG_COLLECTIVE, "--nproc", "4", MUSTER_RUN_DIR=str(run_dir), MUSTER_GRACE_SECONDS="2")
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": "2", "MUSTER_STACKS_SECONDS": "60"}
+    pod = start(HUNG_COLLECTIVE, "--nproc", "4", **environ)
     for rank in range(4):
         pod.await_line(f"hangs {rank}")
     expected = "rank 3 never entered all-gather 3 of group fsdp; rank 2 waits in it"
@@ -110,7 +112,8 @@ def test_ranks_that_do_not_stop_leave_their_stacks_in_the_log_and_in_the_run_fol
 ) -> None:
     run_dir = tmp_path / "run"
     source = REGISTERED + "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    hang()\n"
-    pod = start(source, "--nproc", "2", MUSTER_RUN_DIR=str(run_dir), MUSTER_GRACE_SECONDS="2")
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": "2", "MUSTER_STACKS_SECONDS": "60"}
+    pod = start(source, "--nproc", "2", **environ)
     for rank in (0, 1):
         pod.await_line(f"hangs {rank}")
     pod.process.terminate()
@@ -161,7 +164,7 @@ def test_suspended_ranks_share_one_time_limit(tmp_path: Path, monkeypatch: pytes
         stacks = '  File "/a.py", line 3 in hang\n' if rank == 7 else ""
         process = cast("subprocess.Popen[bytes]", SignalledProcess(file, stacks))
         ranks[rank] = RankProcess(rank, process, error_file="", stacks_file=str(file))
-    found = StackDumper(ranks, None, 0, 8).dump("stop", ranks)
+    found = StackDumper(ranks, None, RankLayout(nproc=8)).dump("stop", ranks)
     assert now - 1000 == pytest.approx(3, abs=0.1)
     assert [one.rank for one in found if "no stacks within 3 s" in one.reason] == list(range(7))
     assert found[7].frames == ("hang (/a.py:3)",)

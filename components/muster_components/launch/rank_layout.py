@@ -6,6 +6,7 @@ Ranks get the variables of torchrun, so that scripts for torchrun run unchanged.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 MIN_GRACE_SHARE = 0.5
 GRACE_RESERVE_S = 10.0
 DEFAULT_GRACE_S = 30.0
+DEFAULT_STACKS_TIMEOUT_S = 3.0  # a pod that is stopped has few seconds left
 
 
 class InvalidLayout(ValueError):
@@ -22,7 +24,8 @@ class InvalidLayout(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Pod `replica` of `replicas`, with `nproc` ranks each. `port` 0: any free port."""
+    """Pod `replica` of `replicas`, with `nproc` ranks each. `port` 0: any free port. `stacks_timeout_s`: time for its
+    hung ranks, together, to write their stacks."""
 
     nproc: int
     replica: int = 0
@@ -33,6 +36,7 @@ class RankLayout:
     attempt: int = 0
     role: str = "default"
     grace_s: float = DEFAULT_GRACE_S
+    stacks_timeout_s: float = DEFAULT_STACKS_TIMEOUT_S
 
     @property
     def world_size(self) -> int:
@@ -61,11 +65,6 @@ def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | Non
         raise InvalidLayout(f"MUSTER_RANK0_PORT must be 1 to 65535; got {port}")
     if replicas > 1 and not (host and port):
         raise InvalidLayout(f"MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for {replicas} pods")
-    grace = environ.get("MUSTER_GRACE_SECONDS", "") or str(DEFAULT_GRACE_S)
-    try:
-        grace_s = max(0.0, float(grace))
-    except ValueError:
-        raise InvalidLayout(f"MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got {grace!r}") from None
     attempt = _read_integer(environ, "MUSTER_ATTEMPT", 0)
     job = environ.get("MUSTER_JOB_UID") or environ.get("MUSTER_JOB") or "local"
     return RankLayout(
@@ -77,7 +76,8 @@ def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | Non
         run_id=f"{job}-{attempt}",
         attempt=attempt,
         role=environ.get("MUSTER_ROLE", "default"),
-        grace_s=grace_s,
+        grace_s=_read_seconds(environ, "MUSTER_GRACE_SECONDS", DEFAULT_GRACE_S),
+        stacks_timeout_s=_read_seconds(environ, "MUSTER_STACKS_SECONDS", DEFAULT_STACKS_TIMEOUT_S),
     )
 
 
@@ -145,3 +145,14 @@ def _read_integer(environ: Mapping[str, str], name: str, default: int, minimum: 
     if not text.isdecimal() or int(text) < minimum:
         raise InvalidLayout(f"{name} must be an integer of at least {minimum}; got {text!r}")
     return int(text)
+
+
+def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "") or f"{default:g}"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidLayout(f"{name} must be a number of seconds, such as {default:g}; got {text!r}")
+    return max(0.0, seconds)

@@ -23,16 +23,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
+from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 
 STACK_SIGNAL = signal.SIGQUIT
-REQUESTS_SUFFIX = ".requests"
-"""Of the pipe for the flight recorder, after the path of the file for stacks."""
 MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
 _POLL_S = 1.0
 _MAX_REQUEST_BYTES = 4096
-_DUMP_TIMEOUT_S = 3.0  # for all ranks together: a pod that is stopped has few seconds left
 _FILE_POLL_S = 0.05
 _QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -58,11 +57,12 @@ class RankStacks:
 class StackDumper:
     """Dumps the stacks of the ranks of this pod."""
 
-    def __init__(self, ranks: Mapping[int, RankProcess], run_dir: Path | None, attempt: int, world_size: int) -> None:
+    def __init__(self, ranks: Mapping[int, RankProcess], run_dir: Path | None, layout: RankLayout) -> None:
         self._ranks = ranks
         self._run_dir = run_dir
-        self._attempt = attempt
-        self._world_size = world_size
+        self._attempt = layout.attempt
+        self._world_size = layout.world_size
+        self._timeout_s = layout.stacks_timeout_s
         self._lock = threading.Lock()
         self._answered = ""
 
@@ -77,7 +77,7 @@ class StackDumper:
             chosen = sorted(ranks)
             recorders = {rank: self._request_recorder(request, rank) for rank in chosen}
             begun = {rank: self._signal(self._ranks[rank]) for rank in chosen}
-            deadline = time.monotonic() + _DUMP_TIMEOUT_S
+            deadline = time.monotonic() + self._timeout_s
             return [self._answer(request, rank, begin, recorders[rank], deadline) for rank, begin in begun.items()]
 
     def _watch(self) -> None:
@@ -144,7 +144,7 @@ class StackDumper:
         else:
             text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
             reason = (
-                "" if text else f"no stacks within {_DUMP_TIMEOUT_S:g} s: the process is suspended or in the kernel"
+                "" if text else f"no stacks within {self._timeout_s:g} s: the process is suspended or in the kernel"
             )
             name = f"stacks/rank-{rank}.attempt-{self._attempt}.{request}.txt" if text else ""
             if text and not self._write(name, text.encode()):

@@ -27,7 +27,8 @@ from muster_components.launch.rank_layout import (
 )
 from muster_components.launch.rank_process import RankExited, RankProcess, copy_output, start_rank, write_output
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
-from muster_components.launch.stack_dumps import REQUESTS_SUFFIX, RankStacks, StackDumper
+from muster_components.launch.stack_dumps import RankStacks, StackDumper
+from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
@@ -84,7 +85,7 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         if store is not None:
             store.open(on_failure=lambda code, why: events.put(StoreFailed(code, why)))
         run_dir = environ.get("MUSTER_RUN_DIR", "")
-        dumper = StackDumper(ranks, Path(run_dir) if run_dir else None, layout.attempt, layout.world_size)
+        dumper = StackDumper(ranks, Path(run_dir) if run_dir else None, layout)
         dumper.start()
         code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
         if code == 0 and store is not None and layout.replicas > 1:

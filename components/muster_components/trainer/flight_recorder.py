@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 REQUESTS_SUFFIX: Final = ".requests"
+"""Of the pipe, after the path of the file for stacks."""
 _MAX_REQUEST_BYTES: Final = 4096
 
 

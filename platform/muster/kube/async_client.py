@@ -103,6 +103,11 @@ class TokenBucket:
         self._tokens -= 1.0
         return max(0.0, -self._tokens / self.per_s)
 
+    def give_back(self, now: float) -> None:
+        """Return a token that was not used, since its request was cancelled while it waited."""
+        self._refill(now)
+        self._tokens = min(float(self.burst), self._tokens + 1.0)
+
     def available(self, now: float) -> float:
         """Tokens left; negative while some are reserved in advance."""
         self._refill(now)
@@ -303,7 +308,11 @@ class AsyncKubeClient:
     async def _wait_for_token(self) -> None:
         wait_s = self._bucket.reserve(time.monotonic())
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                self._bucket.give_back(time.monotonic())
+                raise
 
     def _headers(self, accept: str) -> list[tuple[str, str]]:
         now = time.monotonic()
