@@ -17,7 +17,10 @@ from tests.cluster.operator.aggregation import Served, serving
 from tests.cluster.operator.installing import CRDS
 from tests.manifests.objects import job
 
+from muster.client import NodeJobs
 from muster.cluster_client.client import KubeContext, KubernetesClusterClient
+from muster.errors import Refused as MusterRefused
+from muster.usage.segments import USER_LABEL
 from muster.visibility.types import BASE_PATH, GROUP
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -27,7 +30,8 @@ MANY = 1_200  # three pages of 500
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A control plane of these tests' own, with jobs in two namespaces. alice reads those of team-a, and queues."""
+    """A control plane of these tests' own, with jobs in two namespaces. alice reads those of team-a, and queues; bob
+    only those of team-a; dana changes nodes."""
     with ControlPlane.start(tmp_path_factory.mktemp("plane"), crds=CRDS) as plane:
         folder = tmp_path_factory.mktemp("operators")
         plane.add_nodes(2)
@@ -36,11 +40,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         plane.kubectl("create", "clusterrole", "jobs", "--verb=get,list", "--resource=trainingjobs.muster.dev,events")
         plane.kubectl("create", "clusterrole", "queues", "--verb=get,list", "--resource=queues.muster.dev")
         plane.kubectl("create", "rolebinding", "alice", "--clusterrole=jobs", "--user=alice", "-n", "team-a")
+        plane.kubectl("create", "rolebinding", "bob", "--clusterrole=jobs", "--user=bob", "-n", "team-a")
+        plane.kubectl("create", "clusterrole", "nodes", "--verb=get,list,patch", "--resource=nodes")
+        plane.kubectl("create", "clusterrolebinding", "dana", "--clusterrole=nodes", "--user=dana")
         plane.kubectl("create", "clusterrolebinding", "alice", "--clusterrole=queues", "--user=alice")
         plane.api.create("/apis/muster.dev/v1alpha1/flavors", _named("Flavor", "any", {}))
         quota = [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "8"}, "limit": {"nvidia.com/gpu": "8"}}]
         plane.api.create(QUEUES, _named("Queue", "research", {"namespaceSelector": {}, "resources": quota}))
         with serving(plane, folder) as served:
+            _run_and_delete(plane, "team-b", "past")
             for namespace, name, gpus in (("team-a", "runs", 8), ("team-a", "waits", 8), ("team-b", "hidden", 8)):
                 plane.api.create(JOBS.format(namespace), _job(name, gpus))
                 plane.wait_for("it is decided", lambda n=name: n in _names(plane, "jobs") and _decided(plane, n))  # type: ignore[misc]
@@ -55,7 +63,27 @@ def _job(name: str, gpus: int, **fields: Any) -> dict[str, Any]:
     item = job(queue="research", **fields)
     container = item["spec"]["roles"][0]["template"]["spec"]["containers"][0]
     container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    return {**item, "metadata": {"name": name}}
+    return {**item, "metadata": {"name": name, "labels": {USER_LABEL: f"user-of-{name}"}}}
+
+
+def _run_and_delete(plane: ControlPlane, namespace: str, name: str) -> None:
+    """A job that was charged for, which only the record of usage knows afterwards."""
+    path = f"{JOBS.format(namespace)}/{name}"
+    plane.api.create(JOBS.format(namespace), _job(name, 8))
+    plane.wait_for("it is admitted", lambda: plane.api.get(path).get("status", {}).get("phase") == "Admitted")
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    plane.wait_for("it has a pod", lambda: bool(plane.api.get(pods)["items"]))
+    plane.api.patch(path, {"spec": {"cancel": True}})
+    for pod in plane.api.get(pods)["items"]:
+        plane.api.delete(f"{pods}/{pod['metadata']['name']}", gracePeriodSeconds=0)
+    plane.wait_for("its pods are gone", lambda: not plane.api.get(pods)["items"])
+    plane.api.delete(path)
+
+
+def _usage(plane: ControlPlane, user: str, by: str, route: str = "usage") -> dict[str, float]:
+    """GPU-hours by name."""
+    items = plane.api_as(user).get(f"{BASE_PATH}/{route}", by=by, step="hour")["items"]
+    return {item["metadata"]["name"]: item["hours"] for item in items if item["resource"] == "nvidia.com/gpu"}
 
 
 def _names(plane: ControlPlane, route: str, user: str = "admin") -> list[str]:
@@ -97,6 +125,27 @@ def test_muster_shows_queues_and_all_jobs_that_a_user_may_read(served: Served) -
     assert found["waits"].status.queue_position is not None
     assert alice.live_job("waits", "team-a").status.reason == "QuotaExceeded"
     assert alice.notices() == []
+
+
+def test_usage_over_time_is_that_of_the_namespaces_that_a_user_may_read(served: Served) -> None:
+    plane = served.plane
+    everything = _usage(plane, "admin", "namespace")
+    assert set(everything) == {"team-a", "team-b"}
+    assert min(everything.values()) > 0
+    assert set(_usage(plane, "bob", "namespace")) == {"team-a"}
+    assert set(_usage(plane, "bob", "user")) == {"user-of-runs"}
+    assert set(_usage(plane, "admin", "user")) == {"user-of-runs", "user-of-past"}
+    assert _usage(plane, "bob", "namespace", "namespaces/team-b/usage") == {}
+    assert set(_usage(plane, "admin", "namespace", "namespaces/team-b/usage")) == {"team-b"}
+    assert _usage(plane, "carol", "namespace") == {}
+    past = everything["team-b"]  # its job is deleted: this number does not grow any more
+    own = _usage(plane, "bob", "queue")["research"]
+    whole = _usage(plane, "alice", "queue")["research"]
+    later = _usage(plane, "bob", "queue")["research"]
+    assert own + past <= whole <= later + past, "who may list queues sees the sum over all namespaces"
+    assert set(_usage(plane, "alice", "user")) == {"user-of-runs"}
+    (item,) = (one for one in client(plane, "bob").usage({"by": "user", "step": "day"}).items if one.resource != "cpu")
+    assert (item.metadata.name, item.hours > 0) == ("user-of-runs", True)
 
 
 def test_kubectl_lists_the_resources_as_tables(served: Served) -> None:
@@ -152,6 +201,21 @@ def test_a_standby_answers_with_what_the_leader_wrote(served: Served) -> None:
         assert not source["leading"]
         assert "cycleAt" not in source
     assert source["cycle"] == served.plane.api.get(f"{JOBS.format('team-b')}/hidden")["status"]["lastCycle"]
+
+
+def test_a_node_is_drained_by_a_user_who_may_not_list_jobs(served: Served) -> None:
+    dana, plane = client(served.plane, "dana"), served.plane
+    (busy,) = plane.api.get(f"{BASE_PATH}/namespaces/team-a/jobs/runs")["nodes"]
+    (free,) = (name for name in _names(plane, "nodes") if name != busy)
+    dana.drain(free)
+    plane.wait_for("the operator has seen it", lambda: dana.jobs_on_node(free).draining)
+    assert dana.jobs_on_node(free) == NodeJobs([], 0, draining=True)
+    assert dana.jobs_on_node(busy) == NodeJobs([], 1, draining=False), "a job that dana may not read"
+    assert client(plane, "admin").jobs_on_node(busy).names == ["team-a/runs"]
+    dana.undrain(free)
+    with pytest.raises(MusterRefused, match="cannot list"):
+        client(plane, "alice").drain(free)
+    assert dana.notices() == []
 
 
 def test_jobs_of_three_pages_come_page_by_page(served: Served) -> None:
