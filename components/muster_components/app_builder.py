@@ -96,7 +96,7 @@ def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs
     """The app of `fsdp`, `ddp` and `pipeline`. Raises InvalidArgument."""
     return specs.AppDef(
         name=scheduling.name or f"{trainer.component}-{trainer.model}",
-        roles=[_role(_trainer_command(trainer, pods), pods)],
+        roles=[_role(_trainer_command(trainer, pods, scheduling.trace_steps), pods)],
         metadata=_metadata(scheduling, TRAINER_RULES),
     )
 
@@ -209,7 +209,7 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
     return {f"muster.dev/{key}": value for key, value in values.items() if value is not None}
 
 
-def _trainer_command(trainer: TrainerArgs, pods: PodArgs) -> list[str]:
+def _trainer_command(trainer: TrainerArgs, pods: PodArgs, trace_steps: str | None) -> list[str]:
     """The trainer's command; flags that are not given have the trainer's defaults. Raises InvalidArgument for flags
     that the trainer would reject."""
     layout, gpus = _parse_layout(pods.j), _check_integer("gpu", pods.gpu, 0)
@@ -234,7 +234,9 @@ def _trainer_command(trainer: TrainerArgs, pods: PodArgs) -> list[str]:
     for flag in trainer.extra_args:
         _reject_misplaced_flag(flag)
     try:
-        config = parse_train_config([*flags, *trainer.extra_args], {})
+        # The scheduler passes the steps to trace in the environment, so they are not in the command.
+        traced = [f"--trace_steps={trace_steps}"] if trace_steps else []
+        config = parse_train_config([*flags, *traced, *trainer.extra_args], {})
         for nodes in range(layout.min_nodes, layout.nodes + 1):
             require_plan(config, nodes * layout.nproc, devices)
         _check_memory(config, layout)

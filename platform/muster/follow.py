@@ -8,13 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.client import ClusterClient, LogOptions
 from muster.cluster_client.jobs import report_command
-from muster.errors import ClusterError, NotFound
+from muster.errors import ClusterError, InvalidTrace, NotFound
 from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
 from muster.text import sanitize
 
@@ -139,22 +141,39 @@ def follow(
 
 
 def _end_lines(client: ClusterClient, pod: FollowedPod, job: TrainingJob) -> Iterator[str]:
-    """The job's result, and the location of its report or run folder."""
+    """The job's result, and its report or run folder."""
     yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)
     if run_dir is None:  # inside a cluster
         command = report_command(job, getattr(client, "context_name", ""))
         if command is not None:
             yield f"muster: to build the report: {command}"
-        return
-    if job.spec.trace is None or job.status.started_at is None:
+    elif has_report(job):
+        for line in report_lines(client, job, run_dir):
+            yield f"muster: {line}"
+    else:
         yield f"muster: run folder {run_dir}"
-        return
+
+
+def has_report(job: TrainingJob) -> bool:
+    """Whether this host's daemon builds a report when the job has ended."""
+    return job.spec.trace is not None and job.status.started_at is not None
+
+
+def report_lines(client: ClusterClient, job: TrainingJob, run_dir: Path) -> Iterator[str]:
+    """The summary, the findings and the location of the report, once it is built; or why there is none."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while job.status.traces is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        job = client.job(pod.name, pod.namespace)
-    if job.status.traces is not None and job.status.traces.report:
-        yield f"muster: report {job.status.traces.report}"
-    else:
-        yield f"muster: the report could not be built; see {run_dir / 'report' / 'build.log'}"
+        job = client.job(job.metadata.name, job.metadata.namespace or "default")
+    if job.status.traces is None or not job.status.traces.report:
+        yield f"the report could not be built; see {run_dir / 'report' / 'build.log'}"
+        return
+    # Imported here: numpy takes a while to import, and most commands need no report.
+    from muster.tracing.report import load, summary_parts
+
+    with suppress(InvalidTrace, OSError):  # the page is on this host, but users may delete or change it
+        report = load(Path(job.status.traces.report))
+        yield "  ".join(summary_parts(report))
+        yield from report.findings
+    yield f"report {job.status.traces.report}"

@@ -55,6 +55,21 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(start: Start) -> No
     assert "exit code 7; its last line: out of data" in log
 
 
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("def broken(:", 78),
+        ("  x = 1\nif x:\n y", 78),
+        ("import no_such_module", 78),
+        ("from os import no_such_name", 1),
+        ("raise RuntimeError('SyntaxError: of another program')", 1),
+    ],
+    ids=["syntax", "indentation", "missing module", "missing name", "other error"],
+)
+def test_code_that_a_restart_cannot_cure_has_an_exit_code_of_its_own(start: Start, source: str, code: int) -> None:
+    assert start(source).end()[0] == code
+
+
 def test_a_rank_ended_by_a_signal_gives_128_plus_the_signal(start: Start) -> None:
     code, log = start("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)", "--nproc", "2").end()
     assert code == 128 + signal.SIGKILL

@@ -55,6 +55,24 @@ def test_the_cause_is_the_pod_whose_rank_failed_first_though_its_victims_end_bef
         assert condition(result.status, "Failed")[1] == "FailurePolicy"
 
 
+@pytest.mark.parametrize(
+    ("rules", "code", "phase"),
+    [
+        (None, 2, "Failed"),
+        (None, 78, "Failed"),
+        (None, 127, "Failed"),
+        (None, 1, "Admitted"),
+        ([], 2, "Admitted"),
+    ],
+)
+def test_exit_codes_of_a_command_that_cannot_work_fail_the_job_unless_it_has_rules_of_its_own(
+    rules: list[Any] | None, code: int, phase: str
+) -> None:
+    one = running(job(failurePolicy={} if rules is None else {"rules": rules}))
+    first, *others = pods_of(one)
+    assert reconcile(one, (failed(first, code), *others), now=NOW + 4).status.phase == phase
+
+
 def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
     one = running()
     result = reconcile(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), now=NOW + 4)

@@ -129,9 +129,9 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
     [
         ({"max_runtime": "2x"}, "max_runtime: '2x' must be a duration such as 2h"),
         ({"trace_steps": "25:20"}, "trace_steps: '25:20' must have END above FIRST"),
-        ({"queue": "No Such"}, "-cfg queue: must consist of lower-case letters"),
-        ({"priority": 2**40}, "-cfg priority: must be at most 2147483647; got 1099511627776"),
-        ({"max_runtime": "9999d"}, "-cfg max_runtime: must be at most 31622400; got 863913600"),
+        ({"queue": "No Such"}, "--queue or -cfg queue: must consist of lower-case letters"),
+        ({"priority": 2**40}, "--priority or -cfg priority: must be at most 2147483647; got 1099511627776"),
+        ({"max_runtime": "9999d"}, "--max_runtime or -cfg max_runtime: must be at most 31622400; got 863913600"),
         ({"flavors": ["A B"]}, "-cfg flavors: must consist of lower-case letters"),
     ],
 )

@@ -57,9 +57,12 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("-cfg", "quue=x", "utils.echo"), "quue"),
+        (("-cfg", "quue=x", "utils.echo"), "`quue` is not an option of muster_local; did you mean 'queue'?"),
         (("-cfg", "priority=high", "utils.echo"), "priority"),
-        (("-cfg", "queue=reserch", "utils.echo"), "did you mean 'research'?"),
+        (
+            ("-cfg", "queue=reserch", "utils.echo"),
+            "--queue or -cfg queue: queue 'reserch' does not exist; did you mean 'research'?",
+        ),
         (("-cfg", "max_runtime=2x", "utils.echo"), "max_runtime: '2x' must be a duration"),
         (
             ("muster.train.fsdp", "--model", "gpt:1m", "--data", ".", "--steps", "-1"),

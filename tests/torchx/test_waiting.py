@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.torchx.clients import LoggedScheduler, Ranks
-from tests.torchx.jobs import PLACE, job, running
+from tests.torchx.jobs import PLACE, ended, job, running
+from tests.tracing.runs import run_folder
 
-from muster.api.spec import TrainingJob, TrainingJobStatus
+from muster.api.spec import TraceRequest, TraceStatus, TrainingJob, TrainingJobStatus
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
 from muster.lifecycle import conditions, transitions
 from muster.torchx import scheduler
 from muster.torchx.errors import WatchInterrupted
 from muster.torchx.status import ProgressReporter
+from muster.tracing.report import build
 
 
 def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
@@ -46,6 +49,38 @@ def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
         (135, "step 60/60  loss 4"),
         (150, "succeeded: all 2 exited with 0; run folder /runs/a-1"),
     ]
+
+
+def test_a_wait_for_a_traced_job_ends_with_summary_findings_and_path_of_its_report(tmp_path: Path) -> None:
+    run_dir = run_folder(tmp_path / "run", slow_rank=1)
+    report, page = build(run_dir, name="a-1"), run_dir / "report" / "report.html"
+    over = ended(transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0))
+    untraced = job(over.model_copy(update={"started_at": 2.0}))
+    traced = untraced.spec.model_copy(update={"trace": TraceRequest(start_step=20, steps=3)})
+    unreported = untraced.model_copy(update={"spec": traced})
+    reported = unreported.model_copy(
+        update={"status": unreported.status.model_copy(update={"traces": TraceStatus(report=str(page), files=2)})}
+    )
+    cluster: Any = Reported(run_dir, reported)
+    result, summary, *findings, last = ProgressReporter().next_lines("a-1", unreported, cluster)
+    assert result == "succeeded: all 2 exited with 0"
+    assert summary.startswith("40 steps  loss 5.00 → ")
+    assert findings == list(report.findings) != []
+    assert last == f"report {page}"
+
+
+class Reported(Ranks):
+    """A cluster on this host whose job has a report the next time it is read."""
+
+    def __init__(self, folder: Path, reported: TrainingJob) -> None:
+        super().__init__()
+        self.folder, self.reported = folder, reported
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        return self.reported
+
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None:
+        return self.folder
 
 
 def test_each_attempt_prints_its_start_and_ignores_earlier_heartbeats() -> None:

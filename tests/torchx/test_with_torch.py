@@ -65,6 +65,7 @@ def test_a_script_across_two_pods_is_traced_and_its_report_is_the_last_line(runn
     handle = runner.run_component("muster.train.script", arguments, "muster_local")
     lines = list(runner.log_lines(handle, "trainer", 0, should_tail=True))
     assert "sum 1.0 of 2\n" in lines
+    assert any(line.startswith("muster: 6 steps  ") for line in lines[-9:]), "the report's summary"
     label, _, report = lines[-1].strip().rpartition(" ")
     assert label == "muster: report"
     assert Path(report).is_file()

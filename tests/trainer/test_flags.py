@@ -198,6 +198,10 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),
         (("--trace_steps", "5"), "must be FIRST:END, such as 20:25"),
         (("--trace_steps", "0:5"), "must start at 1 or later"),
+        (
+            ("--steps", "10", "--trace_steps", "11:13"),
+            "--trace_steps must start at a step of the run, which has --steps 10; got '11:13'",
+        ),
         (("--trace_steps", "1:6", "--trace_every", "5"), "--trace_every must be a number of steps above 5, the steps"),
         (
             ("--trace_steps", "1:2", "--trace_ranks", "a"),

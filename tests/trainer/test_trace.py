@@ -91,7 +91,7 @@ def test_only_configured_ranks_and_existing_steps_are_traced(start: Starter, tex
 
 
 def test_configured_steps_after_the_last_one_are_reported_as_missed(start: Starter, text: Path) -> None:
-    ranks = start(1, *TINY, "--data", str(text), "--steps", "2", "--trace_steps", "20:25")
+    ranks = start(1, *TINY, "--data", str(text), "--steps", "2", environ={"MUSTER_TRACE_STEPS": "20:25"})
     assert ranks.end() == [EXIT_OK]
     (missed,) = events(ranks.run_dir, "trace_missed")
     assert missed["message"] == "no trace of steps 20:25: the run ends with step 2"

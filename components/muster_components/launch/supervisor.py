@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import tempfile
 import time
@@ -33,6 +34,10 @@ from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
 EXIT_CANNOT_START = 126  # as in a shell
+EXIT_INVALID_CODE = 78
+"""EX_CONFIG: the program has a syntax error, or imports a module that does not exist. A restart fails again."""
+_INVALID_CODE = re.compile(r"(SyntaxError|IndentationError|TabError|ModuleNotFoundError): ")
+"""The last line of a traceback of such an error. Not ImportError: a library that is missing on one node causes it."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -143,9 +148,9 @@ def supervise(
 ) -> int:
     """Wait for every rank to end; the first failure, or a signal, stops the others.
 
-    Returns the pod's exit code: that of the first failed rank, 128 + signal if a signal came first, else 0. A failure
-    is written to `failure_file` at once, since this pod may end later than pods that failed because of it. The stacks
-    of ranks that do not stop are saved before they are killed.
+    Returns the pod's exit code: that of the first failed rank (`pod_exit_code`), 128 + signal if a signal came first,
+    else 0. A failure is written to `failure_file` at once, since this pod may end later than pods that failed because
+    of it. The stacks of ranks that do not stop are saved before they are killed.
     """
     running = set(ranks)
     started_at = time.monotonic()
@@ -158,7 +163,7 @@ def supervise(
             case RankExited(rank, rank_code, at):
                 running.discard(rank)
                 if rank_code and code == 0:
-                    code = rank_code
+                    code = pod_exit_code(ranks[rank], rank_code)
                     write_failure_file(failure_file, code, at)
                     log(
                         f"rank {rank} failed first, after {at - started_at:.1f} s: "
@@ -189,6 +194,15 @@ def supervise(
     for process in ranks.values():
         process.drain(timeout_s=1.0)
     return code
+
+
+def pod_exit_code(rank: RankProcess, code: int) -> int:
+    """The pod's exit code if this rank failed first with `code`: Python ends with 1 for every uncaught exception, so
+    that a failure policy cannot tell those that a restart cannot cure."""
+    if code != 1:
+        return code
+    rank.drain(timeout_s=0.5)
+    return EXIT_INVALID_CODE if _INVALID_CODE.match(rank.last_line) else code
 
 
 def log_stacks(stacks: Iterable[RankStacks]) -> None:

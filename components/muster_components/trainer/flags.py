@@ -53,8 +53,8 @@ class FlagParser(argparse.ArgumentParser):
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-            hint = f"; did you mean {near[0]}" if near else ""
-            self.error(f"{unknown[0]!r} is not a flag of this command{hint}")
+            hint = f"; did you mean {near[0]}?" if near else "; --help lists the flags"
+            raise InputError(f"{unknown[0]!r} is not a flag of this command{hint}")
         return namespace
 
 
@@ -71,6 +71,11 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
     flags = _flag_parser().parse_strict(arguments)
     if flags.data is None and flags.plan is None:
         raise InputError("the following arguments are required: --data; --help lists the flags")
+    trace = trace_config(flags, environ)
+    if flags.trace_steps and trace.start > flags.steps >= 1:
+        raise InputError(
+            f"--trace_steps must start at a step of the run, which has --steps {flags.steps}; got {flags.trace_steps!r}"
+        )
     return validate_config(
         TrainConfig(
             model=model_source(flags.model, model_args=flags.model_args, vocab_size=flags.vocab_size),
@@ -109,7 +114,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
                 cache=flags.compile_cache,
             ),
             checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
-            trace=trace_config(flags, environ),
+            trace=trace,
             planning=PlanningConfig(
                 device=None if flags.device is None else parse_device(flags.device),
                 layout=None if flags.plan is None else _parse_layout(flags.plan),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from torchx.specs import InvalidRunConfigException
 from torchx.specs.finder import ComponentValidationException
 
 from muster.errors import ClusterError, MusterError
@@ -21,9 +22,9 @@ _ROLE: Final = r"spec\.roles\[\d+\]\."
 _OPTIONS: Final = (
     (r"metadata\.name", "--name"),
     (r"metadata\.namespace", "-cfg namespace"),
-    (r"spec\.queue", "-cfg queue"),
-    (r"spec\.priority", "-cfg priority"),
-    (r"spec\.maxRuntimeSeconds", "-cfg max_runtime"),
+    (r"spec\.queue", "--queue or -cfg queue"),
+    (r"spec\.priority", "--priority or -cfg priority"),
+    (r"spec\.maxRuntimeSeconds", "--max_runtime or -cfg max_runtime"),
     (r"spec\.startTimeoutSeconds", "-cfg start_timeout"),
     (r"spec\.stallTimeoutSeconds", "-cfg stall_timeout"),
     (rf"spec\.flavors(\[\d+\])?|{_ROLE}flavors(\[\d+\])?", "-cfg flavors"),
@@ -40,6 +41,11 @@ _OPTION_OF_FIELD: Final = tuple((re.compile(rf"(^|; also: )({field}): "), option
 
 class SubmissionRefused(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
     """The submission is refused; the message names the field, the value and what is valid."""
+
+
+class UnknownOption(SubmissionRefused, InvalidRunConfigException):  # type: ignore[misc]  # TorchX is not typed
+    """An option of `-cfg` that the scheduler does not have. Of an InvalidRunConfigException alone, TorchX prints the
+    option without the reason."""
 
 
 class WatchInterrupted(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
 
-from torchx.specs import CfgVal, InvalidRunConfigException, runopts
+from torchx.specs import CfgVal, runopts
 from torchx.util.types import to_dict
 
 from muster.api.env_vars import is_valid_name
 from muster.text import did_you_mean, read_duration, read_step_range
-from muster.torchx.errors import SubmissionRefused
+from muster.torchx.errors import SubmissionRefused, UnknownOption
 
 PREFIX = "muster.dev/"
 _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"
@@ -283,12 +283,12 @@ class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         return read
 
     def resolve(self, cfg: Mapping[str, CfgVal], **how: Any) -> dict[str, CfgVal]:
-        """The options with defaults. Raises InvalidRunConfigException for an unknown option."""
+        """The options with defaults. Raises UnknownOption for an unknown option."""
         names = [name for name, _ in self]
         for key in cfg:
             if self.get(key) is None:
                 hint = did_you_mean(key, names, f"valid options: {', '.join(names)}")
-                raise InvalidRunConfigException(f"`{key}` is not an option of {self._scheduler}; {hint}", key, cfg)
+                raise UnknownOption(f"`{key}` is not an option of {self._scheduler}; {hint}", key, cfg)
         resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
         return resolved
 

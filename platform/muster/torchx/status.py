@@ -15,7 +15,7 @@ from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStat
 from muster.api.env_vars import redact
 from muster.api.quantity import parse_quantity
 from muster.api.spec import LastFailure, RoleSpec, TrainingJob
-from muster.follow import status_message
+from muster.follow import has_report, report_lines, status_message
 from muster.heartbeats.progress import ProgressLines, current_heartbeat
 from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.placement import index_range
@@ -160,5 +160,9 @@ class ProgressReporter:
         elif has_terminated(status) and not progress.ended:
             progress.ended = True
             run_dir = client.run_dir(name, namespace)
-            location = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
-            yield f"{status.phase.lower()}: {status_message(job)}{location}"
+            result = f"{status.phase.lower()}: {status_message(job)}"
+            if run_dir is not None and has_report(job):
+                yield result
+                yield from report_lines(client, job, run_dir)
+            else:
+                yield result if run_dir is None or status.started_at is None else f"{result}; run folder {run_dir}"

@@ -100,7 +100,7 @@ def parse_device(text: str) -> GpuKind:
     if kind is None:
         names = [kind.flag for kind in GPU_KINDS]
         near = difflib.get_close_matches(name.lower(), names, n=1)
-        hint = f"; did you mean {near[0]}" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(f"--device must be one of {', '.join(sorted(names))}; got {name!r}{hint}")
     if not colon:
         return kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +80,7 @@ def _fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
 
 def _default(field: Schema) -> str:
     default: Any = field.get("default", {})
-    return "" if default == {} else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return "" if default == {} else f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
 def _type_text(field: Schema) -> str:

@@ -119,6 +119,11 @@ class FailureRule(StrictModel):
         return self
 
 
+PERMANENT_EXIT_CODES = (2, 78, 126, 127)
+"""Exit codes of a container that would fail again: those of a shell and of argparse for a command that is wrong or
+cannot be started, and EX_CONFIG, with which Muster's launcher and trainer end if code cannot be imported."""
+
+
 class FailurePolicy(StrictModel):
     """Rules are tried in order. Without a match the gang restarts until `maxRestarts` is reached."""
 
@@ -127,8 +132,12 @@ class FailurePolicy(StrictModel):
     max_start_retries: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Maximum number of consecutive start timeouts (`startTimeoutSeconds`) after which the gang is queued again.
     Default: unlimited. The count is reset when all pods are ready."""
-    rules: Annotated[list[FailureRule], Field(max_length=64)] = []
-    """Failure rules."""
+    rules: Annotated[list[FailureRule], Field(max_length=64)] = [
+        FailureRule(on_exit_codes=list(PERMANENT_EXIT_CODES), action="FailJob")
+    ]
+    """Failure rules. The default fails the job for exit codes that a restart does not change: 2 (wrong usage), 78 (a
+    Python module is missing or has a syntax error, as Muster's launcher finds), 126 and 127 (the command cannot be
+    started). `[]` restarts for every exit code."""
 
 
 class TraceRequest(StrictModel):
