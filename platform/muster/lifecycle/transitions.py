@@ -29,6 +29,7 @@ from muster.lifecycle.conditions import (
     is_condition_true,
     is_evicting,
     set_condition,
+    with_condition,
     with_status_fields,
 )
 from muster.lifecycle.observation import Timeouts, max_grace_period_s
@@ -68,8 +69,11 @@ def admit(status: TrainingJobStatus, placement: Placement, now: float) -> Traini
 
 def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> TrainingJobStatus:
     """Set why the gang waits, and its position in the queue."""
-    fields = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
-    return set_condition(with_status_fields(status, fields), ADMITTED, False, decision.reason, decision.message, now)
+    conditions = with_condition(
+        status.conditions, ADMITTED, False, decision.reason, decision.message, now, status.observed_generation
+    )
+    waits: dict[str, object] = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
+    return with_status_fields(status, waits | {"conditions": conditions})
 
 
 def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:

@@ -66,7 +66,7 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
                     pods.setdefault(pod.node, []).append(PodReference(namespace=namespace, name=pod.name))
     jobs: dict[str, list[tuple[str, str]]] = {}
     for job in state.jobs:
-        for node in nodes_of(job.status.placement) if not is_finished(job.status) else ():
+        for node in nodes_of(job.status.placement) if job.status.placement and not is_finished(job.status) else ():
             jobs.setdefault(node, []).append(job_key(job))
     levels = {flavor.metadata.name: flavor.spec.topology for flavor in state.observed.flavors}
     nodes = sorted(state.observed.nodes, key=lambda node: node.name)

@@ -29,11 +29,12 @@ MAX_PAGE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """An item that may be on the page, which is built only if it is."""
+class _Matches:
+    """What may be on the page, in the order of `key`. `build` is called only for what is."""
 
-    key: PageKey
-    build: Callable[[], Item]
+    found: Sequence[Any]
+    key: Callable[[Any], PageKey]
+    build: Callable[[Any], Item]
 
 
 def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | ItemList:
@@ -41,25 +42,25 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     object that does not exist or may not be read, `InvalidSpec` BadRequest for a `continue` of another resource."""
     if request.name is not None:
         return _one(state, request, may_read)
-    entries = _ENTRIES[request.resource.plural](state, request, may_read)
+    matches = _MATCHES[request.resource.plural](state, request, may_read)
     first = 0
     if request.after is not None:
         try:
-            first = bisect_right(entries, request.after, key=lambda entry: entry.key)
+            first = bisect_right(matches.found, request.after, key=matches.key)
         except TypeError as error:
             message = f"continue: must be of a list of {request.resource.plural}; got {request.after!r}"
             raise InvalidSpec(message, field="continue", reason=BAD_REQUEST) from error
     items: list[Item] = []
     size = 0
-    for entry in entries[first : first + request.limit]:
-        item = entry.build()
+    for one in matches.found[first : first + request.limit]:
+        item = matches.build(one)
         size += len(item.model_dump_json(by_alias=True, exclude_none=True))
         if items and size > MAX_PAGE_BYTES:
             break
         items.append(item)
     last = first + len(items)
-    remaining = len(entries) - last
-    token = encode_token(entries[last - 1].key) if remaining and items else ""
+    remaining = len(matches.found) - last
+    token = encode_token(matches.key(matches.found[last - 1])) if remaining and items else ""
     meta = PageMeta.model_construct(continue_token=token, remaining_item_count=remaining)
     fields: dict[str, Any] = {"metadata": meta, "source": state.source, "items": items}
     if request.usage is not None:
@@ -73,7 +74,7 @@ def namespaces_in(state: ReadState, request: ReadRequest) -> set[str]:
         return set()
     if request.namespace is not None:
         return {request.namespace}
-    found = {job_key(job)[0] for job in state.observed.jobs}
+    found = set(state.jobs_by_namespace)
     if request.usage is not None:
         found |= namespaces_with_usage(state.recorded_usage, request.usage.period(state.observed.now))
     if request.resource.plural == "preemptions":
@@ -89,7 +90,7 @@ def _one(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item:
         found = node_summaries(state, may_read)
     elif request.namespace is not None and may_read(request.namespace):
         pending = request.resource.plural == "pendingjobs"
-        named = (job for job in state.jobs if job_key(job) == (request.namespace, request.name))
+        named = (job for job in state.jobs_by_namespace.get(request.namespace, ()) if job.metadata.name == request.name)
         found = (
             pending_job(state.live(job)) if pending else job_summary(state.live(job), complete=True)
             for job in named
@@ -102,61 +103,61 @@ def _one(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item:
     raise NotFound(f"{request.resource.noun} {request.name!r} does not exist{where}")
 
 
-def _queues(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
-    return [_Entry(key, lambda queue=queue: queue) for key, queue in queue_summaries(state)]  # type: ignore[misc]
+def _queues(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
+    return _Matches(queue_summaries(state), lambda found: found[0], lambda found: found[1])
 
 
-def _nodes(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
-    found = node_summaries(state, may_read)
-    return [_Entry((node.metadata.name,), lambda node=node: node) for node in found]  # type: ignore[misc]
+def _nodes(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
+    return _Matches([*node_summaries(state, may_read)], lambda node: (node.metadata.name,), _as_it_is)
 
 
-def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
-    return [
-        _Entry(job_key(job), lambda job=job: job_summary(state.live(job)))  # type: ignore[misc]
-        for job in _readable_jobs(state, request, may_read)
-    ]
+def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
+    found = _readable_jobs(state, request, may_read)
+    return _Matches(found, job_key, lambda job: job_summary(state.live(job)))
 
 
-def _pending_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
-    return [
-        _Entry(job_key(job), lambda job=job: pending_job(state.live(job)))  # type: ignore[misc]
-        for job in _readable_jobs(state, request, may_read)
-        if job.status.phase == "Pending"
-    ]
+def _pending_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
+    found = [job for job in _readable_jobs(state, request, may_read) if job.status.phase == "Pending"]
+    return _Matches(found, job_key, lambda job: pending_job(state.live(job)))
 
 
-def _preemptions(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
+def _preemptions(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     wanted = dict(request.selector)
-    return [
-        _Entry(preemption_key(one), lambda one=one: one)  # type: ignore[misc]
+    found = [
+        one
         for one in state.preemptions
         if _is_readable(one.metadata.namespace or "", request, may_read) and wanted.get("queue", one.queue) == one.queue
     ]
+    return _Matches(found, preemption_key, _as_it_is)
 
 
-def _usage(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[_Entry]:
+def _usage(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     assert request.usage is not None, "parse_request sets it"
     found = usage_summaries(state, request.usage, lambda namespace: _is_readable(namespace, request, may_read))
-    return [
-        _Entry((item.metadata.name, item.flavor, item.resource), lambda item=item: item)  # type: ignore[misc]
-        for item in found
-    ]
+    return _Matches(found, lambda item: (item.metadata.name, item.flavor, item.resource), _as_it_is)
 
 
-def _readable_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Iterable[spec.TrainingJob]:
+def _as_it_is(item: Item) -> Item:
+    return item
+
+
+def _readable_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[spec.TrainingJob]:
+    by_namespace = state.jobs_by_namespace
+    readable = (jobs for name, jobs in by_namespace.items() if _is_readable(name, request, may_read))
+    found = [job for jobs in readable for job in jobs]
     wanted = dict(request.selector)
-    for job in state.jobs:
-        fields: dict[str, Any] = {"queue": job.spec.queue, "phase": job.status.phase}
-        if _is_readable(job_key(job)[0], request, may_read) and wanted.items() <= fields.items():
-            yield job
+    if (queue := wanted.get("queue")) is not None:
+        found = [job for job in found if job.spec.queue == queue]
+    if (phase := wanted.get("phase")) is not None:
+        found = [job for job in found if job.status.phase == phase]
+    return found
 
 
 def _is_readable(namespace: str, request: ReadRequest, may_read: MayRead) -> bool:
     return request.namespace in (None, namespace) and may_read(namespace)
 
 
-_ENTRIES: dict[str, Callable[[ReadState, ReadRequest, MayRead], Sequence[_Entry]]] = {
+_MATCHES: dict[str, Callable[[ReadState, ReadRequest, MayRead], _Matches]] = {
     "queues": _queues,
     "nodes": _nodes,
     "jobs": _jobs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +46,14 @@ class ReadState:
     def jobs(self) -> tuple[spec.TrainingJob, ...]:
         """All jobs by namespace and name."""
         return tuple(sorted(self.observed.jobs, key=job_key))
+
+    @cached_property
+    def jobs_by_namespace(self) -> Mapping[str, Sequence[spec.TrainingJob]]:
+        """The same, of each namespace that has any; in order, too."""
+        found: dict[str, list[spec.TrainingJob]] = {}
+        for job in self.jobs:
+            found.setdefault(job_key(job)[0], []).append(job)
+        return found
 
     def live(self, job: spec.TrainingJob) -> spec.TrainingJob:
         """The job with why it waits as of the last cycle."""
