@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints"
 TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 PROJECT = ("operator", "kubernetes", "dev")
-# What the operator imports in a cluster; tests/images/test_locks.py holds the list to it.
-OPERATOR = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pydantic", "pyyaml", "uvloop")
+# What the operator and the dashboard import in a cluster; tests/images/test_locks.py holds the list to it.
+OPERATOR = ("aiohttp", "jinja2", "msgspec", "numpy", "prometheus-client", "pydantic", "pyyaml", "uvloop")
 HELD_BACK_BY_TORCHX = ("urllib3",)
 # Whose scripts run unmodified (docs/frameworks.md), with this torch.
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")

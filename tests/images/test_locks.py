@@ -19,14 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints"
 TORCHES = sorted(path.stem.removeprefix("torch-") for path in CONSTRAINTS.glob("torch-*.txt"))
 
-# Run in a fresh interpreter: the distributions of everything that the operator imports.
+# Run in a fresh interpreter: the distributions of everything that the operator and the dashboard import.
 IMPORTED = """
 import importlib, json, pkgutil, sys
 from importlib.metadata import packages_distributions
 before = set(sys.modules)
-import muster_operator
-for module in pkgutil.walk_packages(muster_operator.__path__, "muster_operator."):
-    importlib.import_module(module.name)
+import muster.dashboard, muster_operator
+for package in (muster_operator, muster.dashboard):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
 loaded = set(sys.modules) - before
 files = sorted(module.__file__ for name in loaded if name.partition(".")[0] in ("muster", "muster_operator")
                if (module := sys.modules[name]).__file__)
@@ -98,7 +99,7 @@ def test_pins_of_torchx_do_not_apply_to_the_images() -> None:
     assert "urllib3" not in pins("operator")
 
 
-def test_the_operators_image_has_only_what_the_operator_imports() -> None:
+def test_the_operators_image_has_only_what_the_operator_and_the_dashboard_import() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
     names, files = json.loads(done.stdout)
     imported = {canonical(name) for name in names} - {"muster"}

@@ -37,10 +37,12 @@ _HEARTBEAT_CACHE_S = 3.0
 
 class KubernetesClusterClient:
     """Calls raise `Refused` (reason Forbidden if RBAC denies them), `NotFound`, `Conflict`, `InvalidSpec`,
-    `ClusterError`."""
+    `ClusterError`. `reads_stores`: whether logs of deleted pods are read from the runs' stores, with credentials of
+    this process."""
 
-    def __init__(self, kube_client: KubeClient) -> None:
+    def __init__(self, kube_client: KubeClient, *, reads_stores: bool = True) -> None:
         self._kube_client = kube_client
+        self._reads_stores = reads_stores
         self._operator = OperatorReader(kube_client)
         self._heartbeats: dict[tuple[str, str], tuple[float, list[dict[str, Any]]]] = {}  # when they were read
         self.namespace = kube_client.config.namespace
@@ -238,7 +240,7 @@ class KubernetesClusterClient:
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]:
         """Lines of one replica's log in the current attempt; see `muster.cluster_client.logs`."""
-        return read_log(self._kube_client, Replica(namespace, name, role, index), options)
+        return read_log(self._kube_client, Replica(namespace, name, role, index), options, self._reads_stores)
 
 
 __all__ = ["KubeContext", "KubernetesClusterClient"]

@@ -43,8 +43,10 @@ class Replica:
     index: int
 
 
-def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> Iterator[str]:
-    """Lines of one replica; attempt None is the current one.
+def read_log(
+    kube_client: KubeClient, replica: Replica, options: LogOptions, reads_stores: bool = True
+) -> Iterator[str]:
+    """Lines of one replica; attempt None is the current one. `reads_stores`: whether the run's store may be read.
 
     Raises `NotFound` for a role or index that the job does not have, and LogUnavailable for an attempt whose pods are
     deleted. With `follow` it waits for the pod, and ends with the attempt.
@@ -54,7 +56,8 @@ def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> 
     number = job.status.attempt if options.attempt is None else options.attempt
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     address = PODS.path(replica.namespace, pod)
-    if number < job.status.attempt or (is_finished(job.status) and not _exists(kube_client, address)):
+    is_gone = number < job.status.attempt or (is_finished(job.status) and not _exists(kube_client, address))
+    if is_gone and reads_stores:
         stored = _stored_lines(job, replica, number, options)
         if stored is not None:
             return iter(stored)

@@ -128,9 +128,9 @@ class Renderer:
             now=now,
         )
 
-    def plain(self, template: str) -> str:
+    def plain(self, template: str, **data: str) -> str:
         """A page without content of the cluster."""
-        return self._render(template, where=self._where)
+        return self._render(template, **data)
 
     def _render(self, template: str, **data: Any) -> str:
         return self._environment.get_template(template).render(data)

@@ -155,11 +155,16 @@ def _is_in_cluster(environ: Mapping[str, str]) -> bool:
     return (SERVICE_ACCOUNT_DIR / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ
 
 
-def _service_account_config(environ: Mapping[str, str]) -> ClientConfig:
+def in_cluster_server(environ: Mapping[str, str] = os.environ) -> str:
+    """The URL of the API server for pods. Raises KeyError outside of a cluster."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     name = f"[{host}]" if ":" in host else host
+    return f"https://{name}:{port}"
+
+
+def _service_account_config(environ: Mapping[str, str]) -> ClientConfig:
     return ClientConfig(
-        server=f"https://{name}:{port}",
+        server=in_cluster_server(environ),
         tls=ssl.create_default_context(cafile=str(SERVICE_ACCOUNT_DIR / "ca.crt")),
         auth_headers=_token_file_source(SERVICE_ACCOUNT_DIR / "token"),
         namespace=(SERVICE_ACCOUNT_DIR / "namespace").read_text().strip() or DEFAULT_NAMESPACE,

@@ -1,0 +1,155 @@
+"""The users of the dashboard's Service, by the tokens in their requests.
+
+The API server decides who a token belongs to and what its owner may read: each user's requests are made with that
+user's token, and with nothing else. A token is kept in memory only, while its owner uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from muster.cluster_client.client import KubernetesClusterClient
+from muster.dashboard.live import AccessEnded, TooManyViewers, Viewer
+from muster.dashboard.render import Renderer
+from muster.dashboard.user_pages import UserPages
+from muster.errors import ClusterError
+from muster.kube.config import ClientConfig
+from muster.kube.sync_client import KubeClient
+
+MAX_TOKENS, MAX_TOKENS_PER_USER = 128, 8
+MAX_STREAMS, MAX_STREAMS_PER_TOKEN = 128, 8
+"""Pages that are kept current at a time."""
+IDLE_S = 60.0
+"""A token that was not used for this time is forgotten."""
+_IDENTITY_AGE_S = 5.0  # how long an answer of the API server about a token is used
+_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+
+class TooManyUsers(Exception):
+    """`MAX_TOKENS` tokens are in use."""
+
+
+class TokenPages(UserPages):
+    """The pages for the owner of one token. `config` has this token. `streams`: of all users."""
+
+    def __init__(self, config: ClientConfig, renderer: Renderer, streams: threading.Semaphore) -> None:
+        self._kube_client = KubeClient(config)
+        # Stores are read with credentials of this process, which are not the user's.
+        client = KubernetesClusterClient(self._kube_client, reads_stores=False)
+        super().__init__(client, renderer, max_viewers=MAX_STREAMS_PER_TOKEN)
+        self._streams = streams
+        self.used_at = 0.0
+
+    def user_name(self) -> str:
+        """Who the API server says that the owner is. Raises `ClusterError` Unauthorized if it rejects the token."""
+        return self.reader.remember("user name", self._review, _IDENTITY_AGE_S)
+
+    def live_content(self, target: str) -> str:
+        """Raises `AccessEnded` once the API server rejects the token, which has expired, for example."""
+        try:
+            self.user_name()
+        except ClusterError as error:
+            if is_rejected(error):
+                raise AccessEnded from error
+        return super().live_content(target)
+
+    @contextmanager
+    def viewer(self, target: str) -> Iterator[Viewer]:
+        """As of any user; also raises `TooManyViewers` if all users together have too many."""
+        if not self._streams.acquire(blocking=False):
+            raise TooManyViewers
+        try:
+            with super().viewer(target) as viewer:
+                yield viewer
+        finally:
+            self._streams.release()
+
+    def _review(self) -> str:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        found = self._kube_client.request("POST", _REVIEWS, review)
+        try:
+            return str(found["status"]["userInfo"]["username"])
+        except (KeyError, TypeError) as error:
+            raise ClusterError(f"POST {_REVIEWS}: the answer has no username", reason="InvalidAnswer") from error
+
+
+def is_rejected(error: ClusterError) -> bool:
+    """Whether the API server does not accept a token, rather than not answering."""
+    return error.reason == "Unauthorized"
+
+
+class TokenUsers:
+    """Pages by token. `config` is the API server's, without a login. Thread-safe."""
+
+    def __init__(self, config: ClientConfig, renderer: Renderer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self.renderer = renderer
+        self._clock = clock
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[str, TokenPages]] = {}  # by SHA-256 of the token, least recently used first
+
+    def pages(self, token: str) -> tuple[str, TokenPages]:
+        """The name of a token's owner, and the owner's pages. Raises `ClusterError` Unauthorized if the API server
+        rejects the token, as `KubeClient.request` if it does not answer, and `TooManyUsers`."""
+        key = hashlib.sha256(token.encode()).digest()
+        with self._lock:
+            _, pages = self._known.get(key, ("", None))
+        if pages is None:
+            headers = {"Authorization": f"Bearer {token}"}
+            config = replace(self._config, auth_headers=lambda: headers)
+            pages = TokenPages(config, self.renderer, self._streams)
+        try:
+            name = pages.user_name()
+        except ClusterError as error:
+            if is_rejected(error):
+                with self._lock:
+                    self._drop(key)
+            raise
+        with self._lock:
+            known = self._known.pop(key, None)
+            if known is None:
+                self._drop_for(name)
+                pages.updates.start()
+            else:
+                pages = known[1]
+            pages.used_at = self._clock()
+            self._known[key] = (name, pages)
+        return name, pages
+
+    def drop_idle(self) -> None:
+        """Forget the tokens that are not used any more."""
+        with self._lock:
+            for key in [key for key, (_, pages) in self._known.items() if self._is_idle(pages)]:
+                self._drop(key)
+
+    def end(self) -> None:
+        """Close all connections, and forget all tokens."""
+        with self._lock:
+            for key in list(self._known):
+                self._drop(key)
+
+    def _is_idle(self, pages: TokenPages) -> bool:
+        return not pages.updates.viewers and self._clock() - pages.used_at >= IDLE_S
+
+    def _drop_for(self, name: str) -> None:
+        """Make place for another token of this user. One user, who can have any number of tokens, has no more than
+        `MAX_TOKENS_PER_USER`."""
+        own = [key for key, (owner, _) in self._known.items() if owner == name]
+        if len(own) >= MAX_TOKENS_PER_USER:
+            self._drop(own[0])
+        if len(self._known) >= MAX_TOKENS:
+            idle = next((key for key, (_, pages) in self._known.items() if self._is_idle(pages)), None)
+            if idle is None:
+                raise TooManyUsers
+            self._drop(idle)
+
+    def _drop(self, key: bytes) -> None:
+        _, pages = self._known.pop(key, ("", None))
+        if pages is not None:
+            pages.updates.end()
