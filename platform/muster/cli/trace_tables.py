@@ -21,12 +21,19 @@ TABLE_NAMES = (
 )  # fmt: skip
 _DEFAULT_ROWS = 20
 _KERNEL_COLUMNS = ("name", "kernel", "kernels")  # full names only in JSON
-_runs = click.argument("runs", type=FILE, nargs=-1, required=True, metavar="RUN|JOB|FILE...")
+_runs = click.argument(
+    "runs",
+    type=FILE,
+    nargs=-1,
+    required=True,
+    metavar="RUN|JOB|FILE...",
+    help="A job, a run folder, any folder of traces, or some traces.",
+)
 _rank = click.option("--rank", cls=PlainOption, type=click.IntRange(min=0), metavar="N", help="Of this rank only.")
 
 
 @click.command()
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", help="The table, see above.")
 @_runs
 @_rank
 @click.option("--operator", default="", metavar="TEXT", help="For sequences: operators whose name contains this.")
