@@ -39,10 +39,24 @@ def test_progress_goes_to_stderr_and_the_location_and_the_next_command_to_stdout
     llama: MemoryClient, muster: Muster
 ) -> None:
     ended = muster("trace", "llama", "--steps", "3", "--ranks", "0,8", "--with", "stacks,flops")
-    assert (ended.code, ended.out) == (0, "traces: /runs/llama\nreport: muster report llama\n")
+    assert (ended.code, ended.out) == (0, "trace: /runs/llama/traces/r.json.gz\nreport: muster report llama\n")
     assert ended.err == "steps 7 to 9 are agreed\n1 trace of steps 7 to 9 stored\n"
     ((_, spec),) = llama.asked
     assert (spec.job, spec.steps, spec.ranks, spec.options) == ("llama", 3, "0,8", ["stacks", "flops"])
+
+
+def test_of_many_traces_the_folder_is_printed(llama: MemoryClient, muster: Muster) -> None:
+    ranks = [CapturedRank(rank=rank, state="collected", file=f"{rank}.json.gz") for rank in range(17)]
+    llama.captures = [DONE.model_copy(update={"ranks": ranks})]
+    assert muster("trace", "llama").out.startswith("traces: /runs/llama/traces (17 files)\n")
+
+
+def test_errors_name_the_form_in_which_the_command_was_given(llama: MemoryClient, muster: Muster) -> None:
+    short, full = muster("trace", "llama", "--step", "3"), muster("trace", "capture", "llama", "--step", "3")
+    assert (short.code, full.code) == (2, 2)
+    assert "Usage: muster trace JOB [OPTIONS]\nTry 'muster trace JOB --help'" in short.err
+    assert "Usage: muster trace capture [OPTIONS] JOB\nTry 'muster trace capture --help'" in full.err
+    assert "--with LIST" in muster("trace", "JOB", "--help").out
 
 
 def test_memory_is_another_kind_of_capture(llama: MemoryClient, muster: Muster) -> None:

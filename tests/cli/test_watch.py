@@ -17,6 +17,7 @@ from tests.cli.objects import job, placement, status
 from muster.api.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 from muster.cli.views.watch import LossCurve, WatchFrame, change_lines, render_frame
 from muster.cli.watch import _print_changes
+from muster.api.spec import TrainingJobStatus
 from muster.errors import NotFound
 from muster.heartbeats.progress import current_heartbeat
 
@@ -43,6 +44,20 @@ def test_watch_prints_a_line_for_each_change_and_ends_with_success(cluster: Memo
     assert [line[0] for line in lines[1:]] == ["○", "○", "◔", "●", "s", "c", "✓"]  # symbols; step, checkpoint
     for line, part in zip(lines[1:], ("number 2", "number 1", "n1", "n1", "60/60", "20", "2m05s"), strict=True):
         assert part in line
+
+
+@pytest.mark.parametrize(
+    "after",
+    [status("Pending", "Preempted", "by other", lastCheckpoint={"step": 60, "at": NOW}),
+     status("Running", restarts=1, attempt=1, lastCheckpoint={"step": 60, "at": NOW})],
+    ids=["eviction", "restart"],
+)  # fmt: skip
+def test_a_checkpoint_is_shown_before_what_happened_after_it(after: TrainingJobStatus) -> None:
+    before = status("Running", lastCheckpoint={"step": 50, "at": NOW})
+    frames = [WatchFrame(job(status=one), None, NOW) for one in (before, after)]
+    first, second = (line.plain for line in change_lines(*frames))
+    assert first == "checkpoint at step 60"
+    assert second.startswith(("○", "restarts (1 of 3)"))
 
 
 def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: MemoryClient, muster: Muster) -> None:

@@ -66,6 +66,16 @@ def test_a_rank_that_sleeps_outside_of_all_annotations_in_each_step_is_named(tmp
     assert verdicts(cpu_job(tmp_path, [usual, usual, slow, usual], pipeline=pipeline)) == [((2,), Cause.HOST_BLOCKED)]
 
 
+def test_the_evidence_speaks_of_no_device(tmp_path: Path) -> None:
+    usual = CpuRank()
+    silent, loading = CpuRank(silent_ms=(22, 25, 21, 23)), CpuRank(annotated_ms=(22, 25, 21, 23))
+    for slow, words in ((silent, "no operator runs and no annotation is open"), (loading, "no operator runs in 'enum")):
+        folder = tmp_path / words[-4:]
+        (verdict,) = build(cpu_job(folder, [usual, usual, slow, usual])).verdicts
+        assert words in verdict.evidence
+        assert "device" not in (folder / "report/report.html").read_text().replace("device-width", "")
+
+
 def test_a_rank_that_is_preempted_in_some_steps_is_not_named(tmp_path: Path) -> None:
     usual, preempted = CpuRank(silent_ms=(2, 5, 1, 3)), CpuRank(silent_ms=(70, 5, 30, 3))
     assert verdicts(cpu_job(tmp_path, [usual, usual, preempted, usual])) == []

@@ -64,7 +64,9 @@ def heartbeats(run_dir: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_ranks_profile_the_agreed_steps_and_do_so_again(start: Starter, text: Path) -> None:
+def test_all_ranks_profile_the_agreed_steps_and_do_so_again(
+    start: Starter, text: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     ranks = two_ranks(start, text)
     for number, options in enumerate((["shapes"], ["memory", "stacks"])):
         status = finished(ranks.run_dir, f"c{number}", steps=3, options=options)
@@ -79,6 +81,7 @@ def test_all_ranks_profile_the_agreed_steps_and_do_so_again(start: Starter, text
     assert (refused.phase, refused.reason) == ("Failed", "RanksFailed")
     # The first answer ends the capture; the other rank may not have answered yet.
     assert "memory snapshots are of torch's CUDA allocator; no GPU is used" in refused.message
+    assert "collector" not in capfd.readouterr().err  # this process is a user's command
     one = finished(ranks.run_dir, "c2", ranks="1", steps=1)
     assert (one.phase, [entry.rank for entry in one.ranks]) == ("Succeeded", [1])
 

@@ -33,7 +33,7 @@ def run_capture(
     the job runs, OSError if the run folder cannot be written.
     """
     run, target = SharedFolder(run_dir), CaptureTarget(capture_id, spec, LEAD_S)
-    options = CollectorOptions(run_dir, OWNER_ROLE, 0)
+    options = CollectorOptions(run_dir, OWNER_ROLE, 0, quiet=True)  # its process is a user's command
     run.make_folder(TRACES)
     with collector_lock(run, options.owner, timeout_s=LOCK_TIMEOUT_S) as locked:
         if locked is False:

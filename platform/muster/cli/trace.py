@@ -31,16 +31,32 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("stacks", "shapes", "memory", "flops", "modules")
 _DEFAULT_OPTIONS = "shapes"
+_MAX_TRACES_SHOWN = 16
+
+
+_SHORT = "JOB"  # no job has capitals in its name
 
 
 class _CaptureByDefault(SectionedGroup):
     """A group whose first argument may be a job instead of a command: `muster trace JOB`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `capture` before a job or an option."""
+        """Insert the command before a job or an option."""
         if args and args[0] not in (*self.commands, "--help", "-h"):
-            args = ["capture", *args]
+            args = [_SHORT, *args]
         return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; `capture` by the name under which errors and help of the short form have it."""
+        return capture if cmd_name == _SHORT else super().get_command(ctx, cmd_name)
+
+
+class _Capture(click.Command):
+    """Its usage is that of the form in which it was called: `muster trace JOB [OPTIONS]` or `muster trace capture`."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The arguments after the command's name."""
+        return [self.options_metavar or ""] if ctx.info_name == _SHORT else super().collect_usage_pieces(ctx)
 
 
 @click.group(cls=_CaptureByDefault)
@@ -51,7 +67,7 @@ def trace() -> None:
     """
 
 
-@click.command()
+@click.command(cls=_Capture)
 @job_argument
 @click.option(
     "--steps",
@@ -122,7 +138,7 @@ def capture(
             print(f"snapshots: {last.status.location or 'in the run folder of the job'}/traces/memory")
             print(f"analysis: muster memory {job}" + (f" -n {namespace}" if namespace else ""))
             return
-        print(f"traces: {last.status.location or 'in the run folder of the job'}")
+        _print_traces(last)
         print(f"report: muster report {job}" + (f" -n {namespace}" if namespace else ""))
 
 
@@ -257,6 +273,17 @@ def _show_stacks(name: str, namespace: str, as_json: bool) -> None:
     run_dir = client.run_dir(name, namespace)
     if run_dir is not None:
         print_text(f"all threads: {run_dir / 'stacks'}")
+
+
+def _print_traces(capture: TraceCapture) -> None:
+    """The trace of each rank, above `_MAX_TRACES_SHOWN` their folder."""
+    folder = f"{capture.status.location.rstrip('/')}/traces" if capture.status.location else "traces of the run folder"
+    files = [entry.file for entry in capture.status.ranks if entry.file]
+    if len(files) > _MAX_TRACES_SHOWN:
+        print_text(f"traces: {folder} ({len(files)} files)")
+        return
+    for file in files:
+        print_text(f"trace: {folder}/{file}")
 
 
 def _parse_options(text: str) -> list[str]:

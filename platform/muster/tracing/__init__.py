@@ -14,10 +14,7 @@ RECORDED_BY: Final = (
     "traces are recorded by Muster's trainer, and for scripts started with `python -m"
     " muster_components.trainer.instrument SCRIPT args...`"
 )
-HOW_TO_TRACE: Final = (
-    f"{RECORDED_BY}; set the steps with spec.trace, `muster submit --trace-steps 20:25`, the component argument"
-    " --trace_steps 20:25 or -cfg trace_steps=20:25; or, while the job runs: muster trace JOB"
-)
+HOW_TO_TRACE: Final = "to trace a job while it runs: muster trace JOB; from the start: muster submit --trace-steps 20:25 (docs/tracing.md)"
 
 
 def no_trace_reason(first_step: int, heartbeats: Sequence[Mapping[str, Any]]) -> str:

@@ -63,7 +63,7 @@ class CollectorOptions:
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
     `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
-    traces in the run folder; above it, the oldest are deleted.
+    traces in the run folder; above it, the oldest are deleted. `quiet`: nothing is logged; the manifest names problems.
     """
 
     run_dir: Path
@@ -75,6 +75,7 @@ class CollectorOptions:
     mount: Path | None = None
     max_trace_bytes: int = MAX_TRACE_BYTES
     max_stored_bytes: int = MAX_STORED_BYTES
+    quiet: bool = False
 
     @property
     def run_folder(self) -> SharedFolder:
@@ -345,6 +346,8 @@ class Collector:
 
 def log(options: CollectorOptions, message: str) -> None:
     """Write one line to stderr; errors are ignored."""
+    if options.quiet:
+        return
     with suppress(OSError, ValueError):
         print(f"collector {options.owner}: {message}", file=sys.stderr, flush=True)
 

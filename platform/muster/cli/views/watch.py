@@ -66,6 +66,12 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
     old = previous.job.status if previous else None
     if old is None:
         yield Text.assemble((job_text.qualified_name(job), "bold"), f" in queue {job.spec.queue}, {_gang_summary(job)}")
+    new_checkpoint = status.last_checkpoint.step if status.last_checkpoint else None
+    old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
+    has_saved = old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint
+    if has_saved and old is not None and old.phase == "Running":  # before an eviction or a restart seen with it
+        yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
+        has_saved = False
     if old is None or (old.phase, _waiting_key(previous)) != (status.phase, _waiting_key(frame)):
         yield from _phase_line(frame)
     if old is not None and status.restarts > old.restarts:
@@ -75,9 +81,7 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
     elif old is not None and status.attempt > old.attempt:
         yield Text(f"attempt {status.attempt}", style="yellow")
     yield from _resume_line(previous, frame)
-    new_checkpoint = status.last_checkpoint.step if status.last_checkpoint else None
-    old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
-    if old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint:
+    if has_saved:
         yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
 
 

@@ -107,7 +107,10 @@ def _blocked(ranks: RankComparison, name: str, who: tuple[int, ...], cost: float
     else:
         cause, advice = Cause.HOST_BLOCKED, "Look at the code there: sleeps, I/O, locks, or a host with too few CPUs"
     where = f"in {name!r}" if name != NO_ANNOTATION else "outside of all annotations and operators"
-    return Verdict(who, stage, cause, cost, f"the device idles while the host is {where}: {times}", 0.9, advice)
+    idle = f"the device idles while the host is {where}" if ranks.on_device else f"no operator runs {where}"
+    if not ranks.on_device and name == NO_ANNOTATION:
+        idle = "no operator runs and no annotation is open"
+    return Verdict(who, stage, cause, cost, f"{idle}: {times}", 0.9, advice)
 
 
 def compilations(ranks: RankComparison) -> Sequence[Verdict]:
