@@ -17,7 +17,6 @@ from tests.cli.objects import job, placement, status
 from muster.api.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 from muster.cli.views.watch import LossCurve, WatchFrame, change_lines, render_frame
 from muster.cli.watch import _print_changes
-from muster.api.spec import TrainingJobStatus
 from muster.errors import NotFound
 from muster.heartbeats.progress import current_heartbeat
 
