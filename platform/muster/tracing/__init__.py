@@ -14,7 +14,9 @@ RECORDED_BY: Final = (
     "traces are recorded by Muster's trainer, and for scripts started with `python -m"
     " muster_components.trainer.instrument SCRIPT args...`"
 )
-HOW_TO_TRACE: Final = "to trace a job while it runs: muster trace JOB; from the start: muster submit --trace-steps 20:25 (docs/tracing.md)"
+HOW_TO_TRACE: Final = (
+    "to trace a running job: muster trace JOB; from the start: muster submit --trace-steps 20:25 (docs/tracing.md)"
+)
 
 
 def no_trace_reason(first_step: int, heartbeats: Sequence[Mapping[str, Any]]) -> str:
