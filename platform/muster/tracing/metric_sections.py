@@ -89,7 +89,7 @@ def _traced_memory(traced: Mapping[str, MemoryCurve], width: int) -> ChartSectio
     less = f" Least, median and highest of {len(traced)} traces." if len(labels) < len(traced) else ""
     return ChartSection(
         title="Memory during the traced steps",
-        hint=f"Held by torch's allocator; on the CPU, counted from the start of the profiler.{less}",
+        hint=f"In use by torch's allocator; on the CPU, counted from the start of the profiler.{less}",
         **_memory_chart(curves, LinePlot("Memory during the traced steps", width, x_is_time=True)),
     )
 
