@@ -99,11 +99,9 @@ class HttpHandler(BaseHTTPRequestHandler):
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",  # the address contains the secret
             "X-Content-Type-Options": "nosniff",
-        }
+        } | {name.replace("_", "-"): value for name, value in more.items()}
         for name, value in headers.items():
             self.send_header(name, value)
-        for name, value in more.items():
-            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:

@@ -15,6 +15,10 @@ from muster.http_server import HTML, HttpHandler
 _EVENTS = "/events"
 _STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _KEEPALIVE_S = 15.0
+_PLAIN_DOCUMENT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class PageHandler(HttpHandler):
@@ -34,6 +38,13 @@ class PageHandler(HttpHandler):
             return self._static(path.removeprefix("/static/"))
         if path.startswith(f"{_EVENTS}/"):
             return self._events(pages, self.path.removeprefix(_EVENTS))
+        try:
+            plain = pages.plain_document(self.path)
+        except MusterError as error:
+            status, document = pages.error_document(error, self.path, user)
+            return self.answer(status, document.encode(), HTML)
+        if plain is not None:
+            return self.answer(HTTPStatus.OK, plain, HTML, Content_Security_Policy=_PLAIN_DOCUMENT_POLICY)
         status, document = pages.document(self.path, user)
         return self.answer(status, document.encode(), HTML)
 

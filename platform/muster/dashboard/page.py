@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from muster.client import ClusterClient
+from muster.dashboard.analyses import TraceAnalyses
 from muster.dashboard.reader import PageReader
 from muster.errors import InvalidSpec, NotFound
 
@@ -24,6 +25,7 @@ class PageRequest:
 
     reader: PageReader
     client: ClusterClient
+    analyses: TraceAnalyses
     parameters: Mapping[str, str]
     now: float
 
@@ -52,21 +54,35 @@ class Page:
     parameters: tuple[str, ...] = ()
     in_navigation: bool = True
 
-    def match(self, path: str) -> dict[str, str] | None:
-        """The parameters in a URL's path; None if it is not this page's."""
-        parts, found = self.path.split("/"), path.split("/")
-        if len(parts) != len(found):
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole HTML document without scripts, which is not updated, such as the report of a job. `read` raises
+    `MusterError`."""
+
+    path: str
+    read: Callable[[PageRequest], bytes]
+    parameters: tuple[str, ...] = ()
+
+
+P = TypeVar("P", Page, Document)
+
+
+def _match(pattern: str, path: str) -> dict[str, str] | None:
+    """The parameters in a URL's path; None if it does not match."""
+    parts, found = pattern.split("/"), path.split("/")
+    if len(parts) != len(found):
+        return None
+    values: dict[str, str] = {}
+    for part, value in zip(parts, found, strict=True):
+        if part.startswith("{") and value:
+            values[part.strip("{}")] = unquote(value)
+        elif part != value:
             return None
-        values: dict[str, str] = {}
-        for part, value in zip(parts, found, strict=True):
-            if part.startswith("{") and value:
-                values[part.strip("{}")] = unquote(value)
-            elif part != value:
-                return None
-        return values
+    return values
 
 
-def find_page(pages: tuple[Page, ...], target: str) -> tuple[Page, dict[str, str]]:
+def find_page(pages: tuple[P, ...], target: str) -> tuple[P, dict[str, str]]:
     """The page of a URL's path and query, and its parameters. Raises `NotFound` if there is none, `InvalidSpec` for
     an unknown or repeated parameter."""
     try:
@@ -75,7 +91,7 @@ def find_page(pages: tuple[Page, ...], target: str) -> tuple[Page, dict[str, str
     except ValueError as error:
         raise InvalidSpec(f"the URL {target[:200]!r} is invalid: {error}") from error
     for page in pages:
-        values = page.match(url.path)
+        values = _match(page.path, url.path)
         if values is None:
             continue
         if len(url.query) > _MAX_QUERY:

@@ -29,9 +29,9 @@ class DashboardServer(LoopbackServer):
     def __init__(
         self, client: ClusterClient, where: str, port: int = 0, *, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(port, _Handler)
         self.renderer = Renderer(PAGES, where)
         self.pages = UserPages(client, self.renderer, clock)
+        super().__init__(port, _Handler)
         self.updates = self.pages.updates
         self.session = secrets.token_urlsafe(32)
         self._tokens = {secrets.token_urlsafe(32): False}  # whether it is valid once only
@@ -55,6 +55,11 @@ class DashboardServer(LoopbackServer):
             if secrets.compare_digest(known.encode(), token.encode()):
                 return not once or (is_of_this_user() and self._tokens.pop(known, None) is not None)
         return False
+
+    def server_close(self) -> None:
+        """Also end the analysis of traces."""
+        super().server_close()
+        self.pages.analyses.close()
 
     def _url(self, token: str) -> str:
         return f"http://{self.hosts[0]}/?token={token}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 
 from muster.client import ClusterClient
+from muster.dashboard.analyses import TraceAnalyses
 from muster.dashboard.live import MAX_VIEWERS, LiveUpdates, Viewer
 from muster.dashboard.page import Page, PageRequest, find_page
+from muster.dashboard.pages import DOCUMENTS
 from muster.dashboard.reader import PageReader
 from muster.dashboard.render import Renderer
-from muster.errors import MusterError
+from muster.errors import MusterError, NotFound
 
 
 class UserPages:
@@ -29,12 +31,26 @@ class UserPages:
         self._renderer = renderer
         self._clock = clock
         self.reader = PageReader(client.read)
+        self.analyses = TraceAnalyses()
         self.updates = LiveUpdates(self.live_content, max_viewers=max_viewers)
 
     def document(self, target: str, user: str = "") -> tuple[HTTPStatus, str]:
         """The whole page of a URL's path and query. `user` is shown in its header."""
         status, page, content = self._content(target)
         return status, self._renderer.document(content, page, target, self._clock(), user)
+
+    def plain_document(self, target: str) -> bytes | None:
+        """The `Document` of a URL; None if it has none. Raises `MusterError` if it cannot be shown."""
+        try:
+            document, parameters = find_page(DOCUMENTS, target)
+        except NotFound:
+            return None
+        return document.read(self._request(parameters))
+
+    def error_document(self, error: MusterError, target: str, user: str = "") -> tuple[HTTPStatus, str]:
+        """A whole page that shows an error."""
+        status, content = self._renderer.error_content(error)
+        return status, self._renderer.document(content, None, target, self._clock(), user)
 
     def live_content(self, target: str) -> str:
         """The part of the page that changes."""
@@ -54,6 +70,8 @@ class UserPages:
         except MusterError as error:
             status, content = self._renderer.error_content(error)
             return status, None, content
-        request = PageRequest(self.reader.for_one_page(), self._client, parameters, self._clock())
-        status, content = self._renderer.content(page, request)
+        status, content = self._renderer.content(page, self._request(parameters))
         return status, page, content
+
+    def _request(self, parameters: Mapping[str, str]) -> PageRequest:
+        return PageRequest(self.reader.for_one_page(), self._client, self.analyses, parameters, self._clock())

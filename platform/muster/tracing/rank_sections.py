@@ -30,19 +30,33 @@ def rank_sections(report: Report) -> list[ChartSection]:
     """What is known of several ranks; empty for one rank."""
     sections = []
     if report.without_waiting is not None:
-        hint = (
-            "The time of each traced step without the time in which the rank waited for others in collectives and "
-            "computed nothing: a rank that all others wait for stands out. Waiting in sends and receives is included."
-        )
-        sections.append(_heat_map("Step time without waiting", report.without_waiting, hint))
+        sections.append(_map_without_waiting(report.without_waiting))
     if report.waits:
         sections.append(_waits(report.waits))
     if report.collectives:
         sections.append(_bandwidth(report.collectives))
     if report.step_time_grid is not None and len(report.step_times) > MAX_CURVES:
-        hint = "As each rank measured it, so it includes the time in which it waited for others."
-        sections.append(_heat_map("Step time of all ranks", report.step_time_grid, hint))
+        sections.append(_map_of_all_ranks(report.step_time_grid))
     return sections
+
+
+def step_time_heat_maps(report: Report) -> list[ChartSection]:
+    """The heat maps by rank and step, the one that names a slow rank first; empty for one rank."""
+    maps = [] if report.without_waiting is None else [_map_without_waiting(report.without_waiting)]
+    return maps if report.step_time_grid is None else [*maps, _map_of_all_ranks(report.step_time_grid)]
+
+
+def _map_without_waiting(grid: StepGrid) -> ChartSection:
+    hint = (
+        "The time of each traced step without the time in which the rank waited for others in collectives and "
+        "computed nothing: a rank that all others wait for stands out. Waiting in sends and receives is included."
+    )
+    return _heat_map("Step time without waiting", grid, hint)
+
+
+def _map_of_all_ranks(grid: StepGrid) -> ChartSection:
+    hint = "As each rank measured it, so it includes the time in which it waited for others."
+    return _heat_map("Step time of all ranks", grid, hint)
 
 
 def _heat_map(title: str, grid: StepGrid, hint: str) -> ChartSection:

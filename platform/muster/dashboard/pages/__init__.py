@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.dashboard.page import Page
+from muster.dashboard.page import Document, Page
 from muster.dashboard.pages import job, jobs, nodes, overview, pending, preemptions, timeline, usage
 
 PAGES: tuple[Page, ...] = (
@@ -16,3 +16,4 @@ PAGES: tuple[Page, ...] = (
     preemptions.PAGE,
     usage.PAGE,
 )
+DOCUMENTS: tuple[Document, ...] = (job.REPORT,)

@@ -1,24 +1,25 @@
-"""One job: its state, loss and step time, where its pods run, the end of a log, its events."""
+"""One job: its state, loss and step time, its traces and their analysis, where its pods run, a log, its events."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from muster.client import LogOptions
-from muster.dashboard.page import Page, PageRequest
+from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
+from muster.dashboard.page import Document, Page, PageRequest
 from muster.dashboard.reader import try_read
-from muster.errors import InvalidSpec, NotFound
+from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle.placement import index_range
 from muster.tracing.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.formatting import format_seconds
 from muster.tracing.run_folder import Float64, RankMetrics, read_rank_metrics
+from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.stored_captures import StoredCapture, stored_captures
+from muster.visibility.types import JobSummary
 
 LOG_LINES = 200
 _MAX_LINE = 1000  # characters
@@ -27,7 +28,10 @@ _MAX_POINTS = 400
 _EVENTS_AGE_S = 5.0
 _LOG_AGE_S = 1.5
 _METRICS_AGE_S = 1.5
-_STYLE = re.compile(r' style="[^"]*"')
+_TRACES_AGE_S = 1.5
+_MAX_CAPTURES = 20
+_SETTLED_S = 5.0
+"""A capture of a running job is analysed when no trace has been stored for so long, and none waits to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,23 @@ class PodLog:
 class JobCurves:
     """What rank 0 has reported: charts as SVG (empty without values), and its last step."""
 
-    loss: Markup
-    step_time: Markup
+    loss: str
+    step_time: str
     last: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTraces:
+    """The captures in the run folder, the newest first, and the analysis of the newest traces. `location` and `files`
+    are those of the job's status, of a job whose run folder is not on this host."""
+
+    captures: Sequence[StoredCapture]
+    omitted: int = 0
+    analysed: StoredCapture | None = None
+    analysis: TraceAnalysis | None = None
+    too_large: bool = False
+    location: str = ""
+    files: int = 0
 
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
@@ -71,6 +89,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
         "curves": try_read(
             lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request), _METRICS_AGE_S)
         ),
+        "traces": try_read(lambda: _traces(request, job)),
         "cli_name": name if namespace == "default" else key,
         "log_lines": LOG_LINES,
     }
@@ -116,6 +135,42 @@ def _read_curves(request: PageRequest) -> JobCurves | None:
     return None if metrics is None else curves_of(metrics)
 
 
+def _traces(request: PageRequest, job: JobSummary) -> JobTraces:
+    name, namespace = request.get("name"), request.get("namespace")
+    read = partial(_read_traces, request, job.finished_at is not None)
+    return request.reader.remember(f"traces {namespace}/{name}", read, _TRACES_AGE_S)
+
+
+def _read_traces(request: PageRequest, has_finished: bool) -> JobTraces:
+    """Traces of a job that has finished may remain where its ranks wrote them."""
+    name, namespace = request.get("name"), request.get("namespace")
+    folder = request.client.run_dir(name, namespace)
+    if folder is None:
+        stored = request.client.job(name, namespace).status.traces
+        return JobTraces([]) if stored is None else JobTraces([], location=stored.location, files=stored.files)
+    captures = stored_captures(SharedFolder(folder))
+    shown, omitted = captures[:_MAX_CAPTURES], len(captures[_MAX_CAPTURES:])
+    newest = next((one for one in captures if one.kind == "trace" and (one.ranks or one.waiting)), None)
+    if newest is None or request.now - newest.collected_at < _SETTLED_S or (newest.waiting and not has_finished):
+        return JobTraces(shown, omitted)
+    if newest.raw_bytes > MAX_RAW_BYTES:
+        return JobTraces(shown, omitted, newest, too_large=True)
+    return JobTraces(shown, omitted, newest, request.analyses.get(folder, name, newest))
+
+
+def _report(request: PageRequest) -> bytes:
+    traces = _traces(request, request.reader.job(request.get("name"), request.get("namespace")))
+    if traces.analysis is not None and traces.analysis.error:
+        raise Refused(traces.analysis.error, reason="ReportFailed")
+    if traces.analysis is None or not traces.analysis.done:
+        reason = "its traces are being analysed" if traces.analysis is not None else "no traces have been analysed"
+        raise NotFound(f"the job has no report yet: {reason}", reason="ReportNotReady")
+    try:
+        return traces.analysis.page.read_bytes()
+    except OSError as error:
+        raise NotFound(f"the report was removed: {error}", reason="ReportNotReady") from error
+
+
 def curves_of(metrics: RankMetrics) -> JobCurves:
     """Charts of loss and step time, each of at most some hundred points, without the first step, which compiles."""
     last = {
@@ -130,12 +185,7 @@ def curves_of(metrics: RankMetrics) -> JobCurves:
     plot = LinePlot("Step time over steps", y_from_zero=True, y_is_time=True, show_value=format_seconds)
     step_time = line_chart([_series("step time", steps, times)], plot)
     known = {key: value for key, value in last.items() if value == value}  # NaN: not reported
-    return JobCurves(_without_style(loss), _without_style(step_time), known)
-
-
-def _without_style(chart: str) -> Markup:
-    """The dashboard's Content-Security-Policy allows no inline styles."""
-    return Markup(_STYLE.sub("", chart, count=1))
+    return JobCurves(loss, step_time, known)
 
 
 def _series(label: str, steps: Any, values: Float64) -> LineSeries:
@@ -149,3 +199,4 @@ def _series(label: str, steps: Any, values: Float64) -> LineSeries:
 
 
 PAGE = Page("/jobs/{namespace}/{name}", "Job", "job.html", _data, parameters=("role", "index"), in_navigation=False)
+REPORT = Document("/jobs/{namespace}/{name}/report", _report)
