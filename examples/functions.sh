@@ -18,6 +18,13 @@ fail() {
   exit 1
 }
 
+submit() { # ARGUMENT...: torchx run, which prints the job's handle; what it logs is shown only if it fails
+  torchx run "$@" 2> "$MUSTER_HOME/torchx.log" || {
+    cat "$MUSTER_HOME/torchx.log" >&2
+    return 1
+  }
+}
+
 await() { # NAME EXPECTED COMMAND...: wait until the command prints the expected value
   local name=$1 expected=$2 found until=$((SECONDS + TIMEOUT_S))
   shift 2

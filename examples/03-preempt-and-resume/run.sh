@@ -8,8 +8,8 @@ source ../functions.sh
 
 train() { # NAME PRIORITY STEPS: submits and prints the job's name
   local handle
-  handle=$(torchx run -s muster_local muster.train.fsdp --name "$1" -j 1x1 --model gpt:1m --data "$data" --steps "$3" \
-    --cpu 1 --gpu 0 --seq_len 64 --global_batch 8 --compile False --queue shared --priority "$2" -- --warmup 5 2> /dev/null)
+  handle=$(submit -s muster_local muster.train.fsdp --name "$1" -j 1x1 --model gpt:1m --data "$data" --steps "$3" \
+    --cpu 1 --gpu 0 --seq_len 64 --global_batch 8 --compile False --queue shared --priority "$2" -- --warmup 5)
   echo "${handle##*/}"
 }
 

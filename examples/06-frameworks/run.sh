@@ -41,8 +41,8 @@ grep -q "starts after step 0 on 2 ranks" "$MUSTER_HOME/ddp.log"
 grep -q "done after step 60" "$MUSTER_HOME/ddp.log"
 
 heading "muster.train.script: the same script with heartbeats, and a trace of steps 20 to 22"
-handle=$(torchx run -s muster_local muster.train.script --name "$framework" -j 1x2 --script "$script" --trace_steps 20:23 \
-  --queue shared -- --steps 1000000 --save_every 100000 --output "$MUSTER_HOME/output/\${app_id}" 2> /dev/null)
+handle=$(submit -s muster_local muster.train.script --name "$framework" -j 1x2 --script "$script" --trace_steps 20:23 \
+  --queue shared -- --steps 1000000 --save_every 100000 --output "$MUSTER_HOME/output/\${app_id}")
 job=${handle##*/}
 await_steps "$job" 0 50
 muster jobs

@@ -10,9 +10,9 @@ muster local up > /dev/null
 muster apply queues.yaml
 
 heading "The factory towers:build and the data set towers:Pairs on two ranks"
-handle=$(torchx run -s muster_local muster.train.fsdp --name towers -j 1x2 --model towers:build --data towers:Pairs \
+handle=$(submit -s muster_local muster.train.fsdp --name towers -j 1x2 --model towers:build --data towers:Pairs \
   --steps 60 --global_batch 64 --lr 0.003 --compile False --gpu 0 --queue shared -- \
-  --model_args width=32,layers=2 --micro_batch 16 2> /dev/null)
+  --model_args width=32,layers=2 --micro_batch 16)
 job=${handle##*/}
 muster watch "$job" --no-report
 await "$job" Succeeded phase "$job"

@@ -8,9 +8,9 @@ source ../functions.sh
 
 train() { # NAME MODEL STEPS SAVED FLAG...: trains on two ranks and prints the job's name
   local handle
-  handle=$(torchx run -s muster_local muster.train.fsdp --name "$1" -j 1x2 --model "$2" --data "$data" --steps "$3" \
+  handle=$(submit -s muster_local muster.train.fsdp --name "$1" -j 1x2 --model "$2" --data "$data" --steps "$3" \
     --seq_len 64 --global_batch 16 --lr 0.003 --compile False --gpu 0 --queue shared -- \
-    --tokenizer "$tokenizer" --save_pretrained "$4" "${@:5}" 2> /dev/null)
+    --tokenizer "$tokenizer" --save_pretrained "$4" "${@:5}")
   echo "${handle##*/}"
 }
 

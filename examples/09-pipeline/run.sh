@@ -15,9 +15,9 @@ shape=n_layer=4,n_embd=64,n_head=4,n_positions=64,vocab_size=256,attn_pdrop=0,em
 train() { # NAME COMPONENT REPLICAS ARGUMENT...: train to the end
   local name=$1 component=$2 replicas=$3 handle
   shift 3
-  handle=$(torchx run -s muster_local "muster.train.$component" --name "$name" -j "$replicas" --model hf:gpt2 \
+  handle=$(submit -s muster_local "muster.train.$component" --name "$name" -j "$replicas" --model hf:gpt2 \
     --data "$PWD/../../docs" --steps 20 --seq_len 64 --global_batch 16 --lr 0.003 --compile False --gpu 0 \
-    --queue shared "$@" -- --model_args "$shape" 2> /dev/null)
+    --queue shared "$@" -- --model_args "$shape")
   muster watch "${handle##*/}" --no-report
   await "$name" Succeeded phase "${handle##*/}"
 }

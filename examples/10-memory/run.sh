@@ -12,9 +12,9 @@ record() { # NAME FLAG...: train on one GPU and record the memory of three steps
   local name=$1 handle job
   shift
   # Without a CUDA graph: its replays allocate nothing that could be recorded.
-  handle=$(torchx run -s muster_local muster.train.fsdp --name "$name" -j 1x1 --gpu 1 --model "$model" \
+  handle=$(submit -s muster_local muster.train.fsdp --name "$name" -j 1x1 --cpu 2 --gpu 1 --model "$model" \
     --data "$PWD/../../docs" --steps 100000 --global_batch 32 --checkpoint_every 0 --queue shared \
-    -- --no_cuda_graph "$@" 2> /dev/null)
+    -- --no_cuda_graph "$@")
   job=${handle##*/}
   await_step "$job" 10
   muster trace "$job" --memory --steps 3
