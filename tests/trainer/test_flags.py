@@ -198,6 +198,7 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--trace_steps", "25:20"), "--trace_steps must be FIRST:END"),
         (("--trace_steps", "5"), "must be FIRST:END, such as 20:25"),
         (("--trace_steps", "0:5"), "must start at 1 or later"),
+        (("--data", ""), "--data must be a path, a glob or my.module:dataset; got ''"),
         (
             ("--steps", "10", "--trace_steps", "11:13"),
             "--trace_steps must start at a step of the run, which has --steps 10; got '11:13'",

@@ -149,6 +149,7 @@ def test_a_wrong_configuration_is_rejected(source: str, args: dict[str, str], me
         ({"model_type": ["llama"]}, "TypeError"),
         ({"attn_implementation": "someone/kernel"}, "must be one of Transformers, such as sdpa; got 'someone/kernel'"),
         ({"_attn_implementation": "someone/kernel@main:f"}, "got 'someone/kernel@main:f'"),
+        ({"attn_implementation": "flash_attention_3"}, "is 'flash_attention_3', whose package is not installed"),
     ],
 )
 def test_a_wrong_configuration_file_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -181,6 +182,32 @@ def test_a_kernel_in_the_configuration_of_a_part_is_rejected(tmp_path: Path) -> 
 )
 def test_the_task_follows_from_the_model_type(source: str, task: str) -> None:
     assert model_of(source).task == task
+
+
+def test_the_size_of_images_is_that_of_the_arguments_or_the_folder_also_for_networks_of_convolutions(
+    tmp_path: Path,
+) -> None:
+    assert model_of("resnet").objective.image_shape == (3, 224, 224)
+    model = model_of("resnet", FAMILIES["resnet"] | {"image_size": "32"})
+    assert model.objective.image_shape == (3, 32, 32)
+    model.config.save_pretrained(tmp_path)
+    assert model_of(str(tmp_path)).objective.image_shape == (3, 32, 32)
+    with pytest.raises(InputError, match="'image_size' is not in the configuration of llama"):
+        model_of("llama", {"image_size": "32"})
+
+
+@pytest.mark.parametrize(("given", "offline"), [(None, "1"), ("0", "0")])
+def test_models_of_transformers_are_trained_without_access_to_the_hub_unless_the_user_sets_it(
+    start: Starter, tmp_path: Path, given: str | None, offline: str
+) -> None:
+    (tmp_path / "users.py").write_text(
+        "import huggingface_hub\n\n\ndef images():\n"
+        "    print('offline:', huggingface_hub.is_offline_mode(), flush=True)\n    raise SystemExit(0)\n"
+    )
+    environ = {} if given is None else {"HF_HUB_OFFLINE": given}
+    ranks = start(1, "--model", "hf:resnet", "--data", "users:images", environ=environ)
+    ranks.end()
+    assert f"offline: {offline == '1'}" in ranks.log_text()
 
 
 def test_the_architecture_in_a_folder_decides_the_task(tmp_path: Path) -> None:

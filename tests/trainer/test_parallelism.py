@@ -43,6 +43,7 @@ def run(text: Path) -> tuple[str, ...]:
         (2, ("--parallel", "pp=2")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "ZBVZeroBubble")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "DualPipeV", "--activation_checkpointing", "full")),
         (4, ("--parallel", "pp=2,fsdp=2", "--micro_batch", "1")),
         (4, ("--parallel", "pp=2,tp=2", "--pipeline_schedule", "Interleaved1F1B")),
     ],

@@ -36,7 +36,7 @@ def test_kills_stops_and_resumes_with_another_world_size_or_ddp_do_not_change_th
     assert expected[60] < expected[1] - 2
 
     folder = tmp_path / "disturbed"
-    first = start(2, *run, run_dir=folder, held_at=45)
+    first = start(4, *run, run_dir=folder, held_at=45)
     first.wait_until(lambda: latest(folder))
     first.send(signal.SIGKILL)
     first.end()

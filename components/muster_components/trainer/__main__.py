@@ -13,6 +13,7 @@ from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
+from muster_components.trainer.models.selection import HuggingFaceSource
 from muster_components.trainer.reporter import escape
 
 
@@ -34,6 +35,8 @@ def _train(config: TrainConfig) -> int:
         install_stack_handler(os.environ)
         serve_flight_recorder(os.environ)
         prepare_environment(os.environ, deterministic=config.deterministic)
+        if isinstance(config.model, HuggingFaceSource):
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
         if config.planning.layout is not None:
             from muster_components.trainer.planning.command import print_plan
 

@@ -71,6 +71,8 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
     flags = _flag_parser().parse_strict(arguments)
     if flags.data is None and flags.plan is None:
         raise InputError("the following arguments are required: --data; --help lists the flags")
+    if flags.data == "":
+        raise InputError("--data must be a path, a glob or my.module:dataset; got ''")
     trace = trace_config(flags, environ)
     if flags.trace_steps and trace.start > flags.steps >= 1:
         raise InputError(

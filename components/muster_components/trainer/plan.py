@@ -153,7 +153,10 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
             f"--parallel pp={mesh.pp} with --pipeline_schedule {schedule.name} has {stages} stages;"
             f" {config.model.name} has only {config.model.layers} blocks; use fewer ranks in pp"
         )
-    if mesh.pp > 1 and (reason := refusal(schedule, ranks=mesh.pp, micro_batches=micro_steps, compile_backend=backend)):
+    reason = mesh.pp > 1 and refusal(
+        schedule, ranks=mesh.pp, micro_batches=micro_steps, compile_backend=backend, recompute=recompute
+    )
+    if reason:
         raise InputError(reason)
     resolved = precision or ("bf16" if on_gpu and host.has_bf16 else "fp32")
     if backend == "cudagraphs" and mesh.pp > 1:

@@ -45,5 +45,5 @@ def test_a_costly_head_leaves_fewer_blocks_to_the_last_stage() -> None:
 
 @pytest.mark.parametrize("parts", [0, 4])
 def test_more_parts_than_costs_are_refused(parts: int) -> None:
-    with pytest.raises(InputError, match=f"{parts} pipeline stages of 3 blocks: there must be between 1 and 3"):
+    with pytest.raises(InputError, match=f"must give 1 to 3 stages, one for each block of the model; got {parts}"):
         partition([1, 1, 1], parts)

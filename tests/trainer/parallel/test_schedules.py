@@ -65,6 +65,14 @@ def test_what_torch_cannot_do_is_refused(
     assert reason in text
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_selective_recomputation_is_refused_where_backward_is_split_and_nothing_else(name: str) -> None:
+    for recompute in ("none", "selective", "full"):
+        text = refusal(SCHEDULES[name], ranks=2, micro_batches=8, compile_backend=None, recompute=recompute)
+        assert (text is not None) == (name in SPLIT and recompute == "selective")
+        assert text is None or "use --activation_checkpointing full or none" in text
+
+
 @pytest.mark.slow  # imports torch
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", SCHEDULES)

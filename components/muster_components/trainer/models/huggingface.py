@@ -18,7 +18,7 @@ from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.data.tokenizer import SpecialTokens
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.models.huggingface_config import choose_task, read_config
+from muster_components.trainer.models.huggingface_config import DEFAULT_IMAGE_SIZE, choose_task, read_config
 from muster_components.trainer.models.huggingface_weights import (
     init_buffers_from_reference,
     init_from_reference,
@@ -188,7 +188,7 @@ class HuggingFaceModel:
     def _objective(self, special: SpecialTokens) -> Objective:
         config = self.config
         if self.task == "image classification":
-            size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+            size, channels = getattr(config, "image_size", DEFAULT_IMAGE_SIZE), getattr(config, "num_channels", 3)
             height, width = (size, size) if isinstance(size, int) else size
             return ImageLabel(config.num_labels, (channels, height, width))
         text = config.get_text_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ TASKS: Final = {
     "encoder-decoder language model": "AutoModelForSeq2SeqLM",
 }
 """Each task's class of Transformers. A model type that has several is trained for the first."""
+
+DEFAULT_IMAGE_SIZE: Final = 224
+"""Pixels of each side, where the configuration has no `image_size`: networks of convolutions take all sizes."""
 
 
 def read_config(name: str, overrides: dict[str, str]) -> Any:
@@ -51,7 +55,12 @@ def read_config(name: str, overrides: dict[str, str]) -> Any:
 
 
 def parse_overrides(overrides: dict[str, str], known: Any) -> dict[str, Any]:
-    """Values for fields of the configuration `known`. Raises InputError for an unknown field or another type."""
+    """Values for fields of the configuration `known`; for image classifiers `image_size` is one in any case.
+
+    Raises InputError for an unknown field or another type.
+    """
+    if not hasattr(known, "image_size") and _classifies_images(known):
+        known.image_size = DEFAULT_IMAGE_SIZE
     fields = known.to_dict()
     values = {}
     for key, text in overrides.items():
@@ -64,6 +73,12 @@ def parse_overrides(overrides: dict[str, str], known: Any) -> dict[str, Any]:
             )
         values[known.attribute_map.get(key, key)] = override_value(key, text, getattr(known, key))
     return values
+
+
+def _classifies_images(config: Any) -> bool:
+    import transformers
+
+    return type(config) in transformers.AutoModelForImageClassification._model_mapping
 
 
 def choose_task(config: Any) -> tuple[str, Any]:
@@ -90,14 +105,20 @@ def choose_task(config: Any) -> tuple[str, Any]:
 
 
 def _refuse_kernels(config: Any) -> None:
-    """Raises InputError if the file names a repository of kernels, which Transformers would download and run."""
-    from transformers import PreTrainedConfig
+    """Raises InputError if the file names kernels that are not installed, which Transformers would download and run."""
+    from transformers import PreTrainedConfig, utils
 
     implementation = config._attn_implementation
     if isinstance(implementation, str) and "/" in implementation:
         raise InputError(
             f"--model: attn_implementation in config.json must be one of Transformers, such as sdpa; "
             f"got {implementation!r}"
+        )
+    match = re.fullmatch(r"(?:paged\|)?flash_attention_(\d+)", str(implementation))
+    if match and not getattr(utils, f"is_flash_attn_{match[1]}_available", lambda: False)():
+        raise InputError(
+            f"--model: attn_implementation in config.json is {implementation!r}, whose package is not installed, and "
+            "nothing is downloaded; install FlashAttention, or use sdpa"
         )
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):

@@ -18,7 +18,10 @@ def partition(costs: Sequence[float], parts: int) -> list[int]:
     """
     count = len(costs)
     if not 1 <= parts <= count:
-        raise InputError(f"{parts} pipeline stages of {count} blocks: there must be between 1 and {count} stages")
+        raise InputError(
+            f"--parallel pp=N (times the stages of a rank, by --pipeline_schedule) must give 1 to {count} stages, one "
+            f"for each block of the model; got {parts}"
+        )
     sums = [0.0, *accumulate(costs)]
     # largest[k][n], with k parts of the first n costs.
     largest = [[0.0] + [float("inf")] * count]

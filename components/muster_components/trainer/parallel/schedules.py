@@ -89,10 +89,13 @@ SCHEDULES: Final = {
 DEFAULT_SCHEDULE: Final = "1F1B"
 
 
-def refusal(schedule: Schedule, *, ranks: int, micro_batches: int, compile_backend: str | None) -> str | None:
+def refusal(
+    schedule: Schedule, *, ranks: int, micro_batches: int, compile_backend: str | None, recompute: str = "none"
+) -> str | None:
     """Why torch cannot run this schedule so, and what to use instead; None if it can.
 
-    `micro_batches`: those of one step; `compile_backend`: that of torch.compile, None without compilation.
+    `micro_batches`: those of one step; `compile_backend`: that of torch.compile, None without compilation; `recompute`:
+    what the backward pass computes again.
     """
     name, stages = schedule.name, ranks * schedule.stages_per_rank
     if ranks < 2:
@@ -102,6 +105,12 @@ def refusal(schedule: Schedule, *, ranks: int, micro_batches: int, compile_backe
             f"--pipeline_schedule {name} computes gradients of inputs and of weights at different times, which"
             f" torch cannot do for compiled modules (backend {compile_backend});"
             " use --pipeline_schedule Interleaved1F1B, or --no_compile"
+        )
+    if schedule.splits_backward and recompute == "selective":
+        return (
+            f"--pipeline_schedule {name} computes gradients of inputs and of weights at different times, and torch"
+            " keeps what selective recomputation computed again for one of them only; use"
+            " --activation_checkpointing full or none, or --pipeline_schedule Interleaved1F1B; got selective"
         )
     if name in ("1F1B", "DualPipeV") and micro_batches < stages:
         return (
