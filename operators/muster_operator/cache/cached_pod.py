@@ -36,16 +36,19 @@ _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 
 @dataclass(frozen=True, slots=True)
 class TerminationMessage:
-    """Termination message of a collector (`muster.tracing.collector`): traces collected, and the newest checkpoint in
-    the run folder. It comes from a program in a user's pod, so only valid numbers are accepted."""
+    """Termination message of a collector (`muster.tracing.collector`): traces collected, the newest checkpoint in the
+    run folder, and the ranks that did not stop (`muster.capture.termination`). It comes from a program in a user's pod,
+    so only valid values are accepted."""
 
     traces: int
     checkpoint: tuple[float, float] | None  # step, and time by the pod's clock
+    hung: str = ""
 
 
 class _Message(msgspec.Struct):
     traces: Any = 0
     checkpoint: Any = None
+    hung: Any = ""
 
 
 def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
@@ -67,6 +70,7 @@ def _validated(message: _Message) -> TerminationMessage:
     return TerminationMessage(
         traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
         checkpoint=None if step is None or at is None else (step, at),
+        hung=message.hung if isinstance(message.hung, str) else "",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
+from muster.capture.termination import decode_ranks
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
@@ -18,6 +19,7 @@ from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
+from muster_operator.cache.hung_ranks import HungRanks
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
@@ -105,6 +107,7 @@ class ClusterCache:
         self.nodes = NodeCache(changed)
         self._changed = changed
         self.trace_counts = TraceCounts()
+        self.hung_ranks = HungRanks()
         self.pods = PodCache(
             self.nodes.add_unmanaged_usage,
             lambda uid: changed(),
@@ -188,8 +191,8 @@ class ClusterCache:
         )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
-        """Count collected traces; a durable checkpoint of the lead pod counts as progress. False: the job is not
-        known."""
+        """Count collected traces; keep ranks that did not stop; a durable checkpoint of the lead pod counts as
+        progress. False: the job is not known."""
         known, view, message = (
             self.jobs.get(pod.job.uid) if pod.job is not None else None,
             pod.view,
@@ -204,6 +207,8 @@ class ClusterCache:
         slot, lead = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None or message.traces:
             self.trace_counts.record_final(known.uid, slot, message.traces)
+        if message.hung and (hung := decode_ranks(message.hung, pod.name, pod.node)):
+            self.hung_ranks.record(known.uid, view.attempt, hung)
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True

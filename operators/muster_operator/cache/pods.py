@@ -142,10 +142,11 @@ class PodCache(WatchedCache[CachedPod]):
         known = self._job(view.job_uid)
         return known is not None and view.attempt > known.job.status.attempt
 
-    def has_pod_in_phase(self, uid: str, phases: Container[str]) -> bool:
-        """Whether a pod of the job is in one of these phases."""
+    def has_pod_in_phase(self, uid: str, phases: Container[str], *, attempt: int | None = None) -> bool:
+        """Whether a pod of the job, or of this attempt, is in one of these phases."""
         return any(
-            pod.view is not None and pod.view.phase in phases for pod in self._pods_of(self._job_key(uid)).values()
+            pod.view is not None and pod.view.phase in phases and attempt in (None, pod.view.attempt)
+            for pod in self._pods_of(self._job_key(uid)).values()
         )
 
     def contains(self, pod: CachedPod) -> bool:

@@ -61,6 +61,7 @@ class HeartbeatPoller:
         jobs = list(self.cache.jobs.all())
         self.cache.heartbeats.retain({known.uid for known in jobs if not is_finished(known.job.status)})
         self.cache.trace_counts.retain({known.uid for known in jobs})
+        self.cache.hung_ranks.retain({known.uid for known in jobs})
 
     async def _sweep(self) -> None:
         await self.tokens.load()

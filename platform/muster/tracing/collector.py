@@ -25,6 +25,7 @@ from types import FrameType
 from muster.api.quantity import parse_quantity
 from muster.capture.exchange import PodRanks, exchange
 from muster.capture.folder import CAPTURE
+from muster.capture.termination import stopped_ranks
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import finite_number
 from muster.tracing.heartbeat_server import (
@@ -75,7 +76,19 @@ class CollectorState:
         """
         traces = self.collected_count()
         if self.termination_message_path is not None and traces is not None:
-            write_termination_message(self.termination_message_path, self.options.run_folder, traces)
+            hung = stopped_ranks(self.options.run_folder, _attempt(), pod_ranks(self.options))
+            write_termination_message(self.termination_message_path, self.options.run_folder, traces, hung)
+
+
+def pod_ranks(options: CollectorOptions) -> PodRanks:
+    """The ranks of this collector's pod."""
+    replicas = os.environ.get("MUSTER_REPLICAS", "")
+    return PodRanks(options.ranks, options.index, int(replicas) if replicas.isdecimal() else 1)
+
+
+def _attempt() -> int:
+    attempt = os.environ.get("MUSTER_ATTEMPT", "")
+    return int(attempt) if attempt.isdecimal() else 0
 
 
 def readable_trace_count(manifest: Manifest) -> int:
@@ -83,15 +96,17 @@ def readable_trace_count(manifest: Manifest) -> int:
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_termination_message(path: Path, run_folder: SharedFolder, traces: int) -> None:
-    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount.
+def write_termination_message(path: Path, run_folder: SharedFolder, traces: int, hung: str = "") -> None:
+    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `hung`: the
+    ranks that did not stop (`muster.capture.termination`).
 
     Errors are ignored.
     """
     latest = read_json_object(run_folder, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
+    message = {"traces": traces, "checkpoint": checkpoint, **({"hung": hung} if hung else {})}
     with suppress(OSError):
-        path.write_text(json.dumps({"traces": traces, "checkpoint": checkpoint}, allow_nan=False))
+        path.write_text(json.dumps(message, allow_nan=False))
 
 
 def stop_event() -> threading.Event:
@@ -235,8 +250,7 @@ def _heartbeat_server(state: CollectorState, address: ListenAddress | None, toke
     if address is None:
         yield
         return
-    replicas = os.environ.get("MUSTER_REPLICAS", "")
-    own = PodRanks(state.options.ranks, state.options.index, int(replicas) if replicas.isdecimal() else 1)
+    own = pod_ranks(state.options)
     source = HeartbeatSource(
         state.options.run_folder,
         os.environ.get("MUSTER_JOB_UID", ""),

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import base64
+import pickle
+import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.operator.installing import SYSTEM
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
-from tests.cluster.operator.sidecars import any_address, checkpoint, collecting, heartbeat, sidecar
+from tests.cluster.operator.sidecars import (
+    LAST_WORDS,
+    any_address,
+    checkpoint,
+    collecting,
+    heartbeat,
+    listens,
+    replaced,
+    sidecar,
+    tell_last_words,
+)
+from tests.tracing.flight_recorder import dump, entry
 
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import KubeContext
@@ -45,6 +59,53 @@ def test_a_stalled_job_is_restarted_by_its_rule(pool: Pool, tmp_path: Path) -> N
     assert status["lastFailure"]["logTail"] == "no step for 4 s after step 5"
     pool.wait_for_event("hung", "Restarting")
     pool.wait_for_attempt("hung", 1)
+
+
+def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up(nodes=2, gpus=1)
+    patient = {"terminationGracePeriodSeconds": 100}
+    trace = {"startStep": 1000, "steps": 1}  # so that every pod has a collector
+    does = {"ip": any_address(), "stop_seconds": 90}
+    pool.submit("stuck", pods=2, pod=patient, stallTimeoutSeconds=4, trace=trace, does=does)
+    pool.wait_for_phase("stuck", "Running")
+    pods = sorted(pool.pods("stuck"), key=lambda pod: str(pod["metadata"]["labels"]["muster.dev/index"]))
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    folders[1].mkdir()
+    heartbeat(folders[0], 5, world_size=2)
+    said = []
+    with ExitStack() as running:
+        lead = running.enter_context(collecting(pool, pods[0], folders[0]))
+        pool.wait("its collector listens", lambda: listens(pods[0]))  # both pods have one address here
+        other = running.enter_context(collecting(pool, pods[1], folders[1]))
+        pool.wait("it stalls", lambda: pool.status("stuck").get("restarts") == 1)
+        groups = {"1": ("mesh_fsdp", "[0, 1]")}
+        stop_answer(folders[0], 0, "wait (threading.py:10)", dump(entry(7, state="started"), groups=groups))
+        stop_answer(folders[1], 1, "sleep (data.py:3)", dump(entry(6), groups=groups))
+        for process, folder in ((lead, folders[0]), (other, folders[1])):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+            said.append((folder / LAST_WORDS).read_text())
+    for pod, words in zip(pods, said, strict=True):
+        assert len(words) < 4096
+        tell_last_words(pool, pod, words)
+        path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
+        pool.api.delete(path, gracePeriodSeconds=0)
+    pool.wait_for_event("stuck", "RanksDidNotStop")
+    first, sentence = pool.status("stuck")["lastFailure"]["logTail"].splitlines()
+    assert first == "no step for 4 s after step 5"
+    where = f"in pod {pods[1]['metadata']['name']} on node {pods[1]['spec']['nodeName']}"
+    blamed = f"rank 1 {where} never entered all-gather 7 of group fsdp; rank 0 waits in it"
+    assert sentence.startswith(blamed)
+    assert f"rank 1 {where} is in sleep (data.py:3)" in sentence
+
+
+def stop_answer(run_dir: Path, rank: int, frame: str, recorded: dict[str, Any]) -> None:
+    """What the launcher writes before it kills a rank that did not stop."""
+    recorder = f"flight-recorder/rank-{rank}.attempt-0.stop.pickle"
+    (run_dir / recorder).parent.mkdir(parents=True)
+    (run_dir / recorder).write_bytes(pickle.dumps(recorded))
+    answer = {"id": "stop", "attempt": 0, "rank": rank, "frames": [frame], "world_size": 2, "recorder": recorder}
+    replaced(run_dir / "capture" / f"stacks-rank-{rank}.json", answer)
 
 
 def test_a_job_that_progresses_or_whose_collector_is_unreachable_does_not_stall(

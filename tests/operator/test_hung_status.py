@@ -1,0 +1,80 @@
+"""The sentence about ranks that did not stop: in the status of a job that stalled, and as an Event."""
+
+from __future__ import annotations
+
+import json
+
+from tests.operator.caches import FakeDryRuns
+from tests.operator.objects import job_document, pod_seen, read
+
+from muster.capture.protocol import HungRank
+from muster.capture.termination import encode_ranks
+from muster.cluster import RecordEvent, WriteStatus
+from muster.kube.objects import RawCustomObject, V1ContainerStatus
+from muster.lifecycle import pod_name
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.hung_status import due_writes
+
+UID = "uid-llama"
+
+
+def cache(failure: dict[str, str] | None) -> ClusterCache:
+    made = ClusterCache(FakeDryRuns(), lambda: None, clock=lambda: 2e9)
+    document = job_document(version=1)
+    status = {"startedAt": "2026-11-21T10:00:00Z", **({} if failure is None else {"lastFailure": failure})}
+    made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
+    return made
+
+
+def stalled(attempt: int = 0) -> dict[str, str]:
+    return {"pod": pod_name("llama", UID, "trainer", 0, attempt), "reason": "Stalled", "logTail": "no step for 4 s"}
+
+
+def end(made: ClusterCache, index: int, version: int, phase: str = "Failed") -> None:
+    message = {"traces": 0, "hung": encode_ranks([HungRank(index, (f"f{index} (a.py:1)",))])}
+    pod = pod_seen(version=version, owner=UID, slot=(index, 0), phase=phase)
+    told = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": json.dumps(message)}}}
+    pod.status.init_container_statuses = [read(V1ContainerStatus, told)]
+    made.pods.on_upsert(pod)
+
+
+def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event() -> None:
+    made = cache(stalled())
+    end(made, 0, 2)
+    made.pods.on_upsert(pod_seen(version=3, owner=UID, slot=(1, 0), phase="Running"))
+    assert due_writes(made) == []
+    end(made, 1, 4)
+    ((write, event),) = (one.writes for one in due_writes(made))
+    assert isinstance(write, WriteStatus)
+    assert isinstance(event, RecordEvent)
+    failure = write.status.last_failure
+    assert failure is not None
+    first, sentence = failure.log_tail.splitlines()
+    assert (first, event.reason) == ("no step for 4 s", "RanksDidNotStop")
+    assert "rank 0 in pod" in sentence
+    assert "is in f1 (a.py:1)" in sentence
+    assert sentence in event.message
+    assert due_writes(made) != []  # until the job has that status
+    document = job_document(version=9)
+    status = write.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
+    assert due_writes(made) == []
+    assert made.hung_ranks.pending() == []
+
+
+def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None:
+    for failure in (None, {**stalled(), "reason": "Error"}, stalled(attempt=3)):
+        made = cache(failure)
+        end(made, 0, 2)
+        ((event,),) = (one.writes for one in due_writes(made))
+        assert isinstance(event, RecordEvent)
+        assert due_writes(made) == []
+
+
+def test_an_invalid_message_changes_nothing() -> None:
+    made = cache(stalled())
+    pod = pod_seen(version=2, owner=UID, slot=(0, 0), phase="Failed")
+    told = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": '{"hung": "xx"}'}}}
+    pod.status.init_container_statuses = [read(V1ContainerStatus, told)]
+    made.pods.on_upsert(pod)
+    assert due_writes(made) == []
