@@ -55,7 +55,7 @@ def test_other_text_has_no_ranks(text: str) -> None:
     assert decode_ranks(text, "p", "n") == ()
 
 
-def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_told(tmp_path: Path) -> None:
+def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     folder.mkdir()
     for rank, (request, attempt) in enumerate((("stop", 1), ("stop", 1), ("stop", 0), ("other", 1))):
@@ -63,10 +63,10 @@ def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_told(tmp_path:
         (folder / f"stacks-rank-{rank}.json").write_text(json.dumps(answer))
     run = SharedFolder(tmp_path)
 
-    def told(own: PodRanks) -> list[int]:
+    def reported(own: PodRanks) -> list[int]:
         return [one.rank for one in decode_ranks(stopped_ranks(run, 1, own), "p", "n")]
 
-    assert (told(PodRanks()), told(PodRanks(index=0, replicas=4)), told(PodRanks(index=3, replicas=4))) == (
+    assert (reported(PodRanks()), reported(PodRanks(index=0, replicas=4)), reported(PodRanks(index=3, replicas=4))) == (
         [0, 1],
         [0],
         [],

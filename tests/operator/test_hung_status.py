@@ -33,8 +33,8 @@ def stalled(attempt: int = 0) -> dict[str, str]:
 def end(made: ClusterCache, index: int, version: int, phase: str = "Failed") -> None:
     message = {"traces": 0, "hung": encode_ranks([HungRank(index, (f"f{index} (a.py:1)",))])}
     pod = pod_seen(version=version, owner=UID, slot=(index, 0), phase=phase)
-    told = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": json.dumps(message)}}}
-    pod.status.init_container_statuses = [read(V1ContainerStatus, told)]
+    ended = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": json.dumps(message)}}}
+    pod.status.init_container_statuses = [read(V1ContainerStatus, ended)]
     made.pods.on_upsert(pod)
 
 
@@ -74,7 +74,7 @@ def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None
 def test_an_invalid_message_changes_nothing() -> None:
     made = cache(stalled())
     pod = pod_seen(version=2, owner=UID, slot=(0, 0), phase="Failed")
-    told = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": '{"hung": "xx"}'}}}
-    pod.status.init_container_statuses = [read(V1ContainerStatus, told)]
+    ended = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": '{"hung": "xx"}'}}}
+    pod.status.init_container_statuses = [read(V1ContainerStatus, ended)]
     made.pods.on_upsert(pod)
     assert due_writes(made) == []
