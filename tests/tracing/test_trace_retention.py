@@ -56,6 +56,19 @@ def test_above_the_limit_the_oldest_are_deleted_and_the_manifest_says_so(tmp_pat
     assert statuses(run) == {10: "dropped", 20: "dropped", 30: "ok", 40: "ok"}
 
 
+def test_a_manifest_lists_a_bounded_number_of_traces_and_the_files_of_the_oldest_are_deleted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for start in (10, 20, 30, 40):
+        spooled(run, 0, start)
+    (run / "traces/spool/rank-0.attempt-0.steps-20-25.json").write_bytes(TRACE[:-20])  # corrupt
+    collect(run, max_entries=2)
+    assert statuses(run) == {30: "ok", 40: "ok"}
+    assert files(run) == [f"rank-0.attempt-0.steps-{start}-{start + 5}.json.gz" for start in (30, 40)]
+    assert list((run / "traces/corrupt").iterdir()) == []
+    summaries = {path.name.partition(".json")[0].partition(".parquet")[0] for path in run.glob("traces/summaries/*")}
+    assert summaries == {f"rank-0.attempt-0.steps-{start}-{start + 5}" for start in (30, 40)}
+
+
 def test_the_traces_of_the_newest_steps_stay_whatever_their_size(tmp_path: Path, size: int) -> None:
     for rank in (0, 1):
         spooled(tmp_path, rank, 20)

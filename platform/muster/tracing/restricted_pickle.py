@@ -123,7 +123,12 @@ class _Bounded(io.RawIOBase):
 
 @contextmanager
 def _limited_address_space(more_bytes: int) -> Iterator[None]:
-    """Within the block an allocation that lets this process grow by more than `more_bytes` raises MemoryError."""
+    """Within the block an allocation that lets this process grow by more than `more_bytes` raises MemoryError.
+
+    The limit is that of the process, so an allocation of another thread may fail meanwhile too. That is why snapshots
+    are read by a command, which has one thread; a collector, whose HTTP thread reads dumps of at most 8 MiB, has spare
+    128 MiB for its other thread, and takes a failed allocation for a failed trace, which it retries.
+    """
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # no Linux: the bytes of the file are the only bound

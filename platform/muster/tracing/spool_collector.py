@@ -45,7 +45,7 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
-from muster.tracing.trace_retention import MAX_STORED_BYTES, claims_to_drop, drop_oldest
+from muster.tracing.trace_retention import MAX_ENTRIES, MAX_STORED_BYTES, claims_to_drop, drop_entries, drop_oldest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30
@@ -63,7 +63,8 @@ class CollectorOptions:
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
     `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
-    traces in the run folder; above it, the oldest are deleted. `quiet`: nothing is logged; the manifest names problems.
+    traces in the run folder; above it, and above `max_entries`, the oldest are deleted. `quiet`: nothing is logged; the
+    manifest names problems.
     """
 
     run_dir: Path
@@ -76,6 +77,7 @@ class CollectorOptions:
     max_trace_bytes: int = MAX_TRACE_BYTES
     max_stored_bytes: int = MAX_STORED_BYTES
     quiet: bool = False
+    max_entries: int = MAX_ENTRIES
 
     @property
     def run_folder(self) -> SharedFolder:
@@ -158,6 +160,7 @@ class Collector:
         in_store = self.options.store is not None
         try:
             kept = drop_oldest(self.run_folder, self.manifest, self.options.max_stored_bytes, in_store=in_store)
+            kept = drop_entries(self.run_folder, kept, self.options.max_entries)
             if kept is not self.manifest:
                 write_manifest(self.run_folder, kept, owner=self.options.owner)
                 self.manifest = kept

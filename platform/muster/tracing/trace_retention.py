@@ -1,5 +1,5 @@
-"""The limit for the disk that the stored traces and memory snapshots of one collector use: above it, the oldest ones
-are deleted."""
+"""The limits for the stored traces and memory snapshots of one collector, in bytes and in number: above them, the
+oldest ones are deleted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import TRACES, Manifest, SpoolClaims, TraceEntry, TraceName
 
 MAX_STORED_BYTES = 32 << 30
+MAX_ENTRIES = 10_000
+"""Of a manifest: about 4 MiB, a quarter of what its readers accept."""
 
 
 def drop_oldest(run: SharedFolder, manifest: Manifest, max_bytes: int, *, in_store: bool) -> Manifest:
@@ -33,6 +35,21 @@ def drop_oldest(run: SharedFolder, manifest: Manifest, max_bytes: int, *, in_sto
             reason = f"deleted: the stored traces of this pod had more than {format_bytes(max_bytes)}"
             manifest = manifest.with_entry(replace(entry, status="dropped", reason=reason))
     return manifest
+
+
+def drop_entries(run: SharedFolder, manifest: Manifest, most: int = MAX_ENTRIES) -> Manifest:
+    """The manifest with its newest entries, at most `most`; the files of the others in this folder are deleted first,
+    those in a store are kept. Raises OSError."""
+    surplus = sorted(manifest.entries, key=_age)[: max(0, len(manifest.entries) - most)]
+    if not surplus:
+        return manifest
+    for entry in surplus:
+        for file in filter(None, (entry.file, entry.summary)):
+            if run.exists(f"{TRACES}/{file}"):
+                run.remove(f"{TRACES}/{file}")
+    gone = {entry.file for entry in surplus}
+    traces, snapshots = (tuple(e for e in part if e.file not in gone) for part in (manifest.traces, manifest.snapshots))
+    return replace(manifest, traces=traces, snapshots=snapshots)
 
 
 def claims_to_drop(run: SharedFolder, claims: SpoolClaims, max_bytes: int) -> list[TraceName]:
