@@ -57,7 +57,12 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
             return set()
         return {place for name, item in part.items() for place in {f"{path}{name}", *written(item, f"{path}{name}.")}}
 
-    free = ("operator.resources.", "operator.affinity.", "collector.resources.")  # Kubernetes' own
+    free = (
+        "operator.resources.",
+        "operator.affinity.",
+        "collector.resources.",
+        "dashboard.resources.",
+    )  # Kubernetes' own
     named_ones = {name for name in named(schema) if not name.startswith(free)}
     assert {name for name in written(values) if not name.startswith(free)} == named_ones - {"global"}
 

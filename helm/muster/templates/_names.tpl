@@ -11,6 +11,37 @@
 {{ include "muster.name" . }}-operator
 {{- end }}
 
+{{- define "muster.dashboard" -}}
+{{ include "muster.name" . }}-dashboard
+{{- end }}
+
+{{- define "muster.dashboardSelector" -}}
+app.kubernetes.io/name: muster-dashboard
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "muster.dashboardLabels" -}}
+{{ include "muster.dashboardSelector" . }}
+{{ include "muster.commonLabels" . }}
+{{- end }}
+
+{{/* The Secret with the certificate of the dashboard. */}}
+{{- define "muster.dashboardSecret" -}}
+{{ .Values.dashboard.tls.secretName | default (include "muster.dashboard" .) }}
+{{- end }}
+
+{{/* Names of the dashboard's Service, as a JSON list. */}}
+{{- define "muster.dashboardHosts" -}}
+{{- $name := include "muster.dashboard" . -}}
+{{- $inNamespace := printf "%s.%s" $name .Release.Namespace -}}
+{{ list $name $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) | toJson }}
+{{- end }}
+
+{{/* Whether the operator serves the read API, which the dashboard needs; empty: no. */}}
+{{- define "muster.readApi" -}}
+{{- if or .Values.visibility.enabled .Values.dashboard.enabled }}true{{ end -}}
+{{- end }}
+
 {{/* The Secret with the certificate of the read API. */}}
 {{- define "muster.visibilitySecret" -}}
 {{ .Values.visibility.tls.secretName | default (printf "%s-visibility" (include "muster.operator" .)) }}
@@ -28,6 +59,10 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "muster.labels" -}}
 {{ include "muster.selector" . }}
+{{ include "muster.commonLabels" . }}
+{{- end }}
+
+{{- define "muster.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: muster

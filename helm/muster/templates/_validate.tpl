@@ -23,8 +23,13 @@ reject part of the release. Each message has the field, its value, and what is v
 {{- fail (printf "admissionPolicy.userLabel: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- with .Values.visibility -}}
-{{- if and .enabled .tls.secretName (not .tls.caBundle) (not .annotations) -}}
+{{- if and (include "muster.readApi" $) .tls.secretName (not .tls.caBundle) (not .annotations) -}}
 {{- fail (printf "visibility.tls.caBundle: must be the CA of the certificate in Secret %q, in base64, unless visibility.annotations let another program set it" .tls.secretName) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.dashboard.ingress -}}
+{{- if ne (empty .host) (empty .className) -}}
+{{- fail (printf "dashboard.ingress: host and className must both be set, or none; got host %q and className %q" .host .className) -}}
 {{- end -}}
 {{- end -}}
 {{- include "muster.validateFlags" . -}}
