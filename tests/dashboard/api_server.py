@@ -20,6 +20,7 @@ from muster.dashboard.pages import PAGES
 from muster.dashboard.render import Renderer
 from muster.dashboard.service import CertificateFiles, DashboardService
 from muster.dashboard.users import TokenUsers
+from muster.errors import NotFound
 from muster.kube.config import ClientConfig
 from muster.visibility.lists import answer
 from muster.visibility.requests import parse_request
@@ -48,7 +49,10 @@ class TokenApi:
         name, namespaces = self.users[token]
         if path == _REVIEWS:
             return 201, {"kind": "SelfSubjectReview", "status": {"userInfo": {"username": name}}}
-        found = answer(self.state, parse_request(path), namespaces.__contains__)
+        try:
+            found = answer(self.state, parse_request(path), namespaces.__contains__)
+        except NotFound as error:
+            return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": str(error)}
         return 200, found.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -146,7 +150,9 @@ def service(api: TokenApi, folder: Path, clock: Callable[[], float] | None = Non
     authority.issue("dashboard", HOST, folder=folder / "tls")
     fake = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, api))
     config = ClientConfig(f"http://127.0.0.1:{fake.server_port}", None, dict)
-    users = TokenUsers(config, Renderer(PAGES, "prod"), *(() if clock is None else (clock,)))
+    users = TokenUsers(
+        config, Renderer(PAGES, "prod", "muster --cluster kubernetes"), *(() if clock is None else (clock,))
+    )
     certificate = CertificateFiles(folder / "tls")
     server = DashboardService(("127.0.0.1", 0), frozenset({HOST, "muster.example.com"}), certificate, users)
     threads = [threading.Thread(target=one.serve_forever, args=(0.01,)) for one in (fake, server)]

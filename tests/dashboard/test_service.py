@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import http.client
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.controlplane.certificates import Authority
 from tests.dashboard.api_server import HOST, Service, TokenApi, service
-from tests.state.observed_states import named
+from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import in_namespace, leader, two_queues
 
 from muster.dashboard.users import (
@@ -60,6 +62,16 @@ def test_two_users_at_the_same_time_see_their_own_namespaces(served: Service, ap
         assert shown(next(first)) == (True, False)
         assert shown(next(second)) == (False, True)
     assert {token for token, _ in api.seen} == {"token-a", "token-b"}
+
+
+def test_commands_on_a_page_name_the_cluster_and_the_jobs_namespace(served: Service, api: TokenApi) -> None:
+    job = in_namespace(admitted("alices"), "team-a")
+    running = job.model_copy(update={"status": job.status.model_copy(update={"started_at": NOW, "phase": "Running"})})
+    api.state = leader(two_queues(running))
+    page = html.unescape(served.request("/jobs/team-a/alices", "token-a").text)
+    commands = re.findall(r"<code>(muster .*?)</code>", page)
+    assert commands
+    assert all(re.match(r"muster --cluster kubernetes \w+ team-a/alices\b", command) for command in commands), commands
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import webbrowser
 from contextlib import suppress
@@ -36,7 +37,7 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> None:
     client = connect()
     _check_read_api(client)
     try:
-        opened = DashboardServer(client, _cluster_name(client), port)
+        opened = DashboardServer(client, _cluster_name(client), port, command=_command())
     except OSError as error:
         message = f"--port: must be a free port of 127.0.0.1; got {port}: {error.strerror}"
         raise Refused(message, field="--port", reason="PortUnavailable") from error
@@ -73,6 +74,16 @@ def _cluster_name(client: ClusterClient) -> str:
 
     assert isinstance(client, KubernetesClusterClient)
     return client.context_name or "cluster"
+
+
+def _command() -> str:
+    """`muster` with the options that select this cluster; empty for this host."""
+    selected = selected_context()
+    if selected is None:
+        return ""
+    kubeconfig = [] if selected.kubeconfig is None else ["--kubeconfig", selected.kubeconfig]
+    context = [] if selected.context is None else ["--context", selected.context]
+    return shlex.join(["muster", *(kubeconfig + context or ["--cluster", "kubernetes"])])
 
 
 def _has_display() -> bool:

@@ -91,7 +91,9 @@ def serve(settings: ServiceSettings, stop: threading.Event) -> None:
         auth_headers=dict,  # each user's is added
         context_name=settings.cluster_name,
     )
-    users = TokenUsers(config, Renderer(PAGES, settings.cluster_name))
+    # Users have a context of this cluster, whose name is not known here.
+    renderer = Renderer(PAGES, settings.cluster_name, "muster --cluster kubernetes")
+    users = TokenUsers(config, renderer)
     certificate = CertificateFiles(settings.tls_folder)
     with DashboardService(settings.address, settings.hosts, certificate, users) as server:
         _LOG.info("serving on port %d", server.port)

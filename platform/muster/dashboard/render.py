@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +19,7 @@ from markupsafe import Markup
 from muster.dashboard.page import Page, PageRequest, job_link, link, node_link
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.text import format_bytes, format_duration, format_resource, rank_list, sanitize, short_resource_name
-from muster.visibility.types import JobSummary
+from muster.visibility.types import ItemMeta, JobSummary
 
 _STYLE = re.compile(r' style="[^"]*"')
 _TIMES = re.compile(r"(<time [^>]*>)[^<]*</time>")
@@ -69,6 +70,12 @@ def run_time(job: JobSummary, now: float) -> Markup:
     return Markup(format_duration(ran_s)) if ran_s or job.started_at is not None else Markup()
 
 
+def _cli_name(job: ItemMeta, is_this_host: bool) -> str:
+    """What commands call a job: on a cluster with its namespace, since that of the user's context is not known."""
+    namespace = job.namespace or "default"
+    return job.name if is_this_host and namespace == "default" else f"{namespace}/{job.name}"
+
+
 def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -79,9 +86,10 @@ def _sanitized(value: Any) -> Any:
 
 
 class Renderer:
-    """`where` names the cluster in the header of all pages."""
+    """`where` names the cluster in the header of all pages. `command` is `muster` with the options that select this
+    cluster; empty: this host, which needs none."""
 
-    def __init__(self, pages: tuple[Page, ...], where: str) -> None:
+    def __init__(self, pages: tuple[Page, ...], where: str, command: str = "") -> None:
         self.pages = pages
         self._where = where
         self._environment = Environment(
@@ -106,7 +114,13 @@ class Renderer:
             "amount": format_resource,
             "short_resource": short_resource_name,
         }
-        self._environment.globals |= {"link": link, "job_link": job_link, "node_link": node_link}
+        self._environment.globals |= {
+            "link": link,
+            "job_link": job_link,
+            "node_link": node_link,
+            "muster": command or "muster",
+            "cli_name": partial(_cli_name, is_this_host=not command),
+        }
 
     def content(self, page: Page, request: PageRequest) -> tuple[HTTPStatus, str]:
         """The part of a page that changes; of an error, what it is. A bug does not end the updates of others."""

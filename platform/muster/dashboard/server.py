@@ -24,12 +24,19 @@ from muster.loopback import HOST_NAMES, LoopbackHandler, LoopbackServer
 
 
 class DashboardServer(LoopbackServer):
-    """`where` names the cluster. `serve_forever` answers until `shutdown`; live updates need `updates.running()`."""
+    """`where` and `command` are those of `Renderer`. `serve_forever` answers until `shutdown`; live updates need
+    `updates.running()`."""
 
     def __init__(
-        self, client: ClusterClient, where: str, port: int = 0, *, clock: Callable[[], float] = time.time
+        self,
+        client: ClusterClient,
+        where: str,
+        port: int = 0,
+        *,
+        command: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.renderer = Renderer(PAGES, where)
+        self.renderer = Renderer(PAGES, where, command)
         self.pages = UserPages(client, self.renderer, clock)
         super().__init__(port, _Handler)
         self.updates = self.pages.updates

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.cluster.controlplane.api import Api
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.aggregation import serving
 from tests.cluster.operator.dashboard_service import DashboardProcess, dashboard_process, signed_in
 from tests.cluster.operator.installing import CRDS
 from tests.manifests.objects import job
 from tests.tracing.browser import PROGRAM, chromium
+
+from muster.visibility.types import BASE_PATH
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +57,12 @@ def dashboard(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def tokens(plane: ControlPlane) -> dict[str, str]:
-    """By namespace: the token of its reader, by TokenRequest."""
-    return {name: plane.token_for_service_account(name, "reader") for name in NAMESPACES}
+    """By namespace: the token of its reader, by TokenRequest, once the operator that is asked has seen its job."""
+    found = {name: plane.token_for_service_account(name, "reader") for name in NAMESPACES}
+    for token in found.values():
+        api = Api(plane.server, plane.authority, token)
+        plane.wait_for("the read API has the job", lambda api=api: bool(api.items(f"{BASE_PATH}/jobs")))  # type: ignore[misc]
+    return found
 
 
 def _named(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +84,7 @@ def test_a_user_sees_no_job_and_no_log_of_a_namespace_that_the_user_may_not_read
     for target in ("/", "/jobs", "/pending", "/preemptions", "/timeline", "/nodes"):
         assert f"first-{other}" not in dashboard.get(target, tokens[own])[1]
     status, page = dashboard.get("/jobs", tokens[own])
-    assert (status, f"first-{own}" in page) == (200, True)
+    assert (status, f"first-{own}" in page) == (200, True), page
     assert f"prod · system:serviceaccount:{own}:reader" in page
     status, page = dashboard.get(f"/jobs/{own}/first-{own}", tokens[own])
     assert (status, LOG in page) == (200, True)

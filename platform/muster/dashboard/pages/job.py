@@ -90,7 +90,6 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
             lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request), _METRICS_AGE_S)
         ),
         "traces": try_read(lambda: _traces(request, job)),
-        "cli_name": name if namespace == "default" else key,
         "log_lines": LOG_LINES,
     }
 
