@@ -120,6 +120,7 @@ class Heartbeat:
     total_steps: int | None = None  # the last step, as far as it is known
     loss: float | None = None
     tokens_per_s: float | None = None  # of the whole job
+    collectives_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,6 +301,15 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
     assert {"41/60", "2.5", "12.3k", "1m10s", "n2", "139", "SIGSEGV", "boom", "40", "×3"} <= {*ended.words}
 
 
+def test_describe_shows_the_collectives_per_step_of_the_present_attempt(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job(status=status("Running", placement=placement("n1"), attempt=1))
+    rates = ((0, 99.0), (1, 12.5), (1, 48.0))  # attempt and collectives per step of ranks 0, 1 and 2
+    cluster.stored_heartbeats = [
+        {"rank": i, "attempt": attempt, "collectives_per_step": rate} for i, (attempt, rate) in enumerate(rates)
+    ]
+    assert "12.5 per step on rank 1 to 48 on rank 2" in muster("describe", "llama").out
+
+
 def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job(status=status("Cancelled", "Cancelled", "cancelled by the user"))
     cluster.stored_heartbeats = [

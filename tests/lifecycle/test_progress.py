@@ -11,8 +11,12 @@ from muster.cluster import Heartbeat, PodView
 from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_job
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
-HEARTBEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
-WRITTEN = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
+HEARTBEAT = Heartbeat(
+    at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0, collectives_per_step=12.5
+)
+WRITTEN = spec.ProgressStatus(
+    step=10, steps=60, loss=2.5, tokens_per_second=99.0, collectives_per_step=12.5, attempt=0, at=NOW + 1
+)
 
 
 def seen(

@@ -51,8 +51,28 @@ def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_pat
     assert heartbeat == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
-        "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {}, "at": 100.0,
+        "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {},
+        "collectives_per_step": None, "at": 100.0,
     }  # fmt: skip
+
+
+def test_a_heartbeat_has_the_collectives_per_step_since_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, counts = Clock(), {"mesh_fsdp": 100, "default_pg": 4}
+    monkeypatch.setattr("muster_components.trainer.reporter.collective_counts", lambda: dict(counts))
+    reporter = Reporter(context(tmp_path), clock)
+
+    def per_step(step: int, more: int) -> object:
+        clock.now, counts["mesh_fsdp"] = clock.now + 2, counts["mesh_fsdp"] + more
+        reporter.write_heartbeat(replace(HEARTBEAT, step=step))
+        return json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["collectives_per_step"]
+
+    assert per_step(7, 0) is None
+    assert per_step(7, 5) is None  # in the same step
+    assert per_step(11, 45) == 12.5
+    assert per_step(11, 1) == 12.5
+    assert per_step(12, 11) == 12
 
 
 def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ class Reporter:
         self._last_heartbeat_at = float("-inf")
         self._last_phase: Phase | None = None
         self._failed_paths: set[Path] = set()
+        # Step and number of collectives of an earlier heartbeat, and the collectives per step since the one before it.
+        self._counted: tuple[int, int] | None = None
+        self._collectives_per_step: float | None = None
 
     def write_heartbeat(self, heartbeat: RankHeartbeat) -> None:
         """Replace the heartbeat, unless the last one has the same phase and is less than a second old."""
@@ -89,8 +92,19 @@ class Reporter:
         if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
-        line = {**asdict(heartbeat), "collectives": collective_counts(), "at": now}
+        counts = collective_counts()
+        rate = self._per_step(heartbeat.step, sum(counts.values()))
+        line = {**asdict(heartbeat), "collectives": counts, "collectives_per_step": rate, "at": now}
         self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line(line)))
+
+    def _per_step(self, step: int, count: int) -> float | None:
+        """The collectives per step since the last heartbeat with an earlier step; None before there are two."""
+        if self._counted is None or step < self._counted[0]:
+            self._counted = (step, count)
+        elif step > self._counted[0]:
+            before, called = self._counted
+            self._counted, self._collectives_per_step = (step, count), round((count - called) / (step - before), 3)
+        return self._collectives_per_step
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Append one line."""

@@ -16,7 +16,7 @@ from muster.cluster import Heartbeat
 
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
-    "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage",
+    "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage", "collectives_per_step",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
 MAX_GROUPS = 16
@@ -73,6 +73,7 @@ def parse_heartbeat(
         total_steps=parse_count(reported.get("steps")),
         loss=finite_number(reported.get("loss")),
         tokens_per_s=finite_number(reported.get("tokens_per_s")),
+        collectives_per_step=finite_number(reported.get("collectives_per_step")),
     )
     return previous if heartbeat == previous else heartbeat
 

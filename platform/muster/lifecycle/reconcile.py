@@ -256,6 +256,7 @@ class _JobReconciler:
                 steps=heartbeat.total_steps,
                 loss=heartbeat.loss,
                 tokens_per_second=heartbeat.tokens_per_s,
+                collectives_per_step=heartbeat.collectives_per_step,
                 attempt=attempt,
                 at=heartbeat.at,
             )

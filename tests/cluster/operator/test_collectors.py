@@ -137,7 +137,7 @@ def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path
     pool.set_up()
     pool.submit("busy-step", pods=1, pod=KEPT, **steered(any_address()))
     pod = the_pod(pool, "busy-step")
-    heartbeat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5)
+    heartbeat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5, collectives_per_step=12.5)
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
         pool.wait(
@@ -145,6 +145,7 @@ def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path
         )
         progress = pool.status("busy-step")["progress"]
         assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
+        assert progress["collectivesPerStep"] == 12.5
         (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats(
             "busy-step", pool.namespace
         )

@@ -88,6 +88,8 @@ class ProgressStatus(StatusModel):
     """The loss at this step."""
     tokens_per_second: float | None = None
     """Tokens per second of the whole job."""
+    collectives_per_step: float | None = None
+    """Collectives that rank 0 calls in a step."""
     attempt: int = 0
     """Number of the attempt that reported it."""
     at: Time

@@ -197,6 +197,21 @@ def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
     yield Padding(body, (0, 0, 0, 2))
 
 
+def _collectives_text(heartbeats: Sequence[Mapping[str, Any]]) -> str:
+    """`12 per step`, or the ranks with the fewest and the most, which should not differ without a pipeline."""
+    rates = sorted(
+        (one["collectives_per_step"], one["rank"])
+        for one in heartbeats
+        if isinstance(one.get("collectives_per_step"), int | float) and isinstance(one.get("rank"), int)
+    )
+    if not rates or not rates[-1][0]:
+        return ""
+    (fewest, low), (most, high) = rates[0], rates[-1]
+    if len(rates) == 1 or most == fewest:
+        return f"{most:g} per step"
+    return f"{fewest:g} per step on rank {low} to {most:g} on rank {high}"
+
+
 def _summary_table(details: JobDetails) -> Table:
     job, spec, status, now = details.job, details.job.spec, details.job.status, details.now
     rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {job_text.priority(job)}")]
@@ -236,6 +251,8 @@ def _summary_table(details: JobDetails) -> Table:
     if status.last_checkpoint is not None:
         last = status.last_checkpoint
         rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
+    if called := _collectives_text([one for one in details.heartbeats if one.get("attempt") == status.attempt]):
+        rows.append(("collectives", called))
     if spec.trace is not None:
         ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
         end = spec.trace.start_step + spec.trace.steps
