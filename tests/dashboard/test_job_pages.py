@@ -6,6 +6,7 @@ import json
 import re
 import time
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import leader, two_queues
 
 from muster.dashboard.pages.job import LOG_LINES
-from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart
+from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
 from muster.dashboard.render import run_time
 from muster.visibility.types import ItemMeta, JobSummary
 
@@ -158,6 +159,23 @@ def test_the_timeline_has_a_limited_number_of_nodes_lanes_and_pending_jobs_and_s
     assert (len(chart.rows), chart.omitted_nodes) == (MAX_NODES, 3)
     assert (len(chart.expected), chart.omitted_pending) == (MAX_PENDING, 5)
     assert (len(chart.rows[0].bars), chart.rows[0].omitted) == (MAX_LANES, 2)
+
+
+@pytest.mark.parametrize(("hours", "step_s"), [(1, 600), (6, 3600), (24, 3 * 3600), (168, 86400)])
+def test_the_ticks_of_the_timeline_are_at_round_local_times(hours: int, step_s: float) -> None:
+    begin = NOW - hours * HOUR
+    times = round_times(begin, NOW)
+    assert [b - a for a, b in pairwise(times)] == [step_s] * (len(times) - 1)
+    assert begin <= times[0] < begin + step_s
+    shown = {time.strftime("%H%M%S", time.localtime(at)) for at in times}
+    assert all(int(one[2:4]) * 60 % min(step_s, 3600) == 0 and one[4:] == "00" for one in shown)
+
+
+def test_pending_jobs_of_the_timeline_are_below_a_heading() -> None:
+    jobs = [summary("a", admitted_at=NOW - 60), summary("p", phase="Pending", estimated_start=NOW)]
+    with_pending = gantt_chart(jobs, NOW, HOUR)
+    (row,), (pending,) = with_pending.rows, with_pending.expected
+    assert row.y + row.height < with_pending.heading_y < pending.y
 
 
 def test_the_timeline_links_to_the_jobs() -> None:

@@ -86,7 +86,8 @@ def test_the_queue_of_pending_jobs_can_be_chosen() -> None:
 
 
 def test_jobs_are_listed_page_by_page_each_job_once() -> None:
-    jobs = [named(f"job-{number:04}") for number in range(2 * MAX_ROWS + 1)]
+    jobs = [named(f"job-{number:04}") for number in range(2 * MAX_ROWS)]
+    jobs.append(admitted("job-9999"))
     found: list[str] = []
     with serving(ReadStateClient(state=leader(two_queues(*jobs)))) as server:
         target, sizes = "/jobs", []
@@ -98,7 +99,7 @@ def test_jobs_are_listed_page_by_page_each_job_once() -> None:
             following = re.search(r'<a href="([^"]*)" rel="next"', page)
             target = unescape(following[1]) if following else ""
     assert sizes == [MAX_ROWS, MAX_ROWS, 1]
-    assert found == [job.metadata.name for job in jobs]
+    assert found == [job.metadata.name for job in (jobs[-1], *jobs[:-1])]
 
 
 def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages() -> None:
@@ -124,7 +125,7 @@ def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
     assert "Ready 2 Cordoned 1 NotReady 1" in page
     assert "block b0, rack r0 any n0 8/8 n1 8/8 block b0, rack r1 any n2 0/8 NotReady n3 0/8 Cordoned" in page
     one = text(one_page(state, "/nodes/n0"))
-    assert "state Ready flavor any block b0 rack r0 host n0" in one
+    assert "State Ready Flavor any block b0 rack r0 host n0" in one
     assert "nvidia.com/gpu 8 8" in one
     assert f"default/{runs.name}" in one
 
@@ -166,7 +167,7 @@ def test_names_and_messages_of_a_cluster_are_text() -> None:
         ("/none", 404, "there is no page '/none'"),
         ("/jobs/", 404, "there is no page '/jobs/'"),
         ("/jobs?phase=Runs", 400, "phase: must be one of Pending, "),
-        ("/jobs?color=red", 400, "color: is no parameter of this page; valid: namespace, queue, phase, after"),
+        ("/jobs?color=red", 400, "color: is no parameter of this page; valid: namespace, queue, phase, sort, after"),
         ("/jobs?queue=a&queue=b", 400, "queue: must be given once; got 'a' and more"),
         ("/jobs?after=x", 400, "continue: must be the value of an earlier page; got 'x'"),
         (f"/jobs?queue={'q' * 5000}", 400, "query: must be at most 4096 characters; got 5006"),
@@ -208,6 +209,6 @@ def test_a_user_who_may_not_list_queues_sees_the_jobs() -> None:
 def test_a_standby_is_named_with_what_it_does_not_know() -> None:
     standby = ReadState(two_queues(), None, "operator-2", leading=False)
     page = text(one_page(standby, "/"))
-    assert "From operator-2" in page
+    assert "Read from operator-2" in page
     assert "A standby answered" in page
     assert "A standby" not in text(one_page(leader(two_queues()), "/"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, names, read, two_queues
 
+from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
 from muster.visibility import lists
 from muster.visibility.reader import read_list
@@ -160,3 +161,26 @@ def test_a_reader_gets_all_pages() -> None:
 
 def _names(get: Callable[[str], Any]) -> list[str]:
     return [queue.metadata.name for queue in read_list(get, "queues", QueueSummaryList).items]
+
+
+def test_jobs_are_sorted_by_name_age_or_state_on_all_pages() -> None:
+    def created(job: TrainingJob, at: float) -> TrainingJob:
+        return job.model_copy(update={"metadata": job.metadata.model_copy(update={"creation_timestamp": at})})
+
+    jobs = [created(named("a"), 1.0), created(admitted("b"), 2.0), created(named("c"), 3.0), created(named("d"), 3.0)]
+    state = leader(two_queues(*jobs))
+
+    def pages(sort: str) -> list[str]:
+        found, after = [], ""
+        while True:
+            page = read(state, f"jobs?limit=1&sort={sort}{after}")
+            found += names(page)
+            if not page["metadata"].get("continue"):
+                return found
+            after = f"&continue={page['metadata']['continue']}"
+
+    assert [pages(sort) for sort in ("", "name", "created", "state")] == [
+        ["a", "b", "c", "d"], ["a", "b", "c", "d"], ["c", "d", "b", "a"], ["b", "c", "d", "a"],
+    ]  # fmt: skip
+    with pytest.raises(InvalidSpec, match="sort: must be one of name, created, state; got 'age'"):
+        read(state, "jobs?sort=age")

@@ -74,9 +74,10 @@ class PageReader:
         after: str = "",
         namespace: str | None = None,
         selector: Mapping[str, str] | None = None,
+        sort: str = "",
     ) -> L:
         """One page of a list; `after` is `metadata.continue` of the page before."""
-        query = {"limit": str(limit)} | ({"continue": after} if after else {})
+        query = {"limit": str(limit)} | ({"continue": after} if after else {}) | ({"sort": sort} if sort else {})
         if selector:
             query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
         prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"

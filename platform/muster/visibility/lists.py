@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from muster.visibility.items import (
     usage_summaries,
 )
 from muster.visibility.preemptions import preemption_key
-from muster.visibility.requests import BAD_REQUEST, PageKey, ReadRequest, encode_token
+from muster.visibility.requests import BAD_REQUEST, JobOrder, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import Item, ItemList, PageMeta
 
@@ -113,7 +113,28 @@ def _nodes(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matche
 
 def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     found = _readable_jobs(state, request, may_read)
-    return _Matches(found, job_key, lambda job: job_summary(state.live(job)))
+    key = _JOB_KEYS[request.sort]
+    if request.sort != "name":
+        found = sorted(found, key=key)
+    return _Matches(found, key, lambda job: job_summary(state.live(job)))
+
+
+def _newest_first(job: spec.TrainingJob) -> PageKey:
+    return (-float(job.metadata.creation_timestamp or job.status.submitted_at or 0.0), *job_key(job))
+
+
+def _running_first(job: spec.TrainingJob) -> PageKey:
+    phase = job.status.phase
+    return (
+        float(_PHASE_ORDER.index(phase)) if phase in _PHASE_ORDER else float(len(_PHASE_ORDER)),
+        *_newest_first(job),
+    )
+
+
+_PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended")  # then those that have ended
+_JOB_KEYS: Mapping[JobOrder, Callable[[spec.TrainingJob], PageKey]] = {
+    "name": job_key, "created": _newest_first, "state": _running_first,
+}  # fmt: skip
 
 
 def _pending_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:

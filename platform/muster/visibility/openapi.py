@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from muster.visibility.requests import MAX_LIMIT, RESOURCES, ReadableResource
+from muster.visibility.requests import JOB_ORDERS, MAX_LIMIT, RESOURCES, ReadableResource
 from muster.visibility.types import BASE_PATH, VERSION
 from muster.visibility.usage import USAGE_PARAMETERS
 
@@ -58,6 +58,9 @@ def _list_path(resource: ReadableResource, *, namespaced: bool) -> dict[str, Any
     if resource.selectable:
         valid = ", ".join(f"{field}=VALUE" for field in resource.selectable)
         parameters.append(_parameter("fieldSelector", _TEXT, f"{valid}, with commas between several."))
+    if resource.plural == "jobs":
+        text = "Order: by namespace and name (the default), the newest first, or running jobs first."
+        parameters.append(_parameter("sort", {"type": "string", "enum": list(JOB_ORDERS)}, text))
     if resource.plural == "usage":
         parameters += [_parameter(name, _TEXT, text) for name, text in USAGE_PARAMETERS.items()]
     if namespaced:

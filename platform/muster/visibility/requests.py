@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from muster.errors import InvalidSpec, NotFound
@@ -34,6 +34,10 @@ BAD_REQUEST = "BadRequest"
 UNKNOWN_ROUTE = "UnknownEndpoint"
 _IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "labelSelector", "watch")
 _MAX_QUERY = 4096  # characters
+
+JobOrder: TypeAlias = Literal["name", "created", "state"]
+JOB_ORDERS: tuple[JobOrder, ...] = get_args(JobOrder)
+"""Values of `sort`: by namespace and name; the newest first; running jobs first, of a state the newest first."""
 
 PageKey: TypeAlias = tuple[str | float, ...]
 """What lists are ordered by: unique, and never that of another object."""
@@ -71,7 +75,7 @@ RESOURCES = {
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """One call: a list, or with `name` one object. `namespace` None: all namespaces. `after`: the last key of the page
-    before. `selector`: values by field. `usage`: of a list of usage."""
+    before. `selector`: values by field. `usage`: of a list of usage. `sort`: of a list of jobs."""
 
     resource: ReadableResource
     namespace: str | None = None
@@ -80,6 +84,7 @@ class ReadRequest:
     after: PageKey | None = None
     selector: tuple[tuple[str, str], ...] = ()
     usage: UsageQuery | None = None
+    sort: JobOrder = "name"
 
 
 def parse_request(target: str) -> ReadRequest:
@@ -104,7 +109,8 @@ def parse_request(target: str) -> ReadRequest:
         raise _invalid("query", f"must be at most {_MAX_QUERY} characters; got {len(url.query)}")
     given = parse_qs(url.query, keep_blank_values=True)
     is_usage = resource.plural == "usage"
-    valid = ("limit", "continue", "fieldSelector", *(USAGE_PARAMETERS if is_usage else ()))
+    more = USAGE_PARAMETERS if is_usage else ("sort",) if resource.plural == "jobs" else ()
+    valid = ("limit", "continue", "fieldSelector", *more)
     for parameter, values in given.items():
         if parameter not in (*valid, *_IGNORED):
             raise _invalid(parameter, f"is no parameter; valid: {', '.join(valid)}")
@@ -123,6 +129,7 @@ def parse_request(target: str) -> ReadRequest:
         decode_token(values_by_name["continue"]) if values_by_name.get("continue") else None,
         tuple(_parse_selector(resource, values_by_name.get("fieldSelector", ""))),
         parse_usage_query(values_by_name) if is_usage else None,
+        _parse_sort(values_by_name.get("sort") or JOB_ORDERS[0]),
     )
 
 
@@ -147,6 +154,13 @@ def _parse_limit(text: str) -> int:
     if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise _invalid("limit", f"must be an integer of at least 0; got {text[:80]!r}")
     return min(int(text or "0") or MAX_LIMIT, MAX_LIMIT)
+
+
+def _parse_sort(text: str) -> JobOrder:
+    for order in JOB_ORDERS:
+        if text == order:
+            return order
+    raise _invalid("sort", f"must be one of {', '.join(JOB_ORDERS)}; got {text[:80]!r}")
 
 
 def _parse_selector(resource: ReadableResource, text: str) -> list[tuple[str, str]]:

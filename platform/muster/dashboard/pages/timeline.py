@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from muster.dashboard.page import Page, PageRequest
@@ -18,6 +20,9 @@ MAX_LANES = 16
 _JOBS_AGE_S = 5.0
 _FUTURE_SHARE = 0.3
 """Of the chart, for what is expected to start."""
+
+_MAX_TICKS = 9
+_TICK_STEPS_S = (300, 600, 900, 1800, 3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400)
 
 # In units of the SVG.
 LEFT, WIDTH, LANE, GAP, TOP = 150, 1000, 14, 4, 22
@@ -46,10 +51,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`ticks`: x and Unix seconds."""
+    """`ticks`: x and Unix seconds. `heading_y`: of the heading above the pending jobs."""
 
     rows: Sequence[Row]
     expected: Sequence[Row]
+    heading_y: float
     ticks: Sequence[tuple[float, float]]
     now_x: float
     height: float
@@ -99,15 +105,34 @@ def gantt_chart(jobs: Iterable[JobSummary], now: float, past_s: float) -> Chart:
         rows.append(row)
         y += row.height + GAP
     expected = []
+    heading_y = y + 11
+    if shown_pending:
+        y += LANE + GAP
     for job in shown_pending:
         at = x(job.estimated_start or now)
         bar = Bar(job, at, max(WIDTH - at, 4.0), 0)
         expected.append(Row(f"{job.metadata.namespace}/{job.metadata.name}", y, LANE, [bar]))
         y += LANE + GAP
-    ticks = [(x(at), at) for at in (begin + (end - begin) * part / 6 for part in range(1, 6))]
+    ticks = [(x(at), at) for at in round_times(begin, end)]
     return Chart(
-        rows, expected, ticks, x(now), y, max(0, len(names) - MAX_NODES), max(0, len(pending) - len(shown_pending))
+        rows,
+        expected,
+        heading_y,
+        ticks,
+        x(now),
+        y,
+        max(0, len(names) - MAX_NODES),
+        max(0, len(pending) - len(shown_pending)),
     )
+
+
+def round_times(begin: float, end: float) -> list[float]:
+    """Full minutes, hours or days of the local time within this span, at most `_MAX_TICKS`."""
+    step = next((one for one in _TICK_STEPS_S if (end - begin) / one <= _MAX_TICKS), _TICK_STEPS_S[-1])
+    offset = datetime.fromtimestamp(begin).astimezone().utcoffset()
+    shift = 0.0 if offset is None else offset.total_seconds()
+    first = math.ceil((begin + shift) / step)
+    return [number * step - shift for number in range(first, math.floor((end + shift) / step) + 1)]
 
 
 def _row(label: str, spans: list[tuple[float, float, JobSummary]], y: float, x: Any) -> Row:
