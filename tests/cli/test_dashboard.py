@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import socket
 
 import pytest
@@ -9,6 +10,9 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.dashboard.serving import ReadStateClient
 from tests.visibility.states import leader, two_queues
+
+from muster.cli.dashboard import _command
+from muster.cli.options import ClusterOptions, select_cluster
 
 
 def test_a_cluster_without_the_read_api_is_refused_with_what_to_install(cluster: MemoryClient, muster: Muster) -> None:
@@ -33,3 +37,20 @@ def test_a_port_that_is_taken_is_named(muster: Muster, monkeypatch: pytest.Monke
 def test_an_invalid_port_is_refused(muster: Muster, port: str) -> None:
     ended = muster("dashboard", "--json", "--port", port)
     assert (ended.code, ended.error["field"]) == (2, "--port")
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        (ClusterOptions(), ""),
+        (ClusterOptions(cluster="kubernetes"), "muster --cluster kubernetes"),
+        (ClusterOptions(context="prod eu"), "muster --context 'prod eu'"),
+        (ClusterOptions(context="prod", kubeconfig="/k"), "muster --kubeconfig /k --context prod"),
+    ],
+)
+def test_commands_on_pages_select_the_cluster_that_the_command_selected(options: ClusterOptions, command: str) -> None:
+    def selected() -> str:
+        select_cluster(options)
+        return _command()
+
+    assert contextvars.copy_context().run(selected) == command

@@ -52,7 +52,31 @@ def test_an_upgrade_keeps_the_certificate_until_it_is_due(plane: ControlPlane) -
     assert after["metadata"]["annotations"]["muster.dev/renew-after"] > "2026"
 
 
+def test_the_dashboard_runs_with_an_account_that_may_read_nothing_and_finds_the_clusters_ca(
+    plane: ControlPlane,
+) -> None:
+    values = "ingress.host=muster.example.com,dashboard.ingress.className=nginx"
+    install(plane, CHART, f"--set=visibility.enabled=false,dashboard.enabled=true,dashboard.{values}")
+    assert not plane.api.gone(REGISTERED)
+    namespace = f"namespaces/{SYSTEM}"
+    deployment = plane.api.get(f"/apis/apps/v1/{namespace}/deployments/muster-dashboard")
+    assert deployment["status"]["readyReplicas"] == 1
+    (cluster,) = (one for one in deployment["spec"]["template"]["spec"]["volumes"] if one["name"] == "cluster")
+    authority = plane.api.get(f"/api/v1/{namespace}/configmaps/{cluster['configMap']['name']}")
+    assert authority["data"]["ca.crt"] == plane.authority.read_text()
+    assert not plane.api.gone(f"/apis/networking.k8s.io/v1/{namespace}/ingresses/muster-dashboard")
+    account = Api(plane.server, plane.authority, plane.token_for_service_account(SYSTEM, "muster-dashboard"))
+    jobs = "/apis/muster.dev/v1alpha1/trainingjobs"
+    for path in (jobs, f"/api/v1/{namespace}/pods", f"/api/v1/{namespace}/secrets", "/api/v1/nodes"):
+        with pytest.raises(Refused, match="forbidden"):
+            account.get(path)
+    secret = f"/api/v1/{namespace}/secrets/muster-dashboard"
+    before = plane.api.get(secret)["data"]
+    install(plane, CHART, "--set=dashboard.enabled=true,operator.logLevel=info")
+    assert plane.api.get(secret)["data"] == before
+
+
 def test_without_the_value_nothing_is_registered(plane: ControlPlane) -> None:
-    install(plane, CHART, "--set=visibility.enabled=false")
+    install(plane, CHART, "--set=visibility.enabled=false,dashboard.enabled=false")
     assert plane.api.gone(REGISTERED)
     assert plane.api.gone(SECRET)

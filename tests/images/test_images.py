@@ -28,6 +28,12 @@ def test_the_operators_image_runs_unprivileged_with_a_read_only_root(built: dict
     assert done.stdout.startswith("usage: python -m muster_operator")
 
 
+def test_the_dashboard_starts_in_the_operators_image(built: dict[str, Image]) -> None:
+    done = built["operator"].run("python", "-m", "muster.dashboard", "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python -m muster.dashboard")
+
+
 @pytest.mark.parametrize("module", ["muster_components.launch", "muster.tracing.collector"])
 def test_launcher_and_collector_start_in_the_trainers_image(built: dict[str, Image], module: str) -> None:
     done = built["trainer"].run("python", "-m", module, "--help")

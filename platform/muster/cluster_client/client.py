@@ -12,7 +12,7 @@ from muster.api.spec import TraceCaptureSpec
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
-from muster.cluster_client.logs import Replica, read_log
+from muster.cluster_client.logs import DEFAULT_LOG_ACCESS, LogAccess, Replica, read_log
 from muster.cluster_client.read_api import OperatorReader
 from muster.cluster_client.workspace import submit_with_archive
 from muster.engine import encode_snapshot
@@ -37,12 +37,11 @@ _HEARTBEAT_CACHE_S = 3.0
 
 class KubernetesClusterClient:
     """Calls raise `Refused` (reason Forbidden if RBAC denies them), `NotFound`, `Conflict`, `InvalidSpec`,
-    `ClusterError`. `reads_stores`: whether logs of deleted pods are read from the runs' stores, with credentials of
-    this process."""
+    `ClusterError`. `log_access`: how logs are read."""
 
-    def __init__(self, kube_client: KubeClient, *, reads_stores: bool = True) -> None:
+    def __init__(self, kube_client: KubeClient, *, log_access: LogAccess = DEFAULT_LOG_ACCESS) -> None:
         self._kube_client = kube_client
-        self._reads_stores = reads_stores
+        self._log_access = log_access
         self._operator = OperatorReader(kube_client)
         self._heartbeats: dict[tuple[str, str], tuple[float, list[dict[str, Any]]]] = {}  # when they were read
         self.namespace = kube_client.config.namespace
@@ -240,7 +239,7 @@ class KubernetesClusterClient:
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]:
         """Lines of one replica's log in the current attempt; see `muster.cluster_client.logs`."""
-        return read_log(self._kube_client, Replica(namespace, name, role, index), options, self._reads_stores)
+        return read_log(self._kube_client, Replica(namespace, name, role, index), options, self._log_access)
 
 
 __all__ = ["KubeContext", "KubernetesClusterClient"]

@@ -43,10 +43,24 @@ class Replica:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogAccess:
+    """How logs are read. `reads_stores`: those of deleted pods from the runs' stores, with credentials of this process.
+    `limit_bytes`: of what is read of a pod's log, for a server whose memory several users share; the last line may then
+    be incomplete."""
+
+    reads_stores: bool = True
+    limit_bytes: int | None = None
+
+
+DEFAULT_LOG_ACCESS = LogAccess()
+"""Of a user's own process."""
+
+
 def read_log(
-    kube_client: KubeClient, replica: Replica, options: LogOptions, reads_stores: bool = True
+    kube_client: KubeClient, replica: Replica, options: LogOptions, access: LogAccess = DEFAULT_LOG_ACCESS
 ) -> Iterator[str]:
-    """Lines of one replica; attempt None is the current one. `reads_stores`: whether the run's store may be read.
+    """Lines of one replica; attempt None is the current one.
 
     Raises `NotFound` for a role or index that the job does not have, and LogUnavailable for an attempt whose pods are
     deleted. With `follow` it waits for the pod, and ends with the attempt.
@@ -57,7 +71,7 @@ def read_log(
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     address = PODS.path(replica.namespace, pod)
     is_gone = number < job.status.attempt or (is_finished(job.status) and not _exists(kube_client, address))
-    if is_gone and reads_stores:
+    if is_gone and access.reads_stores:
         stored = _stored_lines(job, replica, number, options)
         if stored is not None:
             return iter(stored)
@@ -69,7 +83,8 @@ def read_log(
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
     lines = _follow if options.follow else _read_available
-    return lines(_ReplicaLog(kube_client, replica, job.metadata.uid, number, address, container), options)
+    log = _ReplicaLog(kube_client, replica, job.metadata.uid, number, address, container, access.limit_bytes)
+    return lines(log, options)
 
 
 def _exists(kube_client: KubeClient, path: str) -> bool:
@@ -104,6 +119,7 @@ class _ReplicaLog:
     attempt: int
     pod_path: str  # its address
     container: str
+    limit_bytes: int | None
 
     def open(self, options: LogOptions, since: float | None) -> Iterator[tuple[float | None, str]]:
         """(time, line) pairs. Times are exact, but the server rounds `sinceTime` to seconds."""
@@ -114,6 +130,8 @@ class _ReplicaLog:
             query["tailLines"] = str(options.tail_lines)
         if options.follow:
             query["follow"] = "true"
+        if self.limit_bytes is not None:
+            query["limitBytes"] = str(self.limit_bytes)
         with self.kube_client.stream(
             f"{self.pod_path}/log", query, _FOLLOW_IDLE_TIMEOUT_S if options.follow else _READ_TIMEOUT_S
         ) as raw:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from muster.cluster_client.client import KubernetesClusterClient
+from muster.cluster_client.logs import LogAccess
 from muster.dashboard.live import AccessEnded, TooManyViewers, Viewer
 from muster.dashboard.render import Renderer
 from muster.dashboard.user_pages import UserPages
@@ -27,6 +28,8 @@ MAX_STREAMS, MAX_STREAMS_PER_TOKEN = 128, 8
 IDLE_S = 60.0
 """A token that was not used for this time is forgotten."""
 _IDENTITY_AGE_S = 5.0  # how long an answer of the API server about a token is used
+# Credentials of this process are not the user's, and one user's log must not take the memory of others.
+_LOG_ACCESS = LogAccess(reads_stores=False, limit_bytes=1 << 20)
 _REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
@@ -39,8 +42,7 @@ class TokenPages(UserPages):
 
     def __init__(self, config: ClientConfig, renderer: Renderer, streams: threading.Semaphore) -> None:
         self._kube_client = KubeClient(config)
-        # Stores are read with credentials of this process, which are not the user's.
-        client = KubernetesClusterClient(self._kube_client, reads_stores=False)
+        client = KubernetesClusterClient(self._kube_client, log_access=_LOG_ACCESS)
         super().__init__(client, renderer, max_viewers=MAX_STREAMS_PER_TOKEN)
         self._streams = streams
         self.used_at = 0.0
