@@ -106,6 +106,29 @@ def test_flops_of_matrix_products_are_those_of_the_formula() -> None:
     assert 1 <= total / (6 * matmul_parameters(config) * 512) < 1.06
 
 
+def test_rows_that_are_not_aligned_take_longer_in_code_that_is_not_compiled() -> None:
+    def head_work(vocab_size: int) -> float:
+        profile = profile_of(small_gpt2(vocab_size))
+        return sum(work.matmul_flops for part in profile.parts for work in (part.low["none"].forward,))
+
+    blocks = profile_of(small_gpt2(264)).parts
+    of_blocks = sum(part.low["none"].forward.matmul_flops for part in blocks if part.is_block)
+    head = head_work(264) - of_blocks
+    assert head_work(263) - of_blocks == pytest.approx(3 * head * 263 / 264)
+
+
+def test_dropout_of_attention_is_noticed() -> None:
+    assert profile_of(small_gpt2(264, "0.1")).attention_dropout
+    assert not profile_of(small_gpt2(264)).attention_dropout
+
+
+def small_gpt2(vocab_size: int, attention_dropout: str = "0") -> TrainModel:
+    from muster_components.trainer.models.huggingface import HuggingFaceModel
+
+    sizes = {"n_embd": "32", "n_layer": "2", "n_head": "4", "n_positions": "32", "vocab_size": str(vocab_size)}
+    return HuggingFaceModel("gpt2", {**sizes, "attn_pdrop": attention_dropout}, 32)
+
+
 def test_every_parameter_is_in_a_part() -> None:
     model = recipe("gpt2:124m")
     profile = profile_of(model, ProfileOptions(compiled=True))

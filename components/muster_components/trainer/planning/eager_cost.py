@@ -45,7 +45,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):
                 self._track(leaf)
         if tensor_bytes(output) and not is_view(func) and func is not torch.ops.aten._unsafe_view.default:
-            self.work += kernel_work(func, args, kwargs, output) or memory_work(func, inputs, output)
+            self.work += kernel_work(func, args, kwargs, output, padded=False) or memory_work(func, inputs, output)
         return output
 
     def _track(self, tensor: Tensor) -> None:

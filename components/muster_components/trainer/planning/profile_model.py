@@ -77,11 +77,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """The parts of a model, and all of its parameters, tied ones once. `sample_bytes`: of one sample of a batch."""
+    """The parts of a model, and all of its parameters, tied ones once. `sample_bytes`: of one sample of a batch;
+    `attention_dropout`: whether fused attention has dropout."""
 
     parts: tuple[Part, ...]
     parameters: tuple[Parameter, ...]
     sample_bytes: float = 0.0
+    attention_dropout: bool = False
     _costs: dict[tuple[int, str, int], Cost] = field(default_factory=dict, repr=False, compare=False)
 
     def cost(self, part: Part, recompute: Recompute, samples: int) -> Cost:
@@ -132,7 +134,7 @@ def profile_model(model: TrainModel, batch: Callable[[int], Batch], options: Pro
         )
         for at_low, at_high in zip(low.parts, high.parts, strict=True)
     )
-    return ModelProfile(parts, low.parameters, tensor_bytes(batch(1)))
+    return ModelProfile(parts, low.parameters, tensor_bytes(batch(1)), low.attention_dropout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class _Run:
     def __init__(self, model: TrainModel, batch: Batch, options: ProfileOptions) -> None:
         self._options = options
         self._mode = FakeTensorMode()
-        with self._mode, torch.device("cpu"), _attention_without_dropout():
+        with self._mode, torch.device("cpu"), _attention_without_dropout() as rates:
             with torch.device("meta"):
                 module = model.build()
             _replace_tensors(module, None if options.autocast else options.dtype)
@@ -183,6 +185,7 @@ class _Run:
             outside = OutsideRun(calls, self._units, [*module.parameters(), *module.buffers(), *fakes.values()])
             outside.run(forward)
         self.parts = self._parts(module, calls, costs, outside)
+        self.attention_dropout = max(rates, default=0.0) > 0
 
     def _record(self, forward: Callable[[], Tensor]) -> list[UnitCall]:
         calls: list[UnitCall] = []
@@ -248,19 +251,22 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _attention_without_dropout() -> Iterator[None]:
-    """CPUs have no fused attention with dropout, GPUs have; dropout changes nothing else of its memory.
+def _attention_without_dropout() -> Iterator[set[float]]:
+    """CPUs have no fused attention with dropout, GPUs have; dropout changes nothing else of its memory. Yields the
+    rates of dropout that are asked for.
 
     The function is replaced, since a mode of torch functions is not active where backward computes forward again.
     """
     original = F.scaled_dot_product_attention
+    rates: set[float] = set()
 
     def attention(*args: Any, **kwargs: Any) -> Tensor:
+        rates.add(kwargs.get("dropout_p", 0.0))
         return original(*args, **{name: value for name, value in kwargs.items() if name != "dropout_p"})
 
     F.scaled_dot_product_attention = attention
     try:
-        yield
+        yield rates
     finally:
         F.scaled_dot_product_attention = original
 

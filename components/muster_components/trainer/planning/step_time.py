@@ -21,6 +21,8 @@ FLOAT32_SHARE: Final = 0.5 * MATMUL_SHARE
 """TF32 has half the peak of bf16."""
 ATTENTION_SHARE: Final = 0.515
 """cuDNN's attention, forward and backward: 509 TFLOP/s."""
+ATTENTION_DROPOUT: Final = 2.0
+"""The time of attention with dropout beside that without: fitted to nanogpt:10m."""
 UPDATE_SHARE: Final = 0.72
 """Of the bandwidth of HBM, in the optimizer: AdamW with 28 bytes per parameter takes 8.1 ms for 1e9 parameters."""
 TRAFFIC_SHARE: Final = 0.52
@@ -111,6 +113,8 @@ def _rank_time(
         retained += cost.retained
     matmuls = steps * work.matmul_flops / (device.flops * (MATMUL_SHARE if candidate.bf16 else FLOAT32_SHARE))
     attention = steps * work.attention_flops / (device.flops * ATTENTION_SHARE)
+    if profile.attention_dropout:
+        attention *= ATTENTION_DROPOUT
     other = steps * (work.traffic / (device.hbm * TRAFFIC_SHARE) + work.kernels * KERNEL_S)
     own = sum(parameter.shard(mesh.shard) for parameter in unique(parts)) / mesh.tp
     optimizer = own * _UPDATE_BYTES / (device.hbm * UPDATE_SHARE)
