@@ -12,6 +12,7 @@ from itertools import pairwise
 from muster.tracing.formatting import format_number, format_percent, format_seconds, shorten_middle
 
 _Scale = Callable[[float], float]
+_WIDE_PX = 1040
 GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
 MAX_HOVER_COLUMNS = 100
 AXIS_PADDING_PX = 6  # between the axis and the first point, so that points do not touch the labels
@@ -218,14 +219,14 @@ def _outlier_marks(points: Sequence[Outlier], y_hi: float, x: _Scale, y: _Scale,
     return out
 
 
-def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 1040) -> str:
+def stacked_bar_chart(bars: Sequence[StackedBar], title: str) -> str:
     """Horizontal bars from 0 to 100%; wide segments show their percentage."""
     if not bars:
         return ""
     high, gap = (22, 8) if len(bars) <= 24 else (14, 4)
     left = min(20 + GLYPH_PX * max(len(bar.label) for bar in bars), 320)
     right = 12 + GLYPH_PX * max(len(bar.note) for bar in bars)
-    wide = width - left - right
+    wide = _WIDE_PX - left - right
     out = []
     for row, bar in enumerate(bars):
         top = row * (high + gap)
@@ -249,16 +250,16 @@ def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 10
     for part_of in (0.0, 0.25, 0.5, 0.75, 1.0):
         at = left + wide * part_of
         out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 12}" text-anchor="middle">{part_of:.0%}</text>')
-    return svg_element(width, bottom + 18, title, out)
+    return svg_element(_WIDE_PX, bottom + 18, title, out)
 
 
-def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 1040) -> str:
+def timeline_chart(tracks: Sequence[TimelineTrack], title: str) -> str:
     """Lanes of every rank over the time since the start of its step; the opacity shows the utilisation of a slot."""
     if not tracks:
         return ""
     high, gap, heading, between = 15, 3, 18, 12
     left = 12 + GLYPH_PX * max(len(lane.name) for t in tracks for lane in t.lanes)
-    wide = width - left - 24
+    wide = _WIDE_PX - left - 24
     longest = max(t.duration_s for t in tracks)
     out, top = [], 0.0
     for track in tracks:
@@ -282,7 +283,7 @@ def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 
         at = left + wide * tick / longest
         out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
         out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{name}</text>')
-    return svg_element(width, bottom + 22, title, out)
+    return svg_element(_WIDE_PX, bottom + 22, title, out)
 
 
 def _level_paths(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
