@@ -30,7 +30,7 @@ await() { # NAME EXPECTED COMMAND...: wait until the command prints the expected
   shift 2
   while found=$("$@") && [ "$found" != "$expected" ]; do
     if [ "$SECONDS" -ge "$until" ]; then fail "$name: $found instead of $expected after $TIMEOUT_S s"; fi
-    sleep 0.3
+    sleep 1 # each look costs half a second of CPU
   done
 }
 
