@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 
@@ -71,7 +72,9 @@ trainer = Trainer(
     train_dataset=RandomTokens(),
     callbacks=[save_on_sigterm],
 )
-trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output))
+# Rank 0 creates the folder, perhaps later.
+checkpoint = get_last_checkpoint(args.output) if os.path.isdir(args.output) else None
+trainer.train(resume_from_checkpoint=checkpoint)
 if trainer.is_world_process_zero():
     print(f"{'stops' if save_on_sigterm.stopped else 'done'} after step {trainer.state.global_step}", flush=True)
 if save_on_sigterm.stopped:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from tests.examples.running import EXAMPLES, run
@@ -29,13 +31,31 @@ def test_the_script_imports_nothing_of_muster(framework: str) -> None:
     assert imported <= {framework, "torch", *sys.stdlib_module_names}
 
 
-@pytest.mark.slow
-@pytest.mark.frameworks
-@pytest.mark.timeout(1900)
-@pytest.mark.skipif(
+needs_frameworks = pytest.mark.skipif(
     all(find_spec(framework) is None for framework in FRAMEWORKS if framework != "transformers"),  # that all tests have
     reason="`make frameworks` installs the frameworks",
 )
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@needs_frameworks
+def test_a_rank_of_transformers_starts_before_rank_0_has_made_the_output_folder(tmp_path: Path) -> None:
+    program = (
+        "import runpy, sys; from transformers import TrainingArguments;"
+        " TrainingArguments.should_save = False;"  # as on all ranks but the first, which makes the folder
+        " sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    output = tmp_path / "output"
+    script = [str(SCRIPTS["transformers"]), "--steps", "1", "--save_every", "100", "--output", str(output)]
+    ended = subprocess.run([sys.executable, "-c", program, *script], capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@pytest.mark.timeout(1900)
+@needs_frameworks
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(framework: str) -> None:
     out = run("06-frameworks", framework, limit_s=1800)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.conftest import Starter, losses, metrics, write_text
+from tests.trainer.conftest import Starter, compilations, losses, metrics, write_text
 
 from muster_components.trainer.errors import InputError
 
@@ -343,6 +343,20 @@ def test_an_unmodified_model_trains_on_two_ranks_as_on_one(tmp_path: Path, kind:
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
     assert list(curves[0]) == [1, 2, 3, 4, 5, 6]
     assert min(curves[0].values()) < curves[0][1] - 0.02
+
+
+def test_blocks_of_torchs_own_classes_are_compiled_as_full_graphs(tmp_path: Path, start: Starter) -> None:
+    (tmp_path / "user.py").write_text(USER_MODULE)
+    flags = ("--model", "user:towers", "--data", "user:Pairs", "--global_batch", "4", "--steps", "2", "--lr", "1e-2")
+    plain = start(2, *flags, "--no_compile", run_dir=tmp_path / "plain")
+    compiled = start(2, *flags, "--backend", "aot_eager", run_dir=tmp_path / "compiled")
+    assert compiled.end() == [0, 0], compiled.log_text()
+    assert plain.end() == [0, 0], plain.log_text()
+    assert losses(compiled.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-4)
+    # Blocks of one list share theirs, but for the input of the first image block, which has no gradient.
+    graphs = [record for record in compilations(compiled.run_dir) if record["kind"] == "graph"]
+    assert len(graphs) == 3
+    assert {record["kind"] for record in compilations(compiled.run_dir)} == {"graph", "backward"}
 
 
 def test_a_run_resumes_and_saves_a_model_that_a_next_run_starts_from(tmp_path: Path, start: Starter) -> None:

@@ -146,6 +146,45 @@ def test_activation_checkpointing_does_not_change_gradients(recompute: Recompute
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_selective_recomputation_computes_no_matrix_product_again(bias: bool) -> None:
+    import torch
+    from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from muster_components.trainer.parallel.sharding import apply_activation_checkpointing
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
+
+        def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.relu(self.up(x_BD)))
+
+    block = Block()
+    apply_activation_checkpointing([block], "selective")
+    with FlopCounterMode(display=False) as forward:
+        output = block(torch.randn(4, 8, requires_grad=True))
+    with FlopCounterMode(display=False) as backward:
+        output.sum().backward()
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
+
+
+def test_generators_take_every_seed() -> None:
+    import torch
+
+    from muster_components.trainer.config import MAX_SEED
+    from muster_components.trainer.train_step import seed_generators
+
+    numbers = set()
+    for seed in (0, 300_000_000, 1_795_471_605, MAX_SEED):
+        for data_rank in (0, 1):
+            seed_generators(seed, 1, data_rank)
+            numbers.add(torch.rand(()).item())
+    assert len(numbers) == 8
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_all_blocks_share_one_compiled_graph(recompute: Recompute) -> None:
     import torch

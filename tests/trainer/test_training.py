@@ -228,6 +228,37 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(start: Starter,
     assert saved is None or saved["step"] < diverged["step"]
 
 
+SLOW_SAVE = """
+import os, sys, time
+from pathlib import Path
+from muster_components.trainer.__main__ import main
+from muster_components.trainer.checkpoint_files import HashingWriter
+write = HashingWriter.write_data
+def after_the_divergence(self, *args):
+    events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
+    while not (events.exists() and '"diverged"' in events.read_text()):
+        time.sleep(0.01)
+    return write(self, *args)
+HashingWriter.write_data = after_the_divergence
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_checkpoint_that_is_being_written_when_the_loss_diverges_is_saved(
+    start: Starter, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
+    # The first step has a finite loss, and sets weights whose loss has none.
+    run = (*TINY, "--data", str(text), "--steps", "2", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1")
+    ranks = start(2, *run, module="slow_save")
+    assert ranks.end() == [EXIT_DIVERGED] * 2, ranks.log_text()
+    (diverged,) = events(ranks.run_dir, "diverged")
+    saved = latest(ranks.run_dir)
+    assert saved is not None, ranks.log_text()
+    assert (saved["step"], diverged["step"]) == (1, 2)
+    assert events(ranks.run_dir, "checkpoint_failed") == []
+
+
 def test_without_text_all_ranks_exit_alike_and_rank_0_prints_the_reason(start: Starter, tmp_path: Path) -> None:
     ranks = start(2, *TINY, "--data", str(tmp_path / "nowhere"), "--steps", "2")
     assert ranks.end() == [EXIT_BAD_INPUT] * 2

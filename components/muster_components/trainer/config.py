@@ -28,6 +28,9 @@ Choice = Literal["parallel", "micro_batch", "recompute"]
 DEFAULT_BACKEND: Final = "inductor"
 """Of torch.compile."""
 
+MAX_SEED: Final = 2**32 - 1
+"""As NumPy's."""
+
 
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 """Those without a number."""
@@ -200,7 +203,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
     _require_at_least("--keep", config.checkpoint.keep, 1)
     _require_at_least("--log_every", config.log_every, 1)
-    _require_at_least("--seed", config.seed, 0)
+    if not 0 <= config.seed <= MAX_SEED:
+        raise InputError(f"--seed must be from 0 to {MAX_SEED}; got {config.seed}")
     for flag, value, positive in (
         ("--lr", optim.lr, True),
         ("--clip", optim.clip, True),

@@ -336,6 +336,7 @@ class TrainLoop:
             "The last checkpoint is of an earlier step; try a lower --lr or a longer --warmup"
         )
         self._record_event("diverged", message, echo=False)
+        self._checkpointer.wait()  # the process group is destroyed next, in which an earlier step may still be saved
         raise DivergedError(message)
 
     def _record_event(self, kind: str, message: str, *, echo: bool = True) -> None:

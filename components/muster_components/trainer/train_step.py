@@ -151,7 +151,7 @@ def _timing_event() -> torch.cuda.Event:
 
 def seed_generators(seed: int, step: int, data_rank: int) -> None:
     """Seed PyTorch's generators by step and rank, so that dropout within a model does not depend on earlier steps."""
-    torch.manual_seed((seed * 1_000_003 + step) * 65_536 + data_rank)
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_536 + data_rank) % 2**64)
 
 
 def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:

@@ -28,6 +28,7 @@ def test_batch_norm_computes_statistics_in_float32_and_trains_with_fsdp_in_bf16(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    from muster_components.trainer.compilation.backends import compile_in_place
     from muster_components.trainer.parallel.gradients import local
     from muster_components.trainer.parallel.sharding import use_float32_in_batch_norms
 
@@ -38,7 +39,7 @@ def test_batch_norm_computes_statistics_in_float32_and_trains_with_fsdp_in_bf16(
     names = [name for name, _ in module.named_parameters()]
     use_float32_in_batch_norms(module)
     if backend is not None:
-        module.compile(fullgraph=True, dynamic=False, backend=backend)
+        compile_in_place(module, backend)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     fully_shard(module, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
 

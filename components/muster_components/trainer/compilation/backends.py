@@ -1,12 +1,14 @@
-"""The backends of torch.compile by the name that `--backend` gives."""
+"""The backends of torch.compile by the name that `--backend` gives, and compilation of modules with one."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from muster_components.trainer.errors import InputError
 
@@ -40,3 +42,23 @@ def _thunder() -> Backend:
             f"got {type(error).__name__}: {error}"
         ) from error
     return compiler
+
+
+def compile_in_place(module: nn.Module, backend: Backend) -> None:
+    """Compile the forward of `module` as one graph; names of parameters do not change.
+
+    Dynamo compiles the frame of `forward`, and leaves the hooks around it, such as FSDP2's, outside of the graph. But
+    it skips the files of torch.nn, so that of nn.TransformerEncoderLayer it compiled nothing (torch before 2.13), found
+    no frame (2.13) or came upon the hooks (2.14). A class whose forward is torch's own gets one of this file.
+    """
+    if type(module).forward.__module__.startswith("torch."):
+        module.__class__ = _with_own_forward(type(module))
+    module.compile(fullgraph=True, dynamic=False, backend=backend)
+
+
+@functools.cache  # one class for all blocks, which share a graph
+def _with_own_forward(module_class: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module_class.forward(self, *args, **kwargs)
+
+    return type(f"Compiled{module_class.__name__}", (module_class,), {"forward": forward})

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from muster_components.trainer.compilation.backends import Backend
+from muster_components.trainer.compilation.backends import Backend, compile_in_place
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.data.tokenizer import SpecialTokens
 from muster_components.trainer.errors import InputError
@@ -102,7 +102,7 @@ class HuggingFaceModel:
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
         """Each block: what Transformers does around them is Python that depends on the inputs."""
         for block in self.compiled_modules(module):
-            block.compile(fullgraph=True, dynamic=False, backend=backend)
+            compile_in_place(block, backend)
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
         """Read the folder's weights, or set random ones; see `load_weights` for the errors."""

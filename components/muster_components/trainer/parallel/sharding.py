@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from muster_components.trainer.compilation.backends import find_backend
+from muster_components.trainer.compilation.backends import compile_in_place, find_backend
 from muster_components.trainer.config import Recompute, memory_budget
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.activation_offload import ActivationOffload
@@ -169,8 +169,7 @@ def parallelize_part(
     else:
         backend = find_backend(plan.compile_backend)
         for compiled in model.compiled_modules(module):
-            # In place: keeps the names of parameters.
-            compiled.compile(fullgraph=True, dynamic=False, backend=backend)
+            compile_in_place(compiled, backend)
     if uses_fsdp:
         apply_fsdp(model, module, plan, device, mesh)
     model.initialize(module, device, plan.config.seed)
@@ -300,6 +299,7 @@ _SAVED_OPERATORS = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
         "mm",
+        "addmm",  # of a linear layer with a bias
         "_scaled_mm",
         "max",  # the scale of a tensor in float8
         "_scaled_dot_product_flash_attention",
