@@ -160,7 +160,8 @@ def test_selective_recomputation_computes_no_matrix_product_again(bias: bool) ->
             self.up, self.down = nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
 
         def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
-            return self.down(torch.relu(self.up(x_BD)))
+            projected: torch.Tensor = self.down(torch.relu(self.up(x_BD)))
+            return projected
 
     block = Block()
     apply_activation_checkpointing([block], "selective")

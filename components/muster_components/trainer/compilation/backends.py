@@ -52,7 +52,7 @@ def compile_in_place(module: nn.Module, backend: Backend) -> None:
     no frame (2.13) or came upon the hooks (2.14). A class whose forward is torch's own gets one of this file.
     """
     if type(module).forward.__module__.startswith("torch."):
-        module.__class__ = _with_own_forward(type(module))
+        module.__class__ = _with_own_forward(type(module))  # type: ignore[arg-type]
     module.compile(fullgraph=True, dynamic=False, backend=backend)
 
 
