@@ -3,7 +3,7 @@
 A rank registers a handler of SIGQUIT that writes the stacks of its threads into a file (faulthandler), which also works
 while it waits in a collective or holds the GIL. The launcher sends that signal on a request in the run folder
 (`capture/stacks-request.json`), and before it kills ranks that did not stop. A rank without the handler is not
-signalled, since SIGQUIT would end it.
+signalled, since SIGQUIT would end it; py-spy reads its stacks, where it can.
 
 A rank with torch also reads a named pipe, into which the launcher writes where to dump torch's flight recorder
 (`muster_components.trainer.flight_recorder`).
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from muster_components.launch.py_spy import spy_dump
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
@@ -30,7 +31,9 @@ from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 STACK_SIGNAL = signal.SIGQUIT
 MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
+NO_HANDLER = "the rank has no handler; run it by Muster's trainer or by muster_components.trainer.instrument"
 _POLL_S = 1.0
+_MIN_SPY_S = 1.0
 _MAX_REQUEST_BYTES = 4096
 _FILE_POLL_S = 0.05
 _QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
@@ -103,7 +106,7 @@ class StackDumper:
         if not process.running:
             return "the rank has ended"
         if not process.stacks_file or not _catches(process.process.pid):
-            return "the rank has no handler; run it by Muster's trainer or by muster_components.trainer.instrument"
+            return NO_HANDLER
         try:
             before = os.stat(process.stacks_file).st_size
             process.process.send_signal(STACK_SIGNAL)
@@ -139,20 +142,33 @@ class StackDumper:
         return name
 
     def _answer(self, request: str, rank: int, begin: int | str, recorder: str, deadline: float) -> RankStacks:
-        if isinstance(begin, str):
+        if begin == NO_HANDLER:
+            found = self._spy(request, rank, max(_MIN_SPY_S, deadline - time.monotonic()))
+        elif isinstance(begin, str):
             found = RankStacks(request, self._attempt, rank, reason=begin)
         else:
             text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
             reason = (
                 "" if text else f"no stacks within {self._timeout_s:g} s: the process is suspended or in the kernel"
             )
-            name = f"stacks/rank-{rank}.attempt-{self._attempt}.{request}.txt" if text else ""
-            if text and not self._write(name, text.encode()):
-                name = ""
+            name = self._write_stacks(request, rank, text) if text else ""
             found = RankStacks(request, self._attempt, rank, main_frames(text), reason, name)
         found = replace(found, world_size=self._world_size, recorder=self._await_recorder(recorder, deadline))
         self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(found)).encode())
         return found
+
+    def _spy(self, request: str, rank: int, timeout_s: float) -> RankStacks:
+        """The stacks of a rank without a handler."""
+        dump = spy_dump(self._ranks[rank].process.pid, timeout_s)
+        if dump.reason:
+            return RankStacks(request, self._attempt, rank, reason=f"{NO_HANDLER} ({dump.reason})")
+        name = self._write_stacks(request, rank, dump.text[:MAX_DUMP_BYTES])
+        return RankStacks(request, self._attempt, rank, dump.main_frames(MAX_FRAMES), file=name)
+
+    def _write_stacks(self, request: str, rank: int, text: str) -> str:
+        """The name of the file in the run folder; empty if it cannot be written."""
+        name = f"stacks/rank-{rank}.attempt-{self._attempt}.{request}.txt"
+        return name if self._write(name, text.encode()) else ""
 
     def _write(self, name: str, content: bytes) -> bool:
         """Replace a file of the run folder; False if that fails, for example because the disk is full."""
