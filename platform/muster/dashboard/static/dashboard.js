@@ -68,7 +68,7 @@ function connect() {
   events.onmessage = (event) => show(JSON.parse(event.data));
   events.onerror = () => {
     const ended = events.readyState === EventSource.CLOSED;
-    connection.textContent = ended ? "Not live: reload the page, or start muster dashboard again." : "Not live: connecting…";
+    connection.textContent = ended ? "Not live: reload the page." : "Not live: connecting…";
   };
 }
 
