@@ -140,9 +140,23 @@ def format_resource(value: int, resource: str) -> str:
     return str(value)
 
 
+_HOURS_OF = {"gpu": "GPU", "cpu": "core"}
+
+
 def short_resource_name(resource: str) -> str:
     """The name without its domain: `gpu` for `nvidia.com/gpu`."""
     return resource.rpartition("/")[2]
+
+
+def format_hours(hours: float) -> str:
+    """Usage, with three decimals below 100, so that a job of a minute does not show as 0."""
+    return "<0.001" if 0 < hours < 0.001 else f"{hours:,.3f}" if hours < 100 else f"{hours:,.1f}"
+
+
+def hours_unit(resource: str) -> str:
+    """The unit of its usage: GPU-hours, core-hours, or NAME-hours of another resource."""
+    name = short_resource_name(resource)
+    return f"{_HOURS_OF.get(name, name)}-hours"
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -29,16 +29,24 @@ def test_a_line_has_hours_and_a_chart_with_a_column_per_day_largest_first(
     )
     ended = muster("usage")
     heading, first, second, period = ended.out.splitlines()
-    assert (ended.code, heading.split()) == (0, ["QUEUE", "FLAVOR", "RESOURCE", "HOURS", "PER", "DAY"])
-    assert first.split() == ["blue", "h200", "gpu", "16.0", "█", "▁"]
-    assert second.split() == ["red", "h200", "gpu", "12.0", "█▄"]
+    assert (ended.code, heading.split()) == (0, ["QUEUE", "FLAVOR", "USED", "LARGEST", "PER", "DAY"])
+    assert first.split() == ["blue", "h200", "16.010", "GPU-hours", "16.000", "█", "▁"]
+    assert second.split() == ["red", "h200", "12.000", "GPU-hours", "8.000", "█▄"]
     assert first.index("█") == second.index("█") - 1
     assert period.startswith("2026-09-")
+    assert " to now, 2026-" in period, "not the end of the day, which is to come"
+    assert period.endswith("a column is a day, the highest of a line is LARGEST")
 
 
 def test_cpu_is_shown_where_nothing_else_was_used(muster: Muster, cluster: MemoryClient) -> None:
     cluster.kept_usage = usage_listing([used("red", 1, resource="cpu")])
-    assert "cpu" in muster("usage").words
+    assert "core-hours" in muster("usage").words
+
+
+def test_a_job_of_seconds_does_not_show_as_zero(muster: Muster, cluster: MemoryClient) -> None:
+    cluster.kept_usage = usage_listing([used("red", 1234.56), used("blue", 10 / 3600), used("green", 1e-6)])
+    lines = [line.split()[:3] for line in muster("usage").out.splitlines()[1:4]]
+    assert lines == [["red", "h200", "1,234.6"], ["blue", "h200", "0.003"], ["green", "h200", "<0.001"]]
 
 
 def test_without_usage_it_says_so(muster: Muster, cluster: MemoryClient) -> None:
@@ -75,4 +83,4 @@ def test_a_queue_that_used_only_cpu_has_a_line_beside_queues_with_gpus(muster: M
         [used("gpus", 2), used("gpus", 9, resource="cpu"), used("team", 5, resource="cpu")]
     )
     lines = [line.split()[:4] for line in muster("usage").out.splitlines()[1:3]]
-    assert lines == [["gpus", "h200", "gpu", "2.0"], ["team", "h200", "cpu", "5.0"]]
+    assert lines == [["gpus", "h200", "2.000", "GPU-hours"], ["team", "h200", "5.000", "core-hours"]]

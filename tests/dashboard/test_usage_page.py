@@ -47,7 +47,7 @@ def test_rows_have_hours_largest_first_and_a_bar_for_each_day_with_usage() -> No
         "/usage",
     )
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r'<td class="(?:name|n used)">(.*?)</td>', html)]
-    assert cells == ["blue", "16.0", "red", "12.0", "team", "50.0"]
+    assert cells == ["blue", "16.010", "red", "12.000", "team", "50.000"]
     assert html.count('<rect class="own"') == 5
     assert client.asked == [("usage", "queue")]
 

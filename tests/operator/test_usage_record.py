@@ -173,6 +173,30 @@ def test_ended_segments_are_counted_once_and_running_jobs_until_now() -> None:
     serve(server, scenario)
 
 
+def test_a_running_job_whose_status_cannot_be_read_for_a_while_has_not_ended() -> None:
+    server = ConfigMaps()
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        one = Process(api)
+        one.job("a", 1, since=-20)
+        await one.recorder.record()
+        unreadable = {**job_document("a", 2), "status": {"conditions": "of another version"}}
+        one.cache.jobs.on_upsert(read(RawCustomObject, unreadable))
+        one.now += 10
+        one.job("b", 3, (-900, -800))
+        await one.recorder.record()
+        assert server.jobs(f"{TODAY}-0") == ({"uid-b": 1}, {"uid-a"})
+        one.job("a", 4, since=-20)
+        one.now += 30
+        await one.recorder.record()
+        assert one.gpu_seconds() == 8 * (60 + 100)
+        one.job("a", 5, (-20, 50))
+        await one.recorder.record()
+        assert server.gpu_seconds() == one.gpu_seconds() == 8 * (70 + 100)
+
+    serve(server, scenario)
+
+
 def test_nothing_is_written_where_nothing_changed() -> None:
     server = ConfigMaps()
 

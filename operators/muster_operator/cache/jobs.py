@@ -221,7 +221,9 @@ class JobCache(WatchedCache[CachedJob]):
         )  # also of a job that was deleted and created again
         if old is not None and not same:
             self._remove(old.uid)
-            self._on_removed(old.job)
+            unreadable = self.invalid.get(key)
+            if unreadable is None or unreadable.metadata.uid != old.uid:  # else it exists, and its usage has not ended
+                self._on_removed(old.job)
         if old is not None and not (same and same_templates):
             for used in _template_keys(old):
                 self._uids_by_template[used].discard(old.uid)

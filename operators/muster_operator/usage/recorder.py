@@ -121,7 +121,9 @@ class UsageRecorder:
         live = [one for one in segments.values() if one is not None]
         newest = None if self._newest is None else self._newest.without(self._forgotten(segments.keys(), now))
         deleted = self.cache.deleted_usage.all()
-        encoded = await asyncio.to_thread(next_document, newest, hour_of(now) // 24, live, deleted, MAX_BYTES)
+        unreadable = {one.metadata.uid for one in self.cache.jobs.invalid.values() if one.status is None}
+        day = hour_of(now) // 24
+        encoded = await asyncio.to_thread(next_document, newest, day, live, deleted, MAX_BYTES, unreadable)
         if self._is_unchanged(encoded.document):
             return
         await self._write(encoded)

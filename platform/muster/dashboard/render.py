@@ -18,7 +18,16 @@ from markupsafe import Markup
 
 from muster.dashboard.page import Page, PageRequest, job_link, link, node_link
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
-from muster.text import format_bytes, format_duration, format_resource, rank_list, sanitize, short_resource_name
+from muster.text import (
+    format_bytes,
+    format_duration,
+    format_hours,
+    format_resource,
+    hours_unit,
+    rank_list,
+    sanitize,
+    short_resource_name,
+)
 from muster.visibility.types import ItemMeta, JobSummary
 
 _STYLE = re.compile(r' style="max-width:(\d+)px"')
@@ -114,6 +123,8 @@ class Renderer:
             "duration": format_duration,
             "amount": format_resource,
             "short_resource": short_resource_name,
+            "hours": format_hours,
+            "hours_unit": hours_unit,
         }
         self._environment.globals |= {
             "link": link,

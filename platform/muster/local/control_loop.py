@@ -33,6 +33,7 @@ _HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while 
 _MAX_SLEEP_S = 60.0
 _REPORTS_RETRY_S = 30.0
 _FIRST_REQUEST_TIMEOUT_S = 60.0
+_USAGE_CLEANUP_S = 86_400.0  # interval of deleting usage older than the retention
 _VIRTUAL_NODES_NOTE = "virtual nodes provide slots without isolation: all replicas run on this host"
 
 
@@ -123,6 +124,7 @@ class ControlLoop:
         self._next_cycle_at: float | None = None
         self._failures = Backoff(1.0, 30.0)  # of cycles
         self._reports_not_before = 0.0  # monotonic
+        self._usage_cleanup_at = time.time() + _USAGE_CLEANUP_S  # the daemon did it when it started
         self.requests = RequestTracker(self.wake)
 
     def wake(self) -> None:
@@ -198,6 +200,7 @@ class ControlLoop:
         with parts.cluster.lock:
             parts.supervisor.sync()
             self._step_reports()
+            self._delete_old_usage()
         if self._mode:
             self._next_cycle_at = time.time() + 0.1
         else:
@@ -219,6 +222,14 @@ class ControlLoop:
         except Exception as error:
             _LOG.warning("reports: %s: %s; retrying in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
             self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
+
+    def _delete_old_usage(self) -> None:
+        """Once a day; a full disk must not stop the engine's cycle."""
+        now, store = time.time(), self._components.store
+        if now >= self._usage_cleanup_at:
+            self._usage_cleanup_at = now + _USAGE_CLEANUP_S
+            with suppress(ClusterError), store.transaction():
+                store.delete_old_usage(now)
 
     def _observe_preemptions(self, writes: Sequence[Write]) -> None:
         """Note which jobs were preempted, for readers: of the jobs just written, and in the first cycle of all."""

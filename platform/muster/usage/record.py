@@ -11,7 +11,7 @@ job that was deleted while no process observed it is counted up to that time.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,9 +42,12 @@ class UsageDocument:
     counted: Mapping[str, int] = field(default_factory=dict)
     running: Mapping[str, RunningSegment] = field(default_factory=dict)
 
-    def updated(self, live: Iterable[JobSegments], deleted: Iterable[JobSegments]) -> UsageDocument:
-        """The document that also counts what it lacks of these jobs. `live`: every job that exists; `deleted`: jobs
-        that do not exist any more, up to their end. Numbers of other jobs are kept: see `without`."""
+    def updated(
+        self, live: Iterable[JobSegments], deleted: Iterable[JobSegments], unreadable: Container[str] = ()
+    ) -> UsageDocument:
+        """The document that also counts what it lacks of these jobs. `live`: every job that exists; `unreadable`: uids
+        of those whose status cannot be read now, which have not ended; `deleted`: jobs that do not exist any more, up
+        to their end. Numbers of other jobs are kept: see `without`."""
         totals, counted = self.totals.copy(), dict(self.counted)
         running: dict[str, RunningSegment] = {}
         observed: set[str] = set()
@@ -57,7 +60,9 @@ class UsageDocument:
             if job.current is not None and counted.get(job.uid, 0) <= job.count:
                 running[job.uid] = RunningSegment(job.count, job.current)
         for uid, last in self.running.items():
-            if uid not in observed and counted.get(uid, 0) <= last.number:
+            if uid in unreadable and uid not in observed:
+                running[uid] = last
+            elif uid not in observed and counted.get(uid, 0) <= last.number:
                 totals.add(last.segment)
                 counted[uid] = last.number + 1
         return replace(self, totals=totals, counted=counted, running=running)
@@ -111,13 +116,14 @@ def next_document(
     live: Sequence[JobSegments],
     deleted: Sequence[JobSegments],
     max_bytes: int,
+    unreadable: Container[str] = (),
 ) -> EncodedDocument:
     """The document to write after `newest`: the same one updated, or, on another day and where it would exceed
     `max_bytes`, its successor. Raises `ClusterError` UsageRecordFull where the numbers of the jobs alone exceed it."""
     base = UsageDocument(day) if newest is None else newest if newest.day >= day else newest.successor(day)
-    found = encode(base.updated(live, deleted))
+    found = encode(base.updated(live, deleted, unreadable))
     if found.size > max_bytes and base is newest:
-        found = encode(newest.successor(newest.day).updated(live, deleted))
+        found = encode(newest.successor(newest.day).updated(live, deleted, unreadable))
     if found.size > max_bytes:
         message = (
             f"usage is not recorded: the numbers of {len(found.document.counted)} jobs exceed {max_bytes} bytes;"
