@@ -16,7 +16,7 @@ from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView, ObservedState
 from muster.engine import CycleResult
 from muster.errors import ClusterError
-from muster.local import control_loop, pod_supervisor, shim
+from muster.local import pod_supervisor, shim
 from muster.local.client import LocalClient
 from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
@@ -77,7 +77,7 @@ def test_old_usage_is_deleted_once_a_day_while_the_daemon_runs(
     now, deleted = time.time(), []
     monkeypatch.setattr(type(parts.store), "delete_old_usage", lambda self, at: deleted.append(at))
     for hours in (0, 23, 25, 26, 48, 50):
-        monkeypatch.setattr(control_loop.time, "time", lambda hours=hours: now + hours * 3600)
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
         loop._run_cycle()
     assert [round((at - now) / 3600) for at in deleted] == [25, 50]
 
