@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -148,6 +150,16 @@ def test_an_analysis_that_exceeds_its_limits_is_ended_and_says_so(
         assert re.search(error, ended(analyses, traced).error)
     finally:
         analyses.close()
+
+
+def test_an_analysis_keeps_a_lower_limit_of_memory_that_the_user_has_set() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "from muster.dashboard.analyses import _limit_this_process; _limit_this_process(8 << 30)\n"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 30)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("4\n", "")
 
 
 def test_traces_that_were_stored_just_now_are_not_analysed_yet(traced: Path) -> None:

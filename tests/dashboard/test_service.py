@@ -218,6 +218,24 @@ def test_a_token_that_is_not_used_is_forgotten_but_not_while_a_page_is_shown(ser
         assert [name for name, _ in served.users._known.values()] == ["bob"]
 
 
+def test_a_token_that_is_forgotten_while_the_api_server_is_asked_about_it_is_known_again(
+    served: Service, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.request("/jobs", "token-a")
+    asked = TokenPages.user_name
+
+    def forgotten_meanwhile(pages: TokenPages) -> str:
+        monkeypatch.undo()
+        now[0] += IDLE_S
+        served.users.drop_idle()
+        return asked(pages)
+
+    monkeypatch.setattr(TokenPages, "user_name", forgotten_meanwhile)
+    assert served.request("/jobs", "token-a").status == 200
+    with served.events("/jobs", "token-a") as contents:
+        assert shown(next(contents)) == (True, False)
+
+
 def test_one_user_with_many_tokens_keeps_the_newest(served: Service, api: TokenApi) -> None:
     served.request("/jobs", "token-b")
     for number in range(MAX_TOKENS_PER_USER + 1):

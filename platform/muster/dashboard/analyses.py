@@ -156,7 +156,8 @@ def _limit_this_process(memory_bytes: int) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.nice(_LOW_PRIORITY)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
+    own = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (own, hard))
     from muster.tracing.analysis import exit_with_parent
 
     exit_with_parent()

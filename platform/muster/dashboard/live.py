@@ -95,6 +95,12 @@ class LiveUpdates:
         with self._lock:
             return len(self._viewers)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` was called."""
+        with self._lock:
+            return self._ended
+
     def start(self) -> None:
         """Render in a thread from now on."""
         self._thread.start()

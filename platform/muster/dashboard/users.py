@@ -103,9 +103,7 @@ class TokenUsers:
         with self._lock:
             _, pages = self._known.get(key, ("", None))
         if pages is None:
-            headers = {"Authorization": f"Bearer {token}"}
-            config = replace(self._config, auth_headers=lambda: headers)
-            pages = TokenPages(config, self.renderer, self._streams)
+            pages = self._new_pages(token)
         try:
             name = pages.user_name()
         except ClusterError as error:
@@ -115,11 +113,13 @@ class TokenUsers:
             raise
         with self._lock:
             known = self._known.pop(key, None)
-            if known is None:
-                self._drop_for(name)
-                pages.updates.start()
-            else:
+            if known is not None:
                 pages = known[1]
+            else:
+                self._drop_for(name)
+                if pages.updates.has_ended:  # dropped while the API server was asked
+                    pages = self._new_pages(token)
+                pages.updates.start()
             pages.used_at = self._clock()
             self._known[key] = (name, pages)
         return name, pages
@@ -135,6 +135,10 @@ class TokenUsers:
         with self._lock:
             for key in list(self._known):
                 self._drop(key)
+
+    def _new_pages(self, token: str) -> TokenPages:
+        headers = {"Authorization": f"Bearer {token}"}
+        return TokenPages(replace(self._config, auth_headers=lambda: headers), self.renderer, self._streams)
 
     def _is_idle(self, pages: TokenPages) -> bool:
         return not pages.updates.viewers and self._clock() - pages.used_at >= IDLE_S
