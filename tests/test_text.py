@@ -80,6 +80,9 @@ def test_the_most_similar_name_is_suggested_and_none_if_none_is_similar() -> Non
     assert closest_match("reserch", ["default", "research", "search"]) == "research"
     assert closest_match("xyz", ["default", "research"]) is None
     assert closest_match("reserch", ["research"], min_similarity=0.99) is None
+    assert closest_match("long", ["other", "long-b5e823f1", "long-a"]) == "long-a"
+    assert closest_match("long", ["other", "long-b5e823f1", "long-a7d1c2e3"]) == "long-b5e823f1"
+    assert closest_match("", ["-a"]) is None
 
 
 def test_the_sentence_ends_with_the_suggestion_or_with_the_fallback() -> None:

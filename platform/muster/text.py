@@ -174,8 +174,11 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def closest_match(name: str, known: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str | None:
-    """The most similar known name; None if none is similar enough."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1, min_similarity)), None)
+    """The most similar known name; if none is similar enough, the first that continues `name` after a hyphen, as
+    generated names do; else None."""
+    names = list(known)
+    similar = difflib.get_close_matches(name, names, 1, min_similarity)
+    return next(iter(similar or (one for one in names if name and one.startswith(f"{name}-"))), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], fallback: str) -> str:

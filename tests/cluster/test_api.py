@@ -144,7 +144,10 @@ def test_defaults_are_those_of_the_specs(api: Api) -> None:
         "startTimeoutSeconds": 600,
         "suspend": False,
         "cancel": False,
-        "failurePolicy": {"maxRestarts": 3},
+        "failurePolicy": {
+            "maxRestarts": 3,
+            "rules": [{"action": "FailJob", "onExitCodes": [2, 78, 126, 127], "onPodConditions": []}],
+        },
         "roles": [
             {
                 "name": "trainer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from pathlib import Path
@@ -60,6 +61,7 @@ def parse_overrides(overrides: dict[str, str], known: Any) -> dict[str, Any]:
     Raises InputError for an unknown field or another type.
     """
     if not hasattr(known, "image_size") and _classifies_images(known):
+        known = copy.copy(known)
         known.image_size = DEFAULT_IMAGE_SIZE
     fields = known.to_dict()
     values = {}
