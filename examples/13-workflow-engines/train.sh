@@ -4,6 +4,10 @@
 # NAME-3, ... SIGTERM cancels the job.
 set -u
 file=$1 name=$2
+grep -q 'name: *job-name' "$file" || {
+  echo "error: $file: metadata.name must be job-name, which is replaced by $name" >&2
+  exit 2
+}
 
 # Whether the job exists and its phase is one of $1, such as "Failed|Cancelled"; any if empty.
 exists() { muster describe "$job" --json 2> /dev/null | grep -Eq "\"phase\": *\"(${1:-.*})\""; }

@@ -72,6 +72,16 @@ def test_a_task_ends_with_the_outcome_of_its_job_and_a_retry_after_success_submi
     assert [job.metadata.name for job in task.jobs()] == ["nightly"]
 
 
+def test_a_file_whose_job_has_a_name_of_its_own_is_refused_before_it_is_submitted(task: Task) -> None:
+    job = task.folder / "own.yaml"
+    job.write_text(JOB.replace("LINE", "true").replace("QUEUE", "default").replace("job-name", "my-train"))
+    command = ["sh", str(SCRIPT), str(job), "nightly"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 2
+    assert "metadata.name must be job-name" in ended.stderr
+    assert task.jobs() == []
+
+
 def test_a_task_whose_job_fails_ends_with_1_and_its_retry_submits_another(task: Task) -> None:
     assert task.run("exit 9") == 1
     assert task.run("true") == 0

@@ -163,6 +163,7 @@ def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(
     monkeypatch.setattr(launcher, "_SHIM", str(late))
     pod = host.add("echo ran")
     host.supervisor.sync()  # the shim is starting ...
+    eventually(lambda: len(processes_of(host.home.path)) == 1)
     (starting,) = processes_of(host.home.path)
     eventually(lambda: psutil.Process(starting).status() == psutil.STATUS_STOPPED)
     host.change(pod, deleting_at=time.time())  # ... and its daemon is killed before it has started the replica
