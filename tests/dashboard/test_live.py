@@ -220,6 +220,22 @@ def test_a_slow_result_of_another_source_is_kept_for_ten_times_as_long_as_it_too
     assert reader.remember("curves", read, 1.5) == 2
 
 
+def test_the_error_of_a_slow_read_is_not_kept_once_the_read_works() -> None:
+    now, reads = [0.0], []
+
+    def read() -> str:
+        reads.append(now[0])
+        if len(reads) == 1:
+            now[0] += 60.0
+            raise ClusterError("the API server does not answer", reason="Unreachable")
+        return "alice"
+
+    reader = PageReader(lambda url: None, lambda: now[0])
+    with pytest.raises(ClusterError, match="does not answer"):
+        reader.remember("user name", read, 5.0)
+    assert reader.remember("user name", read, 5.0) == "alice"
+
+
 def test_a_page_names_the_process_that_answered_it_whatever_other_pages_read_meanwhile() -> None:
     client = ReadStateClient(state=leader(two_queues(named("b"))))
     reader = PageReader(client.read, lambda: 0.0)

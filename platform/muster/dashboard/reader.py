@@ -102,10 +102,10 @@ class PageReader:
         path = f"/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}"
         return cast(JobSummary, self._shared(path, lambda data: decode(JobSummary, data)))
 
-    def remember(self, key: str, read: Callable[[], T], max_age_s: float) -> T:
+    def remember(self, key: str, read: Callable[[], T], max_age_s: float, rest: float = _REST) -> T:
         """The result of `read`, which may ask for something else than the read API; of at most `max_age_s` ago.
-        A slow result is kept for longer: `read` takes a tenth of the time at most."""
-        return cast(T, self._remember(f"other {key}", read, max_age_s, rest=_REST))
+        A slow result, unless it is an error, is kept for `rest` times as long as `read` took."""
+        return cast(T, self._remember(f"other {key}", read, max_age_s, rest=rest))
 
     def _shared(self, path: str, decoded: Callable[[Any], Any]) -> Any:
         """The decoded answer, of at most `MAX_AGE_S`."""
@@ -131,7 +131,9 @@ class PageReader:
             except BaseException as raised:
                 error = raised
             ended = self._clock()
-            self._answers[key] = _Answer(max(now + max_age_s, ended + rest * (ended - now)), answer)
+            # An API server that did not answer for a minute is asked again at once, not after ten.
+            rested_at = ended + rest * (ended - now) if error is None else ended
+            self._answers[key] = _Answer(max(now + max_age_s, rested_at), answer)
             if error is None:
                 answer.set_result(found)
             else:

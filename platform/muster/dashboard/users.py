@@ -49,7 +49,7 @@ class TokenPages(UserPages):
 
     def user_name(self) -> str:
         """Who the API server says that the owner is. Raises `ClusterError` Unauthorized if it rejects the token."""
-        return self.reader.remember("user name", self._review, _IDENTITY_AGE_S)
+        return self.reader.remember("user name", self._review, _IDENTITY_AGE_S, rest=0.0)
 
     def live_content(self, target: str) -> str:
         """Raises `AccessEnded` once the API server rejects the token, which has expired, for example."""
