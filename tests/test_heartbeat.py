@@ -14,6 +14,7 @@ from muster.heartbeats.parse import (
     ClockReading,
     parse_collectives,
     parse_count,
+    parse_field,
     parse_heartbeat,
     parse_time,
 )
@@ -67,6 +68,16 @@ def test_no_time_is_ahead_of_now_and_the_same_again_is_the_same_object(
             for at in (heartbeat.at, heartbeat.step_changed_at, heartbeat.checkpoint_at or 0.0)
         )
         assert parse_heartbeat(said, latest, clock, heartbeat) is heartbeat
+
+
+def test_negative_huge_and_wrong_typed_rates_are_unknown_and_only_a_loss_may_be_negative() -> None:
+    for name in ("collectives_per_step", "collective_bytes_per_step", "tokens_per_s"):
+        hostile = (-1, -0.5, 1e300, 2**53 + 2, 10**400, float("nan"), float("inf"), "9", True, [5], {"a": 1}, None)
+        for value in hostile:
+            heartbeat = parse_heartbeat({"at": NOW, "step": 1, name: value}, {}, CLOCK)
+            assert heartbeat == Heartbeat(at=NOW, step=1, step_changed_at=NOW), (name, value)
+    assert parse_field("loss", -2.5) == -2.5
+    assert [parse_field("collective_bytes_per_step", value) for value in (0, 2**53)] == [0, 2**53]
 
 
 def test_counts_of_collectives_are_checked_and_bounded() -> None:

@@ -67,6 +67,16 @@ class OperatorMetrics:
             "muster_gpu_seconds_total", "GPU-seconds of admitted jobs.", ("queue", "namespace", "resource")
         )
         self.queue_jobs = gauge("muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
+        self.job_collectives = gauge(
+            "muster_job_collectives_per_step",
+            "Collectives that rank 0 of a running job calls in a step.",
+            ("namespace", "job"),
+        )
+        self.job_collective_bytes = gauge(
+            "muster_job_collective_bytes_per_step",
+            "Bytes of the collectives that rank 0 of a running job calls in a step.",
+            ("namespace", "job"),
+        )
         self.leading = gauge("muster_leading", "1 while this operator leads.")
         self.watch_version = gauge(
             "muster_watch_version", "The resourceVersion that each watch has reached.", ("resource",)
@@ -145,15 +155,30 @@ class JobMetrics:
             self._accrue_usage(uid, now)
             if uid not in self._scraped_jobs:
                 del self._running[uid]
-        self._metrics.queue_jobs.clear()
+        self._clear()
         for labels, number in depth.items():
             self._metrics.queue_jobs.labels(*labels).set(number)
+        for job in self._scraped_jobs.values():
+            self._set_collectives(job)
 
     def reset(self) -> None:
         """Another operator leads and counts from now on. The counters keep their values."""
         self._scraped_jobs.clear()
         self._running.clear()
-        self._metrics.queue_jobs.clear()
+        self._clear()
+
+    def _clear(self) -> None:
+        for gauge in (self._metrics.queue_jobs, self._metrics.job_collectives, self._metrics.job_collective_bytes):
+            gauge.clear()
+
+    def _set_collectives(self, job: spec.TrainingJob) -> None:
+        status, labels = job.status, (job.metadata.namespace or "default", job.metadata.name)
+        if status.phase != "Running" or status.progress is None or status.progress.attempt != status.attempt:
+            return
+        if status.progress.collectives_per_step is not None:
+            self._metrics.job_collectives.labels(*labels).set(status.progress.collectives_per_step)
+        if status.progress.collective_bytes_per_step is not None:
+            self._metrics.job_collective_bytes.labels(*labels).set(status.progress.collective_bytes_per_step)
 
     def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
         """Start counting the usage in this status."""

@@ -121,6 +121,7 @@ class Heartbeat:
     loss: float | None = None
     tokens_per_s: float | None = None  # of the whole job
     collectives_per_step: float | None = None
+    collective_bytes_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,11 @@ def test_describe_shows_the_collectives_per_step_of_the_present_attempt(cluster:
     cluster.stored_heartbeats = [
         {"rank": i, "attempt": attempt, "collectives_per_step": rate} for i, (attempt, rate) in enumerate(rates)
     ]
-    assert "12.5 per step on rank 1 to 48 on rank 2" in muster("describe", "llama").out
+    assert "12.5 per step on rank 1 to 48 on rank 2\n" in muster("describe", "llama").out
+    cluster.stored_heartbeats = [
+        {**one, "collective_bytes_per_step": 3 * 2**30 // (3 - i)} for i, one in enumerate(cluster.stored_heartbeats)
+    ]
+    assert "12.5 per step on rank 1 to 48 on rank 2, 3.0 GiB\n" in muster("describe", "llama").out
 
 
 def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClient, muster: Muster) -> None:

@@ -166,5 +166,6 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_heartbeat_of_rank_0() ->
         "loss": 2.5,
         "tokens_per_s": 9.0,
         "collectives_per_step": None,
+        "collective_bytes_per_step": None,
         "at": 1767225600.0,
     }

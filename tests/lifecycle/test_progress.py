@@ -12,10 +12,24 @@ from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_j
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
 HEARTBEAT = Heartbeat(
-    at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0, collectives_per_step=12.5
+    at=NOW + 1,
+    step=10,
+    step_changed_at=NOW + 1,
+    total_steps=60,
+    loss=2.5,
+    tokens_per_s=99.0,
+    collectives_per_step=12.5,
+    collective_bytes_per_step=2.0**31,
 )
 WRITTEN = spec.ProgressStatus(
-    step=10, steps=60, loss=2.5, tokens_per_second=99.0, collectives_per_step=12.5, attempt=0, at=NOW + 1
+    step=10,
+    steps=60,
+    loss=2.5,
+    tokens_per_second=99.0,
+    collectives_per_step=12.5,
+    collective_bytes_per_step=2.0**31,
+    attempt=0,
+    at=NOW + 1,
 )
 
 

@@ -94,6 +94,33 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     assert (gpu_seconds(), queue_jobs()) == (30.0, None)
 
 
+def test_collectives_per_step_are_exported_of_running_jobs_that_report_them() -> None:
+    progress = {"step": 4, "attempt": 1, "at": 90.0, "collectivesPerStep": 12.5, "collectiveBytesPerStep": 2**31}
+    running = job().model_copy(
+        update={
+            "status": spec.TrainingJobStatus.model_validate({"phase": "Running", "attempt": 1, "progress": progress})
+        }
+    )
+    metrics, jobs = OperatorMetrics(), [running]
+    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: 100.0)
+
+    def exported() -> list[float | None]:
+        labels = {"namespace": "team", "job": running.metadata.name}
+        names = ("muster_job_collectives_per_step", "muster_job_collective_bytes_per_step")
+        return [metrics.registry.get_sample_value(name, labels) for name in names]
+
+    job_metrics.refresh()
+    assert exported() == [12.5, 2**31]
+    for other in ({"attempt": 2}, {"phase": "Succeeded"}, {"progress": None}):
+        jobs[:] = [running.model_copy(update={"status": running.status.model_copy(update=other)})]
+        job_metrics.refresh()
+        assert exported() == [None, None]
+        jobs[:] = [running]
+        job_metrics.refresh()
+    job_metrics.reset()
+    assert exported() == [None, None]
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [

@@ -52,7 +52,7 @@ def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_pat
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
         "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {},
-        "collectives_per_step": None, "at": 100.0,
+        "collectives_per_step": None, "collective_bytes_per_step": None, "at": 100.0,
     }  # fmt: skip
 
 
@@ -73,6 +73,31 @@ def test_a_heartbeat_has_the_collectives_per_step_since_an_earlier_one(
     assert per_step(11, 45) == 12.5
     assert per_step(11, 1) == 12.5
     assert per_step(12, 11) == 12
+
+
+def test_a_heartbeat_has_the_bytes_of_collectives_per_step_read_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, counts, since = Clock(), {"mesh_fsdp": 100}, list[float]()
+    monkeypatch.setattr("muster_components.trainer.reporter.collective_counts", lambda: dict(counts))
+
+    def mean_bytes(at: float) -> float:
+        since.append(at)
+        return 1000.0 * len(since)
+
+    monkeypatch.setattr("muster_components.trainer.reporter.mean_collective_bytes", mean_bytes)
+    reporter = Reporter(context(tmp_path), clock)
+
+    def bytes_per_step(step: int, seconds: float) -> object:
+        clock.now, counts["mesh_fsdp"] = clock.now + seconds, 100 + 12 * step
+        reporter.write_heartbeat(replace(HEARTBEAT, step=step))
+        return json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["collective_bytes_per_step"]
+
+    assert bytes_per_step(1, 2) is None
+    assert bytes_per_step(2, 2) == 12_000
+    assert bytes_per_step(3, 59) == 12_000
+    assert bytes_per_step(4, 2) == 24_000
+    assert since == [102.0, 163.0]
 
 
 def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:

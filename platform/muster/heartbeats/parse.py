@@ -17,6 +17,7 @@ from muster.cluster import Heartbeat
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
     "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage", "collectives_per_step",
+    "collective_bytes_per_step",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
 MAX_GROUPS = 16
@@ -71,9 +72,10 @@ def parse_heartbeat(
         checkpoint_step=checkpoint_step,
         checkpoint_at=checkpoint_at,
         total_steps=parse_count(reported.get("steps")),
-        loss=finite_number(reported.get("loss")),
-        tokens_per_s=finite_number(reported.get("tokens_per_s")),
-        collectives_per_step=finite_number(reported.get("collectives_per_step")),
+        loss=parse_field("loss", reported.get("loss")),
+        tokens_per_s=parse_field("tokens_per_s", reported.get("tokens_per_s")),
+        collectives_per_step=parse_field("collectives_per_step", reported.get("collectives_per_step")),
+        collective_bytes_per_step=parse_field("collective_bytes_per_step", reported.get("collective_bytes_per_step")),
     )
     return previous if heartbeat == previous else heartbeat
 
@@ -83,6 +85,12 @@ def finite_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def parse_field(name: str, value: object) -> float | None:
+    """The number of a field of `NUMERIC_FIELDS` if it is valid: a finite loss, else between 0 and 2**53. Or None."""
+    number = finite_number(value)
+    return number if number is None or name == "loss" or 0 <= number <= _MAX_COUNT else None
 
 
 def parse_count(value: object) -> int | None:

@@ -55,6 +55,7 @@ def heartbeat_from_status(progress: ProgressStatus) -> dict[str, Any]:
         "loss": progress.loss,
         "tokens_per_s": progress.tokens_per_second,
         "collectives_per_step": progress.collectives_per_step,
+        "collective_bytes_per_step": progress.collective_bytes_per_step,
         "at": progress.at,
     }
 

@@ -257,6 +257,7 @@ class _JobReconciler:
                 loss=heartbeat.loss,
                 tokens_per_second=heartbeat.tokens_per_s,
                 collectives_per_step=heartbeat.collectives_per_step,
+                collective_bytes_per_step=heartbeat.collective_bytes_per_step,
                 attempt=attempt,
                 at=heartbeat.at,
             )

@@ -17,7 +17,7 @@ from typing import IO, Any
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound, Refused
-from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_collectives, parse_heartbeat
+from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, parse_collectives, parse_field, parse_heartbeat
 from muster.tracing.shared_folder import IrregularFile, open_regular
 
 TAIL_BYTES = 4096
@@ -244,7 +244,7 @@ def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
 
 def _drop_invalid_numbers(heartbeat: dict[str, Any]) -> dict[str, Any]:
     numbers = {
-        name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value
+        name: None if name in NUMERIC_FIELDS and parse_field(name, value) is None else value
         for name, value in heartbeat.items()
     }
     if "collectives" in heartbeat:

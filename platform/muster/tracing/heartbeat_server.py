@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from muster.heartbeats.auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
-from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, finite_number
+from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, finite_number, parse_field
 from muster.tracing.shared_folder import SharedFolder
 
 MIN_TOKEN_LENGTH = 16
@@ -243,5 +243,5 @@ def read_json_object(run_folder: SharedFolder, name: str, unreadable: list[str])
 
 def _known_fields(reported: Mapping[str, Any]) -> dict[str, float | str | None]:
     phase = reported.get("phase")
-    known: dict[str, float | str | None] = {name: finite_number(reported.get(name)) for name in NUMERIC_FIELDS}
+    known: dict[str, float | str | None] = {name: parse_field(name, reported.get(name)) for name in NUMERIC_FIELDS}
     return {**known, "phase": phase if isinstance(phase, str) and phase in PHASES else None}

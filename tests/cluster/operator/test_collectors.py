@@ -133,11 +133,19 @@ def test_a_job_that_progresses_or_whose_collector_is_unreachable_does_not_stall(
             assert (pool.phase(name), pool.status(name).get("restarts", 0)) == ("Running", 0)
 
 
-def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path: Path) -> None:
+def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path: Path, operator: Operator) -> None:
     pool.set_up()
     pool.submit("busy-step", pods=1, pod=KEPT, **steered(any_address()))
     pod = the_pod(pool, "busy-step")
-    heartbeat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5, collectives_per_step=12.5)
+    heartbeat(
+        tmp_path,
+        40,
+        loss=2.5,
+        steps=60,
+        tokens_per_s=1234.5,
+        collectives_per_step=12.5,
+        collective_bytes_per_step=2**31,
+    )
     checkpoint(tmp_path, 30, time.time())
     with collecting(pool, pod, tmp_path):
         pool.wait(
@@ -145,7 +153,12 @@ def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path
         )
         progress = pool.status("busy-step")["progress"]
         assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
-        assert progress["collectivesPerStep"] == 12.5
+        assert (progress["collectivesPerStep"], progress["collectiveBytesPerStep"]) == (12.5, 2**31)
+        labels = {"namespace": pool.namespace, "job": "busy-step"}
+        pool.wait(
+            "the operator exports it",
+            lambda: operator.metric("muster_job_collective_bytes_per_step", **labels) == 2**31,
+        )
         (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats(
             "busy-step", pool.namespace
         )

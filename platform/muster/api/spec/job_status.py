@@ -90,6 +90,8 @@ class ProgressStatus(StatusModel):
     """Tokens per second of the whole job."""
     collectives_per_step: float | None = None
     """Collectives that rank 0 calls in a step."""
+    collective_bytes_per_step: float | None = None
+    """Bytes of these collectives, of each the larger one of its input and output on rank 0."""
     attempt: int = 0
     """Number of the attempt that reported it."""
     at: Time

@@ -20,7 +20,15 @@ from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
-from muster.text import format_duration, format_resource, format_time, pluralize, sanitize, short_resource_name
+from muster.text import (
+    format_bytes,
+    format_duration,
+    format_resource,
+    format_time,
+    pluralize,
+    sanitize,
+    short_resource_name,
+)
 from muster.tracing import no_trace_reason
 from muster.tracing.trackers import TrackerFiles
 
@@ -198,7 +206,8 @@ def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
 
 
 def _collectives_text(heartbeats: Sequence[Mapping[str, Any]]) -> str:
-    """`12 per step`, or the ranks with the fewest and the most, which should not differ without a pipeline."""
+    """`12 per step, 1.5 GiB`, or the ranks with the fewest and the most, which should not differ without a pipeline.
+    The bytes are those of the rank with the most."""
     rates = sorted(
         (one["collectives_per_step"], one["rank"])
         for one in heartbeats
@@ -207,9 +216,11 @@ def _collectives_text(heartbeats: Sequence[Mapping[str, Any]]) -> str:
     if not rates or not rates[-1][0]:
         return ""
     (fewest, low), (most, high) = rates[0], rates[-1]
+    sizes = [one["collective_bytes_per_step"] for one in heartbeats if one.get("collective_bytes_per_step") is not None]
+    size = f", {format_bytes(max(sizes))}" if sizes else ""
     if len(rates) == 1 or most == fewest:
-        return f"{most:g} per step"
-    return f"{fewest:g} per step on rank {low} to {most:g} on rank {high}"
+        return f"{most:g} per step{size}"
+    return f"{fewest:g} per step on rank {low} to {most:g} on rank {high}{size}"
 
 
 def _summary_table(details: JobDetails) -> Table:
