@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.tracing.kineto import GpuRank, gpu_job
+from tests.tracing.kineto import Event, GpuRank, gpu_job, write_trace
 
 from muster.cli.trace_tables import TABLE_NAMES
 from muster.tracing.trace_tables import TABLES
@@ -69,3 +69,24 @@ def test_counters_writes_a_copy_of_each_trace(run: str, tmp_path: Path, muster: 
     assert ended.out.splitlines() == [str(tmp_path / "copies" / f"rank{rank}.counters.json.gz") for rank in (0, 1)]
     again = muster("trace", "table", "kernels", ended.out.splitlines()[1], "--json")
     assert json.dumps([row["calls"] for row in again.rows]) == "[32, 8, 4]"
+
+
+def test_a_table_without_rows_says_what_the_trace_lacks(run: str, tmp_path: Path, muster: Muster) -> None:
+    trace = str(write_trace(tmp_path / "cpu.json", [Event("aten::mm", 10, 5)], rank=3))
+    for name in TABLE_NAMES:
+        text = muster("trace", "table", name, trace, "--operator", "mm").out
+        lacking = "hardware counters of kernels" if name == "kernel-counters" else "work of a GPU"
+        assert text.startswith(f"rank 3 (cpu.json): 0 rows: the trace has no {lacking}"), name
+        assert muster("trace", "table", name, trace, "--operator", "mm", "--json").rows == []
+    text = muster("trace", "table", "memory-bandwidth", run).out
+    assert "rank 1 (rank1.json): 0 rows: the trace has no copies or memsets with a bandwidth" in text
+
+
+def test_a_name_with_line_ends_and_escape_sequences_is_one_line(tmp_path: Path, muster: Muster) -> None:
+    name = "k\n  forged    compute  99\r\x1b[31m\x1b]0;title\x07"
+    (tmp_path / "t.json").write_text(
+        json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 2}]})
+    )
+    text = muster("trace", "table", "kernels", str(tmp_path / "t.json")).out
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text

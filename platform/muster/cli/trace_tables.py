@@ -15,6 +15,8 @@ from muster.errors import InvalidTrace
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from muster.tracing.trace_tables import TableOfTrace
+
 TABLE_NAMES = (
     "kernels", "annotations", "launches", "queue-lengths", "queue-changes", "sequences", "operator-delays",
     "memory-bandwidth", "bandwidth-changes", "kernel-counters",
@@ -104,7 +106,7 @@ def table(
         if as_json:
             found += [{"rank": one.rank, "trace": path.name, **row} for row in one.rows[:limit]]
         else:
-            print_renderable(_table(one.rank, path.name, one.rows, limit or _DEFAULT_ROWS))
+            print_renderable(_table(one, path.name, limit or _DEFAULT_ROWS))
     _require(shown, runs, rank)
     if as_json:
         print_json(found)
@@ -159,7 +161,7 @@ def _require(count: int, runs: tuple[str, ...], rank: int | None) -> None:
         raise InvalidTrace(f"{', '.join(runs)}: must have a readable trace{of_rank}")
 
 
-def _table(rank: int | None, name: str, rows: Any, limit: int) -> RenderableType:
+def _table(one: TableOfTrace, name: str, limit: int) -> RenderableType:
     """The rows of one trace; lists in one cell."""
     from rich.console import Group
     from rich.table import Table
@@ -167,9 +169,12 @@ def _table(rank: int | None, name: str, rows: Any, limit: int) -> RenderableType
 
     from muster.text import pluralize
 
+    rank, rows = one.rank, one.rows
     of_rank = name if rank is None else f"rank {rank} ({name})"
     shown = rows[:limit]
     title = f"{of_rank}: {pluralize(len(rows), 'row')}" + (f", of which the first {limit}" if len(rows) > limit else "")
+    if one.lacks:
+        title += f": the trace has no {one.lacks}"
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column, value in (shown[0] if shown else {}).items():
         table.add_column(column, justify="right" if isinstance(value, int | float) else "left")
@@ -189,4 +194,5 @@ def _cell(column: str, value: Any) -> str:
         return ", ".join(_cell(column, one) for one in value)
     if isinstance(value, dict):
         return ", ".join(f"{key}={_cell(key, one)}" for key, one in value.items())
-    return short_name(value) if column in _KERNEL_COLUMNS else str(value)
+    text = short_name(value) if column in _KERNEL_COLUMNS else str(value)
+    return " ".join(text.split())  # a name with line ends must not look like further rows

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.json_stream import RawEvent, Scalar
+from muster.tracing.json_stream import MAX_DURATION_US, MAX_TIME_US, RawEvent, Scalar
 from muster.tracing.spans import Int64
 from muster.tracing.trace_details import Counters, Detail, FlowEnds, KernelCounters, PythonCalls, TraceDetails
 
@@ -27,6 +27,7 @@ ARGUMENTS = {
 PYTHON_CALL = "python_function"
 KERNEL_RANGE = "cuda_profiler_range"
 BANDWIDTH = "memory bandwidth (GB/s)"
+MAX_BANDWIDTH_GBPS = 1e6
 
 
 class DetailedEvent(RawEvent, gc=False):
@@ -62,20 +63,21 @@ class DetailColumns:
                     self.arguments.setdefault(column, []).append(np.array(ids, dtype=np.int64))
         before = len(self.counters) + len(self.calls) + len(self.flows) + len(self.kernel_counters)
         if Detail.COPIES in self.wanted:
-            self.bandwidth += [_number(event, BANDWIDTH) for event in kept]
+            self.bandwidth += [_bandwidth(event) for event in kept]
         if Detail.KERNEL_COUNTERS in self.wanted:
             for row, event in enumerate(kept, self.kept):
                 if event.cat == KERNEL_RANGE:
                     self.kernel_counters += [(row, self._name(name), value) for name, value in _numbers(event)]
         self.kept += len(kept)
         for event in events:
-            if event.ts is None or not np.isfinite(event.ts):
+            if event.ts is None or not abs(event.ts) < MAX_TIME_US:
                 continue
             if event.ph == "C" and Detail.COUNTERS in self.wanted:
                 self._add_counter(event)
             elif event.ph == "X" and event.cat == PYTHON_CALL and Detail.STACKS in self.wanted:
+                length = event.dur if event.dur is not None and 0 <= event.dur < MAX_DURATION_US else 0.0
                 own = self._argument(event, "Python id"), self._argument(event, "Python parent id")
-                self.calls.append((self._name(event.name), self._thread(event), event.ts, event.dur or 0.0, *own))
+                self.calls.append((self._name(event.name), self._thread(event), event.ts, length, *own))
             elif event.ph in ("s", "f") and Detail.FLOWS in self.wanted:
                 flow = self.parse_id(getattr(event, "id", None))
                 self.flows.append((self._name(event.cat), flow, self._thread(event), event.ts, event.ph == "s"))
@@ -119,15 +121,17 @@ class DetailColumns:
 
 
 def _numbers(event: RawEvent) -> list[tuple[str, float]]:
-    """The arguments of an event that are numbers."""
+    """The arguments of an event that are finite numbers."""
     arguments: Any = event.args
     values: dict[Any, Any] = arguments if isinstance(arguments, dict) else {}
-    return [(str(key), _float(value)) for key, value in values.items() if isinstance(value, int | float)]
+    return [(str(key), number) for key, value in values.items() if math.isfinite(number := _float(value))]
 
 
-def _number(event: RawEvent, key: str) -> float:
+def _bandwidth(event: RawEvent) -> float:
+    """NaN if it is absent, negative or more than a device can have."""
     arguments: Any = event.args
-    return _float(arguments.get(key)) if isinstance(arguments, dict) else math.nan
+    gbps = _float(arguments.get(BANDWIDTH)) if isinstance(arguments, dict) else math.nan
+    return gbps if 0 <= gbps < MAX_BANDWIDTH_GBPS else math.nan
 
 
 def _float(value: Any) -> float:

@@ -39,6 +39,10 @@ TOO_LARGE = "TooLarge"
 MAX_TEXT_BYTES = 4 << 30
 
 
+# Microseconds; times (since 1970, until 2065) and durations (30 days) beyond are invalid. Nanoseconds fit into 64 bits.
+MAX_TIME_US = 3e15
+MAX_DURATION_US = 30 * 86_400e6
+
 Scalar = int | float | str | None
 
 
@@ -383,6 +387,6 @@ def _lenient_event(value: Any, event_type: type[RawEvent]) -> RawEvent:
     for fields in (value, {**value, "args": None} if isinstance(value, dict) else None):
         try:
             return msgspec.convert(fields, event_type, strict=False)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # a key may have half of a surrogate pair
             continue
     return event_type(ph="unusable")

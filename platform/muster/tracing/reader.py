@@ -26,7 +26,9 @@ from muster.tracing.events import (
 )
 from muster.tracing.json_stream import (
     DEFAULT_LIMITS,
+    MAX_DURATION_US,
     MAX_TEXT_BYTES,
+    MAX_TIME_US,
     NOT_A_TRACE,
     TOO_LARGE,
     EventArguments,
@@ -67,7 +69,6 @@ MAX_RANK = 1 << 30
 MAX_TRANSFERS = 200_000
 PEER_INPUT = 2  # of the operators: tensors, process group, peer, tag
 CPU_DEVICE_TYPE = 0  # c10::DeviceType
-MAX_TIME_US = 1e17  # three thousand years: a larger time or duration is not one
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
 
@@ -165,7 +166,7 @@ class _ColumnBuilder:
                 if (
                     event.ts is None
                     or event.dur is None
-                    or not 0 <= event.dur < MAX_TIME_US
+                    or not 0 <= event.dur < MAX_DURATION_US
                     or not abs(event.ts) < MAX_TIME_US
                 ):
                     self.invalid_events += 1
@@ -280,7 +281,7 @@ def _arguments(event: RawEvent) -> EventArguments:
     arguments: Any = event.args
     try:
         return msgspec.convert(arguments, EventArguments, strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return EventArguments()
 
 
@@ -356,7 +357,7 @@ def _pipeline(header: TraceHeader) -> PipelineSchedule | None:
     found = header.muster.get("pipeline") if isinstance(header.muster, dict) else None
     try:
         return None if found is None else msgspec.convert(found, PipelineSchedule)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return None
 
 

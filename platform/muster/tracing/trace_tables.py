@@ -30,6 +30,7 @@ from muster.tracing.reader import read_trace
 from muster.tracing.trace_details import Detail
 
 Row = dict[str, Any]
+GPU_WORK = "work of a GPU (kernels, copies, memsets)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,14 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """A table: what it shows, what has to be read for it, and its rows of a trace and its device work."""
+    """A table: what it shows, its rows of a trace and its device work, what a trace with such work and without rows
+    lacks, and what has to be read for it."""
 
     title: str
     build: Callable[[Trace, Events, TableOptions], Sequence[Row]]
+    lacks: str
     details: AbstractSet[Detail] = frozenset()
+    of_device_work: bool = True
 
 
 def _launches(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
@@ -93,34 +97,53 @@ def _operator_delays(trace: Trace, work: Events, options: TableOptions) -> Seque
 
 TABLES = {
     "kernels": TraceTable(
-        "kernels, copies and memsets by name", lambda trace, work, _: _rows(kernel_table(trace, work))
+        "kernels, copies and memsets by name", lambda trace, work, _: _rows(kernel_table(trace, work)), GPU_WORK
     ),
-    "annotations": TraceTable("annotations on the device by name", lambda trace, _, __: _rows(annotation_table(trace))),
-    "launches": TraceTable("each launch: its call, its work, the delay between them", _launches),
-    "queue-lengths": TraceTable("work launched and not begun, by stream", _queue_lengths),
-    "queue-changes": TraceTable("the same after each change", _queue_changes),
-    "sequences": TraceTable("kernels that calls of --operator launch, by frequency", _sequences),
-    "operator-delays": TraceTable("from an operator to its first launch and kernel", _operator_delays),
+    "annotations": TraceTable(
+        "annotations on the device by name",
+        lambda trace, _, __: _rows(annotation_table(trace)),
+        "annotations on the device",
+    ),
+    "launches": TraceTable(
+        "each launch: its call, its work, the delay between them", _launches, "launches of its GPU work"
+    ),
+    "queue-lengths": TraceTable("work launched and not begun, by stream", _queue_lengths, "launches of its GPU work"),
+    "queue-changes": TraceTable("the same after each change", _queue_changes, "launches of its GPU work"),
+    "sequences": TraceTable(
+        "kernels that calls of --operator launch, by frequency", _sequences, "such calls that launch kernels"
+    ),
+    "operator-delays": TraceTable(
+        "from an operator to its first launch and kernel", _operator_delays, "operators that launch kernels"
+    ),
     "memory-bandwidth": TraceTable(
         "bandwidth of copies and memsets by kind",
         lambda trace, work, options: _rows(bandwidth_table(trace, work, by_change=options.hta)),
+        "copies or memsets with a bandwidth",
         frozenset({Detail.COPIES}),
     ),
-    "bandwidth-changes": TraceTable("the same after each change", _bandwidth_changes, frozenset({Detail.COPIES})),
+    "bandwidth-changes": TraceTable(
+        "the same after each change",
+        _bandwidth_changes,
+        "copies or memsets with a bandwidth",
+        frozenset({Detail.COPIES}),
+    ),
     "kernel-counters": TraceTable(
         "hardware counters of kernels (CUPTI), by operator",
         lambda trace, _, __: _rows(kernel_counters(trace)),
+        "hardware counters of kernels (profiler_metrics of torch's profiler)",
         frozenset({Detail.KERNEL_COUNTERS}),
+        of_device_work=False,
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TableOfTrace:
-    """The rows of one trace; `rank` is None if the trace does not say it."""
+    """The rows of one trace; `rank` is None if the trace does not say it. `lacks`: what a trace without rows lacks."""
 
     rank: int | None
     rows: Sequence[Row]
+    lacks: str = ""
 
 
 def read_table(
@@ -133,7 +156,9 @@ def read_table(
     if options.hta:
         trace = round_to_microseconds(trace)
     work = select_device_work(trace, include_last_step=False) if options.hta else trace.device_work
-    return TableOfTrace(trace.rank, table.build(trace, work, options))
+    rows = table.build(trace, work, options)
+    lacks = GPU_WORK if table.of_device_work and not len(trace.device_work) else table.lacks
+    return TableOfTrace(trace.rank, rows, "" if rows else lacks)
 
 
 # The calls that HTA takes for launches: neither cooperative ones nor graphs.
