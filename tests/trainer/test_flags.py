@@ -59,6 +59,11 @@ GPU = HostCapabilities(device="cuda", world_size=1, has_compiler=True, has_bf16=
         (("--model", "my.module:factory", "--compile"), 1_000_000, False),
         (("--model", "my.module:factory", "--cuda_graph"), 1_000_000, True),
         (("--model", "gpt:1m", "--backend", "cudagraphs"), 1_000_000, False),
+        (("--model", "gpt:1m", "--parallel", "ddp", "--compiled_autograd"), 1_000_000, False),
+        (("--model", "nanogpt:10m", "--activation_checkpointing", "full"), 10_000_000, False),
+        (("--model", "nanogpt:10m", "--activation_checkpointing", "selective"), 10_000_000, True),
+        (("--model", "gpt:1m", "--activation_checkpointing", "full"), 1_000_000, True),
+        (("--model", "nanogpt:10m", "--activation_checkpointing", "full", "--no_compile", "--cuda_graph"), 1, True),
     ],
 )
 def test_steps_are_cuda_graphs_on_one_gpu_if_requested_or_if_a_compiled_recipe_is_small(
@@ -70,6 +75,11 @@ def test_steps_are_cuda_graphs_on_one_gpu_if_requested_or_if_a_compiled_recipe_i
 def test_a_cuda_graph_of_the_step_is_refused_with_a_backend_that_records_its_own() -> None:
     with pytest.raises(InputError, match=r"requires --no_compile or --backend inductor, aot_eager, eager; got cudagr"):
         plan("--cuda_graph", "--backend", "cudagraphs", machine=GPU)
+
+
+def test_a_cuda_graph_of_compiled_and_recomputed_dropout_is_refused() -> None:
+    with pytest.raises(InputError, match="random numbers, which is not captured; use selective, or remove"):
+        plan("--model", "nanogpt:10m", "--activation_checkpointing", "full", "--cuda_graph", machine=GPU)
 
 
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
@@ -188,6 +198,7 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         ),
         (("--offload_activations", "--backend", "cudagraphs"), "use --backend inductor; got cudagraphs"),
         (("--offload_activations", "--cuda_graph"), "which is not captured; remove --cuda_graph"),
+        (("--parallel", "ddp", "--compiled_autograd", "--cuda_graph"), "not captured; remove --cuda_graph"),
         (("--offload_activations", "--parallel", "tp=2"), "split by tp; got --parallel tp=2,fsdp"),
         (
             ("--offload_activations", "--float8", "tensorwise", "--float8_emulate"),

@@ -241,6 +241,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
         raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
     if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
         raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
+    if config.compile.autograd and config.compile.cuda_graph:
+        raise InputError("--compiled_autograd uses the default stream, which is not captured; remove --cuda_graph")
     cache = config.compile.cache or ""
     if "::" in cache and "://" in cache:
         raise InputError(f"--compile_cache must be a folder, a URL such as s3://bucket/compile, or none; got {cache!r}")

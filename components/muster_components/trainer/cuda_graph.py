@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from muster_components.trainer.errors import TrainerError
 from muster_components.trainer.models.interface import Batch
 
 EAGER_STEPS: Final = 3
@@ -53,7 +54,21 @@ class GraphedStep:
             return self._function(self._batches)
         if self._result is None:
             torch.cuda.empty_cache()
-            with torch.cuda.graph(self._graph, stream=self._stream):
-                self._result = self._function(self._batches)
+            self._result = self._capture()
         self._graph.replay()
         return self._result
+
+    def _capture(self) -> Tensor:
+        try:
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                return self._function(self._batches)
+        except RuntimeError as error:
+            # A failed capture ends with a second error, of the end of the capture.
+            cause = error.__context__ or error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+            raise TrainerError(
+                f"the step cannot be captured as one CUDA graph: {reason}; use --no_cuda_graph, or --no_compile if the "
+                "model is compiled"
+            ) from error

@@ -137,6 +137,13 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError(
             f"--cuda_graph requires --no_compile or --backend {', '.join(CAPTURED_BACKENDS)}; got {backend}"
         )
+    has_dropout = isinstance(config.model, ModelConfig) and config.model.dropout > 0
+    repeats_dropout = backend is not None and recompute == "full" and has_dropout
+    if config.compile.cuda_graph and repeats_dropout:
+        raise InputError(
+            "--activation_checkpointing full of a compiled model with dropout sets the state of the random numbers, "
+            "which is not captured; use selective, or remove --cuda_graph"
+        )
     if config.parallel.symmetric_memory and not on_gpu:
         raise InputError("--symmetric_memory requires GPUs")
     if config.parallel.async_tp and not (on_gpu and host.has_compiler):
@@ -181,7 +188,8 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
         compile_backend=backend,
-        cuda_graph=config.compile.cuda_graph is not False and not config.parallel.offload_activations,
+        cuda_graph=config.compile.cuda_graph is not False
+        and not (config.parallel.offload_activations or config.compile.autograd or repeats_dropout),
         precision=resolved,
         checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
         log_every=config.log_every or max(1, min(10, config.steps // 10)),
