@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
 from tests.tracing.kineto import Event, trace_text
 from tests.tracing.spool import manifest_of, run_once, spooled
 
-from muster.tracing.event_totals import MAX_NAMES, OTHERS, EventTotals
+from muster.tracing.event_totals import MAX_NAMES, OTHERS, EventTotals, TotalsTable, encode_totals
 from muster.tracing.json_stream import RawEvent
 from muster.tracing.trace_files import MissingRanks
 
@@ -48,6 +51,30 @@ def test_each_trace_has_a_summary_in_parquet(tmp_path: Path) -> None:
     stored = (tmp_path / "kept/traces" / entry.summary).read_bytes()
     assert stored == (tmp_path / "traces" / entry.summary).read_bytes()
     assert pyarrow.parquet.read_table(io.BytesIO(stored)).to_pydict() == ROWS
+
+
+def test_a_summary_in_parquet_needs_no_pandas_although_it_is_installed() -> None:
+    assert importlib.util.find_spec("pandas") is not None
+    program = (
+        "import sys; from muster.tracing.event_totals import TotalsTable, encode_totals;"
+        "encode_totals(TotalsTable(('kernel',), ('k',), (1,), (1.5,), (0.5,), (1.0,)));"
+        "print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"True False\n"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (("cpu_op", "kernel"), ("加法::mm", ""), (3, 2**40), (1.5, 2.5), (0.5, 1.0), (1.0, 1e300)),
+        ((), (), (), (), (), ()),
+    ],
+)
+def test_a_summary_has_names_in_any_language_and_may_be_empty(columns: tuple[tuple[Any, ...], ...]) -> None:
+    suffix, content = encode_totals(TotalsTable(*columns))
+    table = pyarrow.parquet.read_table(io.BytesIO(content))
+    assert (suffix, tuple(map(tuple, table.to_pydict().values()))) == (".parquet", columns)
+    assert list(map(str, table.schema.types)) == ["string", "string", "int64", "double", "double", "double"]
 
 
 @pytest.mark.usefixtures("without_pyarrow")
