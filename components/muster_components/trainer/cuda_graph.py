@@ -67,7 +67,9 @@ class GraphedStep:
             cause = error.__context__ or error
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
-            reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+            lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
+            # Dynamo's errors have what was raised in the line below "backend='inductor' raised:".
+            reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
             raise TrainerError(
                 f"the step cannot be captured as one CUDA graph: {reason}; use --no_cuda_graph, or --no_compile if the "
                 "model is compiled"
