@@ -266,9 +266,12 @@ class _ColumnBuilder:
         if not self.blocks:
             empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4", "i4", "i8")]
             return 0.0, Events(*empty)
-        kind, name, thread, ts, dur, stream, correlation, collective, group, message_bytes = (
-            np.concatenate(parts) for parts in zip(*self.blocks, strict=True)
-        )
+        parts = [list(column) for column in zip(*self.blocks, strict=True)]
+        self.blocks.clear()  # so that the blocks of a column can be freed once it is built
+        columns: list[NDArray[Any]] = []
+        while parts:
+            columns.append(np.concatenate(parts.pop(0)))
+        kind, name, thread, ts, dur, stream, correlation, collective, group, message_bytes = columns
         # Times are large floats in microseconds: subtract the origin first to keep nanosecond precision.
         origin = float(np.floor(ts.min()))
         start = np.rint((ts - origin) * 1000).astype(np.int64)
