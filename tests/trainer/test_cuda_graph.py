@@ -62,12 +62,23 @@ def step_that_fails_in_the_capture(error: Exception) -> GraphedStep:
     return graphed
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("CUDA error: not permitted\nSearch for `cuda`", "CUDA error: not permitted"),
+        (
+            "backend='inductor' raised:\nCUDA error: not permitted\n",
+            "backend='inductor' raised: CUDA error: not permitted",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
 @pytest.mark.usefixtures("no_gpu")
-def test_a_step_that_cannot_be_captured_ends_the_run_with_the_first_error_and_what_to_use() -> None:
-    graphed = step_that_fails_in_the_capture(RuntimeError("CUDA error: operation not permitted\nSearch for `cuda`"))
-    with pytest.raises(
-        TrainerError, match=r"CUDA graph: CUDA error: operation not permitted; use --no_cuda_graph"
-    ) as e:
+def test_a_step_that_cannot_be_captured_ends_the_run_with_the_first_error_and_what_to_use(
+    error: str, reason: str
+) -> None:
+    graphed = step_that_fails_in_the_capture(RuntimeError(error))
+    with pytest.raises(TrainerError, match=f"CUDA graph: {reason}; use --no_cuda_graph") as e:
         graphed([{"x": torch.zeros(2)}])
     assert e.value.exit_code == EXIT_FAILED
     assert isinstance(e.value.__cause__, RuntimeError)
