@@ -148,6 +148,16 @@ def _compute_work(trace: Trace, steps: StepTable) -> tuple[OperatorStats, ...]:
 
 def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[np.float64]]:
     """Per annotation and window the time in which the thread of the steps was blocked in it, outside of `busy`."""
+    found = {}
+    for name, parts in _spans_of_annotations(trace).items():
+        cut = coverage((concatenate(parts), busy))
+        found[name] = covered_within(cut.spans(cut.active == 1), windows) / 1e6
+    longest = sorted(found, key=lambda name: (-float(found[name].sum()), name))[:MAX_ANNOTATIONS]
+    return {name: found[name] for name in longest}
+
+
+def _spans_of_annotations(trace: Trace) -> dict[str, list[Spans]]:
+    """Per annotation the own time of the events of the steps' thread that counts for it."""
     sync, sent = matching_names(trace, SYNCHRONISATION), matching_names(trace, POINT_TO_POINT_NAME)
     events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)
     keep = np.where(events.kind == EventKind.RUNTIME, sync[events.name], ~sent[events.name])
@@ -165,12 +175,7 @@ def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[
             name = trace.names[code]
             label = NO_ANNOTATION if STEP_ANNOTATION.match(name) else name
             spans.setdefault(label, []).append(tree.segments[owner_of_segment == code])
-    found = {}
-    for name, parts in spans.items():
-        cut = coverage((union(concatenate(parts)), busy))
-        found[name] = covered_within(cut.spans(cut.active == 1), windows) / 1e6
-    longest = sorted(found, key=lambda name: (-float(found[name].sum()), name))[:MAX_ANNOTATIONS]
-    return {name: found[name] for name in longest}
+    return spans
 
 
 def _blocking_annotations(trace: Trace, events: Events, order: Int64, parent: Int64) -> Int64:
