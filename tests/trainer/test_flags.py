@@ -262,7 +262,10 @@ def test_help_is_printed_without_a_traceback() -> None:
     ("flags", "message"),
     [
         (("--model", "hf:"), "must be followed by a model type"),
-        (("--model", "gpt:1m", "--model_args", "a=1"), "--model_args: 'a' is no field of gpt:1m; fields: layers, dim,"),
+        (
+            ("--model", "gpt:1m", "--model_args", "a=1"),
+            "--model_args: 'a' is not a field of gpt:1m; fields: layers, dim,",
+        ),
         (("--model", "gpt:1m", "--model_args", "layers=two"), "--model_args: layers must be of type int; got 'two'"),
         (("--model", "gpt:1m", "--model_args", "layers=0"), "gpt:1m: layers must be above 0; got 0"),
         (("--model", "gpt:1m", "--model_args", "heads=3"), "gpt:1m: dim must be a multiple of heads (3); got 128"),

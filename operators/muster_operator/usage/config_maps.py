@@ -115,7 +115,7 @@ class ConfigMapNames:
             try:
                 page = _decoder.decode(answer)
             except ValueError as error:
-                raise ClusterError(f"usage record: the answer is no list of ConfigMaps: {answer[:200]!r}") from error
+                raise ClusterError(f"usage record: the answer is not a list of ConfigMaps: {answer[:200]!r}") from error
             for item in page.items:
                 key = self.key(item.metadata.name)
                 if key is not None:

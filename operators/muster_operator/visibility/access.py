@@ -97,7 +97,7 @@ class AccessReviewer:
         try:
             return msgspec.json.decode(answer, type=_Review).status.allowed
         except ValueError as error:
-            raise ClusterError(f"the answer to a SubjectAccessReview is none: {answer[:200]!r}") from error
+            raise ClusterError(f"the answer to a SubjectAccessReview is not one: {answer[:200]!r}") from error
 
     async def readable_namespaces(self, user: User, namespaces: Collection[str]) -> frozenset[str]:
         """Those of the namespaces whose jobs the user may list. Raises as `is_allowed` does, and

@@ -149,7 +149,7 @@ class VisibilityServer:
         try:
             data = msgspec.json.decode(found, type=_ConfigMap).data
         except ValueError as error:
-            raise ClusterError(f"{CONFIG_MAP}: the answer is no ConfigMap: {found[:200]!r}") from error
+            raise ClusterError(f"{CONFIG_MAP}: the answer is not a ConfigMap: {found[:200]!r}") from error
         config = RequestHeaderConfig.from_config_map(data or {})
         if await listener.serve(config.client_ca):
             _LOG.info("read API: serving", extra={"address": self._settings.address})

@@ -124,7 +124,7 @@ def _begin(
         return CaptureProgress(status)
     world_size = reports[0].world_size
     if world_size > MAX_WORLD_SIZE:
-        why = f"the job has {world_size} ranks; captures are possible of jobs with at most {MAX_WORLD_SIZE}"
+        why = f"the job has {world_size} ranks; captures require at most {MAX_WORLD_SIZE}"
         return _failed(target, status, "TooManyRanks", why, now)
     missing = sorted(set(range(world_size)) - {report.rank for report in reports})
     if missing:

@@ -138,7 +138,9 @@ def _decode_event(line: bytes) -> JsonObject:
     try:
         event = decode_json(line)
     except ValueError as error:
-        raise ClusterError("the API server's answer broke off", reason="Unreachable") from error
+        raise ClusterError(
+            "the API server's answer is incomplete: the connection was closed", reason="Unreachable"
+        ) from error
     if not isinstance(event, dict) or "type" not in event or not isinstance(event.get("object"), dict):
         raise ClusterError(
             f"the API server's answer is not an event of a watch: {line[:200]!r}", reason="InvalidAnswer"

@@ -99,7 +99,7 @@ def find_page(pages: tuple[P, ...], target: str) -> tuple[P, dict[str, str]]:
         for name, value in query:
             if name not in page.parameters:
                 valid = ", ".join(page.parameters) or "none"
-                raise InvalidSpec(f"{name[:80]}: is no parameter of this page; valid: {valid}", field=name)
+                raise InvalidSpec(f"{name[:80]}: is not a parameter of this page; valid: {valid}", field=name)
             if name in values:
                 raise InvalidSpec(f"{name}: must be given once; got {values[name][:80]!r} and more", field=name)
             if value:

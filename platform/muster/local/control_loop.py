@@ -179,7 +179,7 @@ class ControlLoop:
         """Run until idle, stopped, or the home folder was removed."""
         while True:
             if not self._owns_home():
-                _LOG.error("%s was removed: stopping everything", self._home.path)
+                _LOG.error("%s was removed: stopping all jobs and the daemon", self._home.path)
                 self._components.supervisor.kill_all()
                 return
             try:

@@ -167,7 +167,9 @@ def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
     valid = _parameters(method, segments)
     for name, values in parameters.items():
         if name not in valid:
-            raise _bad_parameter(name, f"is no parameter of {method} {url.path}; valid: {', '.join(valid) or 'none'}")
+            raise _bad_parameter(
+                name, f"is not a parameter of {method} {url.path}; valid: {', '.join(valid) or 'none'}"
+            )
         if len(values) > 1:
             raise _bad_parameter(name, f"must be given once; got {', '.join(map(repr, values))}")
     given = {name: value for name, (value,) in parameters.items()}

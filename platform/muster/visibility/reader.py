@@ -34,7 +34,7 @@ def decode(model: type[M], answer: Any) -> M:
     try:
         return model.model_validate(answer)
     except ValidationError as error:
-        message = f"the answer is no {model.__name__} of this version: {error.errors()[0]['msg']}"
+        message = f"the answer is not a {model.__name__} of this version: {error.errors()[0]['msg']}"
         raise ClusterError(message, reason="WrongVersion") from error
 
 

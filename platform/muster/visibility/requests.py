@@ -113,7 +113,7 @@ def parse_request(target: str) -> ReadRequest:
     valid = ("limit", "continue", "fieldSelector", *more)
     for parameter, values in given.items():
         if parameter not in (*valid, *_IGNORED):
-            raise _invalid(parameter, f"is no parameter; valid: {', '.join(valid)}")
+            raise _invalid(parameter, f"is not a parameter; valid: {', '.join(valid)}")
         if len(values) > 1:
             raise _invalid(parameter, f"must be given once; got {', '.join(map(repr, values))}")
     values_by_name = {parameter: values[0] for parameter, values in given.items()}

@@ -62,7 +62,7 @@ def replace_fields(config: ModelConfig, args: Mapping[str, str]) -> ModelConfig:
     """The recipe with other values for fields of its shape. Raises InputError for an unknown field or a bad value."""
     fields = [field.name for field in dataclasses.fields(config) if field.name not in ("name", "vocab_size", "lr")]
     if unknown := [key for key in args if key not in fields]:
-        raise InputError(f"--model_args: {unknown[0]!r} is no field of {config.name}; fields: {', '.join(fields)}")
+        raise InputError(f"--model_args: {unknown[0]!r} is not a field of {config.name}; fields: {', '.join(fields)}")
     values: dict[str, Any] = {key: override_value(key, text, getattr(config, key)) for key, text in args.items()}
     return dataclasses.replace(config, **values)
 
