@@ -131,7 +131,7 @@ def test_an_answer_of_another_version_counts_as_none(cluster: Server) -> None:
     client = cluster.client()
     assert [row["name"] for row in client.queues()] == ["research"]
     (notice,) = client.notices()
-    assert "no QueueSummaryList of this version" in notice
+    assert "not a QueueSummaryList of this version" in notice
     assert f"{QUEUES}/research" in cluster.objects
 
 
