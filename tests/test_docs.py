@@ -48,21 +48,3 @@ def test_there_are_at_most_25_decision_records_and_the_index_lists_each_with_tit
         records.append((number, record.name, title, date, status))
     assert rows == records
     assert len(records) <= 25
-
-
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
-WALK = ARCHITECTURE.read_text().split("## From `torchx run` to the report", 1)[1].split("\n## ", 1)[0]
-
-
-def test_a_job_takes_at_most_30_steps_from_its_submission_to_its_report() -> None:
-    steps = [int(number) for number in re.findall(r"^(\d+)\. ", WALK, flags=re.MULTILINE)]
-    assert steps == list(range(1, len(steps) + 1))
-    assert 0 < len(steps) <= 30
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(muster(?:_\w+)?\.[a-z_.]+)`", ARCHITECTURE.read_text()))))
-def test_each_module_that_the_architecture_page_names_exists(name: str) -> None:
-    module = Path(*name.split("."))
-    parents = ("platform", "components", "operators")
-    files = [ROOT / parent / path for parent in parents for path in (module.with_suffix(".py"), module / "__init__.py")]
-    assert any(file.is_file() for file in files)

@@ -154,7 +154,7 @@ def _name_and_namespace(job: TrainingJob) -> tuple[str, str]:
 )
 @json_option
 def apply(files: tuple[str, ...], as_json: bool) -> None:
-    """Create or change the queues and flavors of files: all, or none."""
+    """Create or change the queues, flavors and jobs of files: all, or none."""
     from muster.cli.manifests import load_objects
 
     objects = [item for file in files for item in load_objects(file)]
