@@ -28,6 +28,7 @@ ALL_JOBS = "/apis/muster.dev/v1alpha1/trainingjobs"
 QUEUES = "/apis/muster.dev/v1alpha1/queues"
 FLAVORS = "/apis/muster.dev/v1alpha1/flavors"
 NODES = "/api/v1/nodes"
+USER_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 _MARKS = ("uid", "resourceVersion")
 
@@ -42,6 +43,8 @@ class Server:
     headers: list[list[tuple[str, str]]] = field(default_factory=list)
     faults: list[list[Any]] = field(default_factory=list)
     version: int = 0
+    user: str | None = None
+    """Who sends the requests; None: a server without reviews of them (Kubernetes before 1.28)."""
 
     def fail(self, method: str, path: str, fault: Fault, times: int = 1) -> None:
         """The next `times` requests of this method, no dry runs, whose path matches end with a fault."""
@@ -113,6 +116,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do(self, path: str, dry: bool) -> tuple[int, Json]:
         """What the request does to the objects, and its answer."""
+        if path == USER_REVIEWS:
+            if self.kept.user is None:
+                return 404, {"kind": "Status", "reason": "NotFound", "message": "404 page not found"}
+            return 201, {"kind": "SelfSubjectReview", "status": {"userInfo": {"username": self.kept.user}}}
         if self.command == "POST":
             path += f"/{self.body['metadata']['name']}"
             if path in self.kept.objects:

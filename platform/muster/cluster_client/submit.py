@@ -26,6 +26,7 @@ from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION, is_uid_mismat
 from muster.kube.resources import NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
 from muster.state.projection import to_flavor, to_node
+from muster.usage.segments import USER_LABEL, with_user
 from muster.workload.trainingjob import to_gang
 
 _MAX_LOOKUPS = 10
@@ -67,6 +68,7 @@ def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: b
     for job in jobs:
         with _attribute_errors_to(job):
             preflight_job(kube_client, job, job.metadata.namespace or kube_client.config.namespace)
+    jobs = _of_user(kube_client, jobs)
     checked = [_create(kube_client, job, DRY_RUN) for job in jobs]
     if dry_run:
         return checked
@@ -81,6 +83,17 @@ def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: b
             error.args = (f"{error}; created before that and not rolled back; run: muster delete job {names}",)
         raise
     return created
+
+
+def _of_user(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> Sequence[TrainingJob]:
+    """The jobs with the label of the user, to whom their usage is attributed; without it if the user is not known."""
+    if all(USER_LABEL in job.metadata.labels for job in jobs):
+        return jobs
+    try:
+        user = kube_client.username()
+    except MusterError:
+        return jobs
+    return [with_user(job, user) for job in jobs]
 
 
 def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str]) -> TrainingJob:

@@ -30,7 +30,6 @@ IDLE_S = 60.0
 _IDENTITY_AGE_S = 5.0  # how long an answer of the API server about a token is used
 # Credentials of this process are not the user's, and one user's log must not take the memory of others.
 _LOG_ACCESS = LogAccess(reads_stores=False, limit_bytes=1 << 20)
-_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 class TooManyUsers(Exception):
@@ -49,7 +48,7 @@ class TokenPages(UserPages):
 
     def user_name(self) -> str:
         """Who the API server says that the owner is. Raises `ClusterError` Unauthorized if it rejects the token."""
-        return self.reader.remember("user name", self._review, _IDENTITY_AGE_S, rest=0.0)
+        return self.reader.remember("user name", self._kube_client.username, _IDENTITY_AGE_S, rest=0.0)
 
     def live_content(self, target: str) -> str:
         """Raises `AccessEnded` once the API server rejects the token, which has expired, for example."""
@@ -70,14 +69,6 @@ class TokenPages(UserPages):
                 yield viewer
         finally:
             self._streams.release()
-
-    def _review(self) -> str:
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-        found = self._kube_client.request("POST", _REVIEWS, review)
-        try:
-            return str(found["status"]["userInfo"]["username"])
-        except (KeyError, TypeError) as error:
-            raise ClusterError(f"POST {_REVIEWS}: the answer has no username", reason="InvalidAnswer") from error
 
 
 def is_rejected(error: ClusterError) -> bool:

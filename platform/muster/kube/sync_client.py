@@ -20,6 +20,7 @@ from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, RETRY_CODES, re
 
 JsonObject = dict[str, Any]
 
+USER_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _TIMEOUT_S = 60.0
 _PAGE_SIZE = 500
 _CHUNK_BYTES = 65536
@@ -87,6 +88,15 @@ class KubeClient:
             raise _invalid_answer(method, path, answer)
         found: JsonObject = item
         return found
+
+    def username(self) -> str:
+        """Who the API server says that this client is (SelfSubjectReview, Kubernetes 1.28). Raises as `request`."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        found = self.request("POST", USER_REVIEWS, review)
+        try:
+            return str(found["status"]["userInfo"]["username"])
+        except (KeyError, TypeError) as error:
+            raise ClusterError(f"POST {USER_REVIEWS}: the answer has no username", reason="InvalidAnswer") from error
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import sys
@@ -27,6 +28,7 @@ from muster.api.quantity import parse_quantity
 from muster.errors import ClusterError, InvalidSpec
 from muster.local.home import Home
 from muster.text import closest_match
+from muster.usage.segments import with_user
 
 _ALLOWED = frozenset((
     "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH",
@@ -123,10 +125,19 @@ def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:
 
 
 def annotate_submitter(job: spec.TrainingJob) -> spec.TrainingJob:
-    """The job with the annotations of its submission. Existing values are kept, except the submission's id: a job that
-    was exported and is submitted again is a new submission."""
+    """The job with the annotations of its submission, and the label of this user. Existing values are kept, except the
+    submission's id: a job that was exported and is submitted again is a new submission."""
     working = {WORKING_DIRECTORY_ANNOTATION: os.getcwd(), INTERPRETER_ANNOTATION: str(Path(sys.executable).parent)}
-    return _annotated(job, working | job.metadata.annotations | {SUBMISSION_ANNOTATION: uuid.uuid4().hex})
+    annotated = _annotated(job, working | job.metadata.annotations | {SUBMISSION_ANNOTATION: uuid.uuid4().hex})
+    return with_user(annotated, user_name())
+
+
+def user_name() -> str:
+    """The name of this process's user; its number if it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def pass_variables(job: spec.TrainingJob, names: Sequence[str]) -> spec.TrainingJob:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from muster.api.quantity import clamp_quantity, format_quantity
 from muster.api.spec import FlavorAmounts, JobUsageStatus, TrainingJob, TrainingJobStatus, UsageSegment
+from muster.api.spec.fields import LABEL_VALUE
 from muster.lifecycle import is_admitted
 
 USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""
+_MAX_LABEL = 63
+_NO_LABEL_CHARACTERS = str.maketrans("@:/", "...")
 MAX_ENDED = 100
 """Segments kept in a status until the durable record has them. While a job has so many, a segment that ends is lost,
 not those before it: with a few edits a user could otherwise remove a long one."""
 
 Charge: TypeAlias = Mapping[tuple[str, str, str], int]
 """Amounts by (queue, flavor, resource), in the units of `muster.model`."""
+
+
+def with_user(job: TrainingJob, name: str) -> TrainingJob:
+    """The job with the label of this user, unless it has one. In names, `@`, `:` and `/` are written as `.`, as the
+    chart's admission policy has it; of a user whose name is no label then, the job gets none."""
+    value = name.translate(_NO_LABEL_CHARACTERS)
+    if (
+        USER_LABEL in job.metadata.labels
+        or len(value) > _MAX_LABEL
+        or not re.fullmatch(LABEL_VALUE, value)
+        or not value
+    ):
+        return job
+    metadata = job.metadata.model_copy(update={"labels": {**job.metadata.labels, USER_LABEL: value}})
+    return job.model_copy(update={"metadata": metadata})
 
 
 def is_recorded_resource(resource: str) -> bool:

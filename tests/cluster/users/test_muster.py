@@ -75,6 +75,9 @@ def test_where_queues_may_not_be_read_the_operator_reports_the_error(
     pool.set_up()
     document = file_of(tmp_path, pool.job("early", queue="rde"))
     assert muster("submit", document, user=alice).code == 0
+    created = pool.get("early")
+    assert created is not None
+    assert created["metadata"]["labels"] == {"muster.dev/user": "alice"}
     pool.wait_for_reason("early", "QueueNotFound")
     assert muster("delete", "job", "early", user=alice).out == f"trainingjob {pool.namespace}/early deleted\n"
     pool.wait("it is gone", lambda: pool.get("early") is None)
