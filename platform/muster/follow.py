@@ -165,7 +165,14 @@ def report_lines(client: ClusterClient, job: TrainingJob, run_dir: Path) -> Iter
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while job.status.traces is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        job = client.job(job.metadata.name, job.metadata.namespace or "default")
+        try:
+            job = client.job(job.metadata.name, job.metadata.namespace or "default")
+        except (
+            NotFound,
+            ClusterError,
+        ) as error:  # the job has ended: that its report is not known changes nothing of its result
+            yield f"the report is not known: {error}"
+            return
     if job.status.traces is None or not job.status.traces.report:
         yield f"the report could not be built; see {run_dir / 'report' / 'build.log'}"
         return

@@ -82,6 +82,24 @@ def test_old_usage_is_deleted_once_a_day_while_the_daemon_runs(
     assert [round((at - now) / 3600) for at in deleted] == [25, 50]
 
 
+def test_a_deletion_of_old_usage_that_fails_is_logged_and_tried_again_after_an_hour(
+    parts: DaemonComponents, loop: ControlLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, tried = time.time(), []
+
+    def delete(self: object, at: float) -> None:
+        tried.append(at)
+        if len(tried) == 1:
+            raise ClusterError("the database cannot be written: disk full")
+
+    monkeypatch.setattr(type(parts.store), "delete_old_usage", delete)
+    for hours in (0, 25, 25.5, 26.1, 27, 49, 51):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
+        loop._run_cycle()
+    assert [round((at - now) / 3600, 1) for at in tried] == [25, 26.1, 51]
+    assert "old usage is not deleted: the database cannot be written: disk full; retrying in 1 h" in caplog.text
+
+
 def saver_job() -> spec.TrainingJob:
     """A job that runs until SIGTERM, and then writes a checkpoint of step 22."""
     write = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""

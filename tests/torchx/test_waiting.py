@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.torchx.clients import LoggedScheduler, Ranks
@@ -67,6 +67,20 @@ def test_a_wait_for_a_traced_job_ends_with_summary_findings_and_path_of_its_repo
     assert summary.startswith("40 steps  loss 5.00 → ")
     assert findings == list(report.findings) != []
     assert last == f"report {page}"
+
+
+@pytest.mark.parametrize("error", [NotFound("job 'a-1' does not exist"), ClusterError("the daemon was stopped")])
+def test_a_job_whose_report_can_no_longer_be_known_keeps_its_result(error: MusterError) -> None:
+    over = ended(transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0))
+    untraced = job(over.model_copy(update={"started_at": 2.0}))
+    traced = untraced.spec.model_copy(update={"trace": TraceRequest(start_step=20, steps=3)})
+
+    class Gone(Ranks):
+        def job(self, name: str, namespace: str = "default") -> TrainingJob:
+            raise error
+
+    lines = ProgressReporter().next_lines("a-1", untraced.model_copy(update={"spec": traced}), cast(Any, Gone()))
+    assert list(lines) == ["succeeded: all 2 exited with 0", f"the report is not known: {error}"]
 
 
 class Reported(Ranks):

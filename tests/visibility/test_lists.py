@@ -94,9 +94,19 @@ def test_an_invalid_parameter_is_refused_by_name(query: str, field: str) -> None
     assert (refused.value.field, refused.value.reason) == (field, "BadRequest")
 
 
-def test_a_token_of_another_list_is_refused() -> None:
-    with pytest.raises(InvalidSpec, match=r"^continue: "):
-        read(leader(two_queues(named("a"))), f"jobs?continue={encode_token((-1.5, 'uid'))}")
+@pytest.mark.parametrize(
+    ("sort", "key"),
+    [
+        ("name", (-1.5, "uid")),
+        ("name", ("a",)),
+        ("created", ("a", "b")),
+        ("created", (0.0, -1.5, "a", "b")),
+        ("state", (-1.5, "a", "b")),
+    ],
+)
+def test_a_token_of_another_list_or_order_is_refused(sort: str, key: tuple[str | float, ...]) -> None:
+    with pytest.raises(InvalidSpec, match=r"^continue: .* of a list of jobs with the same sort"):
+        read(leader(two_queues(named("a"))), f"jobs?sort={sort}&continue={encode_token(key)}")
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

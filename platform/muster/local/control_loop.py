@@ -34,6 +34,7 @@ _MAX_SLEEP_S = 60.0
 _REPORTS_RETRY_S = 30.0
 _FIRST_REQUEST_TIMEOUT_S = 60.0
 _USAGE_CLEANUP_S = 86_400.0  # interval of deleting usage older than the retention
+_USAGE_RETRY_S = 3600.0  # until it is tried again
 _VIRTUAL_NODES_NOTE = "virtual nodes provide slots without isolation: all replicas run on this host"
 
 
@@ -228,8 +229,12 @@ class ControlLoop:
         now, store = time.time(), self._components.store
         if now >= self._usage_cleanup_at:
             self._usage_cleanup_at = now + _USAGE_CLEANUP_S
-            with suppress(ClusterError), store.transaction():
-                store.delete_old_usage(now)
+            try:
+                with store.transaction():
+                    store.delete_old_usage(now)
+            except ClusterError as error:
+                self._usage_cleanup_at = now + _USAGE_RETRY_S
+                _LOG.warning("old usage is not deleted: %s; retrying in 1 h", error)
 
     def _observe_preemptions(self, writes: Sequence[Write]) -> None:
         """Note which jobs were preempted, for readers: of the jobs just written, and in the first cycle of all."""

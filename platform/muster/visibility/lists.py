@@ -45,11 +45,11 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     matches = _MATCHES[request.resource.plural](state, request, may_read)
     first = 0
     if request.after is not None:
-        try:
-            first = bisect_right(matches.found, request.after, key=matches.key)
-        except TypeError as error:
-            message = f"continue: must be of a list of {request.resource.plural}; got {request.after!r}"
-            raise InvalidSpec(message, field="continue", reason=BAD_REQUEST) from error
+        if matches.found and not _are_alike(request.after, matches.key(matches.found[0])):
+            same = " with the same sort" if request.resource.plural == "jobs" else ""
+            message = f"continue: must be of a list of {request.resource.plural}{same}; got {request.after!r}"
+            raise InvalidSpec(message, field="continue", reason=BAD_REQUEST)
+        first = bisect_right(matches.found, request.after, key=matches.key)
     items: list[Item] = []
     size = 0
     for one in matches.found[first : first + request.limit]:
@@ -66,6 +66,11 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     if request.usage is not None:
         fields |= usage_list_fields(state, request.usage)
     return request.resource.page(**fields)
+
+
+def _are_alike(one: PageKey, other: PageKey) -> bool:
+    """Whether both are keys of one list and order, which have the same types."""
+    return [isinstance(part, str) for part in one] == [isinstance(part, str) for part in other]
 
 
 def namespaces_in(state: ReadState, request: ReadRequest) -> set[str]:
