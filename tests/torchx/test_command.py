@@ -78,6 +78,7 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
 def test_invalid_input_is_one_line_without_traceback(home: Path, arguments: tuple[str, ...], expected: str) -> None:
     ran = torchx(home, "run", "-s", "muster_local", *arguments)
     assert ran.returncode == 1
+    assert '("' not in ran.stderr, "the arguments of an exception"
     assert expected in ran.stderr
     assert "Traceback" not in ran.stderr
 

@@ -45,7 +45,10 @@ class SubmissionRefused(ComponentValidationException, ValueError):  # type: igno
 
 class UnknownOption(SubmissionRefused, InvalidRunConfigException):  # type: ignore[misc]  # TorchX is not typed
     """An option of `-cfg` that the scheduler does not have. Of an InvalidRunConfigException alone, TorchX prints the
-    option without the reason."""
+    option without the reason, and it has the option and all options as further arguments."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WatchInterrupted(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
