@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
 from muster.tracing.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
+from muster_components.launch.py_spy import SpyDump
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
 from muster_components.launch.stack_dumps import StackDumper, main_frames
@@ -168,6 +170,25 @@ def test_suspended_ranks_share_one_time_limit(tmp_path: Path, monkeypatch: pytes
     assert now - 1000 == pytest.approx(3, abs=0.1)
     assert [one.rank for one in found if "no stacks within 3 s" in one.reason] == list(range(7))
     assert found[7].frames == ("hang (/a.py:3)",)
+
+
+def test_ranks_without_a_handler_are_read_at_once_within_the_same_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(4)
+    limits: list[float] = []
+
+    def spy_dump(pid: int, timeout_s: float) -> SpyDump:
+        together.wait(timeout=30)  # the others have begun, too
+        limits.append(timeout_s)
+        return SpyDump(reason="py-spy did not end")
+
+    monkeypatch.setattr(stack_dumps, "spy_dump", spy_dump)
+    process = cast("subprocess.Popen[bytes]", SignalledProcess(tmp_path / "unused", ""))
+    ranks = {rank: RankProcess(rank, process, error_file="", stacks_file="") for rank in range(4)}
+    found = StackDumper(ranks, None, RankLayout(nproc=4, stacks_timeout_s=0.5)).dump("s1", ranks)
+    assert limits == [0.5] * 4
+    assert [(one.rank, "py-spy did not end" in one.reason) for one in found] == [(rank, True) for rank in range(4)]
 
 
 def test_without_a_launcher_the_ranks_are_named(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from muster_components.launch.py_spy import spy_dump
+from muster_components.launch.py_spy import SpyDump, spy_dump
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
@@ -33,7 +35,6 @@ MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
 NO_HANDLER = "the rank has no handler; run it by Muster's trainer or by muster_components.trainer.instrument"
 _POLL_S = 1.0
-_MIN_SPY_S = 1.0
 _MAX_REQUEST_BYTES = 4096
 _FILE_POLL_S = 0.05
 _QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
@@ -81,7 +82,14 @@ class StackDumper:
             recorders = {rank: self._request_recorder(request, rank) for rank in chosen}
             begun = {rank: self._signal(self._ranks[rank]) for rank in chosen}
             deadline = time.monotonic() + self._timeout_s
-            return [self._answer(request, rank, begin, recorders[rank], deadline) for rank, begin in begun.items()]
+            spied = self._spy([rank for rank, begin in begun.items() if begin == NO_HANDLER])
+            found = []
+            for rank, begin in begun.items():
+                stacks = self._await_stacks(request, rank, begin, deadline, spied)
+                stacks = replace(stacks, recorder=self._await_recorder(recorders[rank], deadline))
+                self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(stacks)).encode())
+                found.append(stacks)
+            return found
 
     def _watch(self) -> None:
         while True:
@@ -141,29 +149,34 @@ class StackDumper:
             time.sleep(_FILE_POLL_S)
         return name
 
-    def _answer(self, request: str, rank: int, begin: int | str, recorder: str, deadline: float) -> RankStacks:
-        if begin == NO_HANDLER:
-            found = self._spy(request, rank, max(_MIN_SPY_S, deadline - time.monotonic()))
-        elif isinstance(begin, str):
-            found = RankStacks(request, self._attempt, rank, reason=begin)
-        else:
-            text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
-            reason = (
-                "" if text else f"no stacks within {self._timeout_s:g} s: the process is suspended or in the kernel"
-            )
-            name = self._write_stacks(request, rank, text) if text else ""
-            found = RankStacks(request, self._attempt, rank, main_frames(text), reason, name)
-        found = replace(found, world_size=self._world_size, recorder=self._await_recorder(recorder, deadline))
-        self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(found)).encode())
-        return found
+    def _await_stacks(
+        self, request: str, rank: int, begin: int | str, deadline: float, spied: Mapping[int, Future[SpyDump]]
+    ) -> RankStacks:
+        found = RankStacks(request, self._attempt, rank, world_size=self._world_size)
+        if rank in spied:
+            dump = spied[rank].result()
+            if dump.reason:
+                return replace(found, reason=f"{NO_HANDLER} ({dump.reason})")
+            name = self._write_stacks(request, rank, dump.text[:MAX_DUMP_BYTES])
+            return replace(found, frames=dump.main_frames(MAX_FRAMES), file=name)
+        if isinstance(begin, str):
+            return replace(found, reason=begin)
+        text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
+        if not text:
+            reason = f"no stacks within {self._timeout_s:g} s: the process is suspended or in the kernel"
+            return replace(found, reason=reason)
+        return replace(found, frames=main_frames(text), file=self._write_stacks(request, rank, text))
 
-    def _spy(self, request: str, rank: int, timeout_s: float) -> RankStacks:
-        """The stacks of a rank without a handler."""
-        dump = spy_dump(self._ranks[rank].process.pid, timeout_s)
-        if dump.reason:
-            return RankStacks(request, self._attempt, rank, reason=f"{NO_HANDLER} ({dump.reason})")
-        name = self._write_stacks(request, rank, dump.text[:MAX_DUMP_BYTES])
-        return RankStacks(request, self._attempt, rank, dump.main_frames(MAX_FRAMES), file=name)
+    def _spy(self, ranks: Sequence[int]) -> dict[int, Future[SpyDump]]:
+        """The stacks of ranks without a handler, all at once: one py-spy may take the whole time limit."""
+        if not ranks:
+            return {}
+        with_limit = partial(spy_dump, timeout_s=self._timeout_s)
+        executor = ThreadPoolExecutor(len(ranks), thread_name_prefix="py-spy")
+        try:
+            return {rank: executor.submit(with_limit, self._ranks[rank].process.pid) for rank in ranks}
+        finally:
+            executor.shutdown(wait=False)
 
     def _write_stacks(self, request: str, rank: int, text: str) -> str:
         """The name of the file in the run folder; empty if it cannot be written."""
