@@ -79,7 +79,9 @@ def unused(tmp_path: Path) -> Iterator[TraceAnalyses]:
 def ended(analyses: TraceAnalyses, run: Path) -> TraceAnalysis:
     """The result for the newest capture of a run folder."""
     (capture,) = stored_captures(SharedFolder(run))
+    until = time.monotonic() + 250
     while not (found := analyses.get(run, "a", capture)).done:
+        assert time.monotonic() < until, "the analysis does not end"
         time.sleep(0.05)
     return found
 
@@ -139,7 +141,7 @@ def test_an_older_report_in_the_run_folder_is_not_used(traced: Path, unused: Tra
     ("limits", "error"),
     [
         ({"timeout_s": 0.01}, "the analysis was stopped after 0.01 s"),
-        ({"memory_bytes": 20 << 20}, "memory|exit code"),
+        ({"memory_bytes": 20 << 20}, "the analysis needs more than 20 MiB of memory"),
     ],
 )
 def test_an_analysis_that_exceeds_its_limits_is_ended_and_says_so(
@@ -147,9 +149,27 @@ def test_an_analysis_that_exceeds_its_limits_is_ended_and_says_so(
 ) -> None:
     analyses = TraceAnalyses(**limits)
     try:
-        assert re.search(error, ended(analyses, traced).error)
+        assert ended(analyses, traced).error == error
     finally:
         analyses.close()
+
+
+def test_an_analysis_that_raises_an_unexpected_error_ends_with_it(
+    traced: Path, unused: TraceAnalyses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise ImportError("no module named numpy")
+
+    monkeypatch.setattr(TraceAnalyses, "_analyse", fail)
+    assert ended(unused, traced).error == "the traces could not be analysed: no module named numpy"
+
+
+def test_an_analysis_whose_modules_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "muster.tracing.report", None)
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    with pytest.raises(SystemExit):
+        analyses.analyse(tmp_path, "a", StoredCapture("trace", 0, 10, 15), tmp_path, 1 << 40)
+    assert "import of muster.tracing.report halted" in (tmp_path / "error.txt").read_text()
 
 
 def test_an_analysis_keeps_a_lower_limit_of_memory_that_the_user_has_set() -> None:

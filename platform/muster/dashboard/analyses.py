@@ -106,7 +106,7 @@ class TraceAnalyses:
         with self._turn:
             try:
                 error = self._analyse(result, run_dir, job, capture)
-            except (OSError, ValueError) as raised:
+            except Exception as raised:  # of any kind: a result that is never done would occupy a place for ever
                 error = f"the traces could not be analysed: {raised}"
             result.error, result.ended_at, result.done = error, time.time(), True
 
@@ -140,10 +140,12 @@ class TraceAnalyses:
 
 def analyse(run_dir: Path, job: str, capture: StoredCapture, out: Path, memory_bytes: int) -> None:
     """The process of an analysis: writes the report and what the job's page shows of it."""
-    _limit_this_process(memory_bytes)
     try:
+        _limit_this_process(memory_bytes)
         _write_result(run_dir, job, capture, out)
     except MemoryError:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # to say so needs some, too
         (out / _ERROR).write_text(f"the analysis needs more than {memory_bytes >> 20} MiB of memory")
         sys.exit(1)
     except Exception as error:  # of any kind: the traces are not trusted
@@ -152,15 +154,18 @@ def analyse(run_dir: Path, job: str, capture: StoredCapture, out: Path, memory_b
 
 
 def _limit_this_process(memory_bytes: int) -> None:
-    """Before numpy is imported, whose threads reserve memory."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    """Our own modules are imported before: without memory an import fails in many ways, not only by a MemoryError."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads of numpy would reserve memory
     os.nice(_LOW_PRIORITY)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    own = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (own, hard))
+    import muster.tracing.html_report
+    import muster.tracing.rank_sections
+    import muster.tracing.report  # noqa: F401
     from muster.tracing.analysis import exit_with_parent
 
     exit_with_parent()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    own = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (own, hard))
 
 
 def _write_result(run_dir: Path, job: str, capture: StoredCapture, out: Path) -> None:
