@@ -63,9 +63,9 @@ def test_a_stalled_job_is_restarted_by_its_rule(pool: Pool, tmp_path: Path) -> N
 
 def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool: Pool, tmp_path: Path) -> None:
     pool.set_up(nodes=2, gpus=1)
-    patient = {"terminationGracePeriodSeconds": 100}
+    patient = {"terminationGracePeriodSeconds": 3600}
     trace = {"startStep": 1000, "steps": 1}  # so that every pod has a collector
-    does = {"ip": any_address(), "stop_seconds": 90}
+    does = {"ip": any_address(), "stop_seconds": 3600}
     pool.submit("stuck", pods=2, pod=patient, stallTimeoutSeconds=4, trace=trace, does=does)
     pool.wait_for_phase("stuck", "Running")
     pods = sorted(pool.pods("stuck"), key=lambda pod: str(pod["metadata"]["labels"]["muster.dev/index"]))
@@ -184,8 +184,8 @@ def test_the_job_with_the_newest_checkpoint_is_preempted_before_the_one_that_sta
 ) -> None:
     """Without news of checkpoints the younger one would have lost less. What it writes as it leaves is known too."""
     pool.set_up(nodes=2, gpus=4)
-    patient = {**KEPT, "terminationGracePeriodSeconds": 100}
-    pool.submit("older", pods=1, gpus=4, pod=patient, does={"ip": any_address(), "stop_seconds": 90})
+    patient = {**KEPT, "terminationGracePeriodSeconds": 3600}
+    pool.submit("older", pods=1, gpus=4, pod=patient, does={"ip": any_address(), "stop_seconds": 3600})
     pod = the_pod(pool, "older")
     time.sleep(3.0)  # so that lost work tells them apart whatever else takes its time
     pool.submit("younger", pods=1, gpus=4)

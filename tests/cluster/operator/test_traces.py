@@ -59,8 +59,8 @@ def test_a_job_without_traces_has_none_in_its_status(pool: Pool) -> None:
 
 def test_the_checkpoint_that_a_job_writes_when_it_is_suspended_is_in_its_status(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
-    patient = {**KEPT, "terminationGracePeriodSeconds": 100}
-    pool.submit("asked", pods=1, pod=patient, does={"ip": any_address(), "stop_seconds": 90})
+    patient = {**KEPT, "terminationGracePeriodSeconds": 3600}
+    pool.submit("asked", pods=1, pod=patient, does={"ip": any_address(), "stop_seconds": 3600})
     pool.wait_for_phase("asked", "Running")
     (pod,) = pool.pods("asked")
     with collecting(pool, pod, tmp_path):
@@ -76,7 +76,7 @@ def test_the_checkpoint_that_a_job_writes_when_it_is_suspended_is_in_its_status(
 
 def test_the_termination_message_has_a_checkpoint_that_no_heartbeat_reported(pool: Pool) -> None:
     pool.set_up()
-    pool.submit("brief", pods=1, pod={**KEPT, "terminationGracePeriodSeconds": 100}, does={"stop_seconds": 90})
+    pool.submit("brief", pods=1, pod={**KEPT, "terminationGracePeriodSeconds": 3600}, does={"stop_seconds": 3600})
     pool.wait_for_phase("brief", "Running")
     (pod,) = pool.pods("brief")
     pool.edit("brief", suspend=True)
