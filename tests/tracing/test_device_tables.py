@@ -15,11 +15,13 @@ from muster.tracing.device_tables import (
     kernel_sequences,
     kernel_table,
     launch_table,
+    queue_changes,
     queue_lengths,
 )
 from muster.tracing.events import EventKind, Events, Trace
 from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
 from muster.tracing.reader import read_trace
+from muster.tracing.trace_tables import TABLES, TableOptions
 
 
 @cache
@@ -53,6 +55,21 @@ def test_queue_lengths_equal_htas() -> None:
     expected = [(20, 470, 2.576596, 2.664920, 10), (21, 100, 0.76, 0.668482, 2), (22, 240, 10.591667, 6.503293, 22)]
     for row, of_hta in zip(found, expected, strict=True):
         assert list(row) == pytest.approx(list(of_hta), abs=1e-6)
+
+
+def test_the_length_of_a_queue_is_negative_only_as_htas(tmp_path: Path) -> None:
+    """HTA 0.5.0 sums launches and starts of kernels in order of time; the clock of this device is behind."""
+    events = [launch(1, 10), kernel("k", 9, 5, launch=1), launch(2, 20), kernel("k", 30, 5, launch=2)]
+    trace = read_trace(write_trace(tmp_path / "0.json", events))
+    (clamped,), (of_hta,) = (queue_changes(trace, trace.device_work, hta=hta) for hta in (False, True))
+    assert (clamped.length.tolist(), of_hta.length.tolist()) == ([0, 0, 1, 0], [-1, 0, 1, 0])
+    (row,), (row_of_hta,) = (queue_lengths(trace, trace.device_work, hta=hta) for hta in (False, True))
+    assert (row.minimum, row.mean, row_of_hta.minimum, row_of_hta.mean) == (0, 0.25, -1, 0.0)
+    for hta, least in ((False, 0), (True, -1)):
+        options = TableOptions(hta=hta)
+        for name, column in (("queue-changes", "length"), ("queue-lengths", "minimum")):
+            rows = TABLES[name].build(trace, trace.device_work, options)
+            assert min(found[column] for found in rows) == least
 
 
 def test_annotations_on_the_device_equal_htas() -> None:

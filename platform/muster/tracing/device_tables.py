@@ -131,8 +131,9 @@ class QueueChanges:
     length: Int64
 
 
-def queue_changes(trace: Trace, work: Events) -> tuple[QueueChanges, ...]:
-    """One for each stream with launched work, by stream."""
+def queue_changes(trace: Trace, work: Events, *, hta: bool = False) -> tuple[QueueChanges, ...]:
+    """One for each stream with launched work, by stream. Lengths are at least 0, although some work seems to
+    begin before its launch, since the clocks of host and device differ a little; `hta` keeps the negative ones."""
     calls, found = launches_of(trace, work)
     work = work[found]
     rows = []
@@ -140,15 +141,17 @@ def queue_changes(trace: Trace, work: Events) -> tuple[QueueChanges, ...]:
         times = np.concatenate((calls.start[same], work.start[same]))
         order = np.argsort(times, kind="stable")  # launches first
         length = np.cumsum(np.repeat((1, -1), len(same))[order])
+        if not hta:
+            length = np.maximum(length, 0)
         first = same[0]
         rows.append(QueueChanges(int(work.stream[first]), int(work.thread[first]), times[order], length))
     return tuple(rows)
 
 
-def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE) -> tuple[QueueLength, ...]:
-    """One for each stream with launched work, by stream."""
+def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE, hta: bool = False) -> tuple[QueueLength, ...]:
+    """One for each stream with launched work, by stream; `hta` as in `queue_changes`."""
     rows = []
-    for changes in queue_changes(trace, work):
+    for changes in queue_changes(trace, work, hta=hta):
         length = changes.length
         lasting = np.diff(changes.time, append=changes.time[-1])
         low, middle, high = np.quantile(length, (0.25, 0.5, 0.75)).tolist()

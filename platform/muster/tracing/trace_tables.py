@@ -63,13 +63,15 @@ def _launches(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row
 
 
 def _queue_lengths(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
-    return _rows(queue_lengths(_htas_launches(trace) if options.hta else trace, work, full=options.full))
+    launched = _htas_launches(trace) if options.hta else trace
+    return _rows(queue_lengths(launched, work, full=options.full, hta=options.hta))
 
 
 def _queue_changes(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    launched = _htas_launches(trace) if options.hta else trace
     return [
         {"stream": changes.stream, "time_ns": time, "length": length}
-        for changes in queue_changes(_htas_launches(trace) if options.hta else trace, work)
+        for changes in queue_changes(launched, work, hta=options.hta)
         for time, length in zip(changes.time.tolist(), changes.length.tolist(), strict=True)
     ]
 
