@@ -273,6 +273,23 @@ def test_a_tail_of_only_torchruns_output_yields_the_exit_code(cut: str) -> None:
     )
 
 
+def test_wait_prints_each_restart_with_its_cause(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    failure = {"pod": "llama-trainer-0-abcde", "exitCode": 3}
+    cluster.films["llama"] = [
+        status("Running"),
+        status("Running", restarts=1, attempt=1, lastFailure=failure),
+        status("Pending", "Preempted", "by other", restarts=1, attempt=1, lastFailure=failure),
+        status("Running", restarts=1, attempt=2, lastFailure=failure),
+        status("Succeeded", restarts=1, attempt=2),
+    ]
+    lines = muster("submit", str(file), "--wait").out.splitlines()
+    assert [line for line in lines if line.startswith(("restarts", "attempt"))] == [
+        "restarts (1 of 3): pod llama-trainer-0-abcde ended with 3",
+        "attempt 2",
+    ]
+    assert any("Preempted" in line and "by other" in line for line in lines), lines
+
+
 def test_wait_prints_the_reason_of_a_failure_and_the_next_command(
     file: Path, cluster: MemoryClient, muster: Muster
 ) -> None:

@@ -68,8 +68,8 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
 
 
 def wait_for_end(client: ClusterClient, name: str, namespace: str, *, quiet: bool) -> TrainingJob:
-    """Return the job once it has ended; while it is pending, print changes as `watch` does, unless `quiet`. Raises
-    `NotFound` if it is deleted."""
+    """Return the job once it has ended; while it is pending and at each new attempt, print changes as `watch` does,
+    unless `quiet`. Raises `NotFound` if it is deleted."""
     from muster.cli.views.job_text import deleted_message, is_over
     from muster.errors import NotFound
 
@@ -83,7 +83,8 @@ def wait_for_end(client: ClusterClient, name: str, namespace: str, *, quiet: boo
                 if is_over(last):
                     return last
                 frame = WatchFrame(last, None, time.time())
-                if not quiet and last.status.phase == "Pending":
+                is_new_attempt = before is not None and last.status.attempt > before.job.status.attempt
+                if not quiet and (is_new_attempt or last.status.phase == "Pending"):
                     for line in change_lines(before, frame):
                         console().print(line, soft_wrap=True)
                 before = frame
