@@ -190,7 +190,7 @@ def kernel_sequences(trace: Trace, work: Events, operator: str, *, min_kernels: 
     sums: defaultdict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(lambda: [0, 0, 0])
     nested = nested_events(trace)
     for of_thread in groups(nested.thread):
-        tree = build_call_tree(nested[of_thread])
+        tree = build_call_tree(nested.spans[of_thread])
         events = nested[of_thread[tree.order]]
         inside = wanted[events.name]
         outer = inside.copy()

@@ -234,24 +234,20 @@ TREE_PART = 20_000
 """Events of a call tree that are lists of Python at a time, which take ten times the memory of arrays."""
 
 
-def build_call_tree(events: Events) -> CallTree:
-    """The tree of one thread's events, without events of zero duration."""
-    nonempty = np.flatnonzero(events.end > events.start)
-    start, end = events.start[nonempty], events.end[nonempty]
-    by_start = np.lexsort((-end, start))
-    order, start, end = nonempty[by_start], start[by_start], end[by_start]
-    parent = np.full(len(start), -1, dtype=np.int64)
-    times, innermost = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+def build_call_tree(events: Events | Spans) -> CallTree:
+    """The tree of one thread's events, without events of zero duration. Only their times are used."""
+    order = np.flatnonzero(events.end > events.start)
+    order = order[np.lexsort((-events.end[order], events.start[order]))]
+    start, end = events.start[order], events.end[order]
+    parent = np.full(len(order), -1, dtype=np.int64)
+    edge, innermost = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
     for first, last in _separate_parts(start, end):
-        of_part = slice(first, last)
+        of_part, edges_of_part = slice(first, last), slice(2 * first, 2 * last)
         parents, end[of_part] = _parents(start[of_part].tolist(), end[of_part].tolist())
         parent[of_part] = np.where(parents >= 0, parents + first, -1)
-        edges, after = _edges(parents, start[of_part], end[of_part])
-        times.append(edges)
-        innermost.append(np.where(after >= 0, after + first, -1))
-    edge = np.concatenate(times)
-    times.clear()
-    return CallTree(order, parent, Spans(edge[:-1], edge[1:]), np.concatenate(innermost)[:-1])
+        edge[edges_of_part], after = _edges(parents, start[of_part], end[of_part])
+        innermost[edges_of_part] = np.where(after >= 0, after + first, -1)
+    return CallTree(order, parent, Spans(edge[:-1], edge[1:]), innermost[:-1])
 
 
 def _separate_parts(start: Int64, end: Int64) -> list[tuple[int, int]]:

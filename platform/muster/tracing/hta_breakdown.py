@@ -88,13 +88,13 @@ def select_device_work(trace: Trace, *, include_last_step: bool, with_synchronis
     if with_synchronisation:
         work = trace.of_kind(*DEVICE_WORK, EventKind.SYNC)
     names = [code for code, name in enumerate(trace.names) if "ProfilerStep" in name]
-    on_device = np.isin(trace.events.kind, DEVICE_WORK) | (trace.events.kind == EventKind.SYNC)
-    on_cpu = trace.events[~on_device & ((trace.events.stream < 0) | (trace.events.correlation < 0))]
-    steps = on_cpu[np.isin(on_cpu.name, names)]
+    events = trace.events
+    on_cpu = ~np.isin(events.kind, (*DEVICE_WORK, EventKind.SYNC)) & ((events.stream < 0) | (events.correlation < 0))
+    steps = events[on_cpu & np.isin(events.name, names)]
     if len(np.unique(steps.name)) < 2:
         return work
-    before = on_cpu.start <= steps.end.max() if include_last_step else on_cpu.start < steps.start.max()
-    return work[np.isin(work.correlation, on_cpu.correlation[before & (on_cpu.correlation >= 0)])]
+    before = events.start <= steps.end.max() if include_last_step else events.start < steps.start.max()
+    return work[np.isin(work.correlation, events.correlation[on_cpu & before & (events.correlation >= 0)])]
 
 
 def _of_type(types: NDArray[np.int8], wanted: KernelType) -> Mask:

@@ -73,7 +73,7 @@ def enclosing_operators(operators: Events, calls: Events, *, any_thread: bool = 
     innermost = np.full(len(calls), -1, dtype=np.int64)
     around = np.full(len(operators), -1, dtype=np.int64)
     for of_thread in groups(operators.thread):
-        tree = build_call_tree(operators[of_thread])
+        tree = build_call_tree(operators.spans[of_thread])
         rows = of_thread[tree.order]
         around[rows] = np.where(tree.parent >= 0, rows[tree.parent], -1)
         mine = np.arange(len(calls)) if any_thread else np.flatnonzero(calls.thread == operators.thread[of_thread[0]])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.events import EventKind, Events, Int32, Trace, build_call_tree
 from muster.tracing.spans import Int64, groups
-from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME, nested_events
+from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME, is_nested
 
 COMPILED_PREFIX = "compiled "
 """Of names of compiled graphs by source line (`compiled_regions`)."""
@@ -34,26 +34,27 @@ def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     Annotations and torch's operators around Python code are part of the call tree but not listed, except compiled
     graphs: their self time is Python.
     """
-    nested = nested_events(trace)
+    events, nested = trace.events, np.flatnonzero(is_nested(trace))
     self_ns = np.zeros(len(nested), dtype=np.int64)
-    for of_thread in groups(nested.thread):
-        tree = build_call_tree(nested[of_thread])
+    for of_thread in groups(events.thread[nested]):
+        tree = build_call_tree(events.spans[nested[of_thread]])
         self_ns[of_thread[tree.order]] = tree.self_time()
+    kinds, names = events.kind[nested], events.name[nested]
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)
     frames = np.array([FRAME_NAME.match(name) is not None for name in trace.names], dtype=bool)
-    ops = ((nested.kind == EventKind.CPU_OP) & ~frames[nested.name]) | compiled[nested.name]
-    return _by_name(trace, nested[ops], self_ns[ops])
+    ops = ((kinds == EventKind.CPU_OP) & ~frames[names]) | compiled[names]
+    return _by_name(trace, names[ops], self_ns[ops])
 
 
 def kernels_by_time(trace: Trace, work: Events) -> tuple[OperatorStats, ...]:
     """Device work, longest total first; kernels do not nest, so their time is their duration."""
-    return _by_name(trace, work, work.duration)
+    return _by_name(trace, work.name, work.duration)
 
 
-def _by_name(trace: Trace, events: Events, ns: Int64) -> tuple[OperatorStats, ...]:
-    calls = np.bincount(events.name, minlength=len(trace.names))
+def _by_name(trace: Trace, names: Int32, ns: Int64) -> tuple[OperatorStats, ...]:
+    calls = np.bincount(names, minlength=len(trace.names))
     totals = np.zeros(len(trace.names), dtype=np.int64)
-    np.add.at(totals, events.name, ns)
+    np.add.at(totals, names, ns)
     found = [OperatorStats(trace.names[i], int(calls[i]), int(totals[i])) for i in np.flatnonzero(calls)]
     return tuple(sorted(found, key=lambda op: (-op.total_ns, op.name)))
 

@@ -159,12 +159,13 @@ def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[
 def _spans_of_annotations(trace: Trace) -> dict[str, list[Spans]]:
     """Per annotation the own time of the events of the steps' thread that counts for it."""
     sync, sent = matching_names(trace, SYNCHRONISATION), matching_names(trace, POINT_TO_POINT_NAME)
-    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)
-    keep = np.where(events.kind == EventKind.RUNTIME, sync[events.name], ~sent[events.name])
-    events = events[keep]
+    events = trace.events
+    keep = np.isin(events.kind, (EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME))
+    keep &= np.where(events.kind == EventKind.RUNTIME, sync[events.name], ~sent[events.name])
+    kept = np.flatnonzero(keep)
     spans: dict[str, list[Spans]] = {}
-    for of_thread in groups(events.thread):
-        here = events[of_thread]
+    for of_thread in groups(events.thread[kept]):
+        here = events[kept[of_thread]]
         marks = here.name[here.kind == EventKind.ANNOTATION]
         if not any(STEP_ANNOTATION.match(trace.names[code]) for code in np.unique(marks)):
             continue
@@ -186,10 +187,11 @@ def _blocking_annotations(trace: Trace, events: Events, order: Int64, parent: In
     )
     phase = np.array([is_phase(name) for name in trace.names], dtype=bool)
     is_annotation = (kinds == EventKind.ANNOTATION) & ~ignored[names]
-    innermost: list[int] = []  # annotation at each event, also for operators
-    for own, outer in zip(np.where(is_annotation, names, -1).tolist(), parent.tolist(), strict=True):
-        innermost.append(own if own >= 0 else innermost[outer] if outer >= 0 else -1)
-    found = np.array(innermost, dtype=np.int64)
+    # The innermost annotation at each event, also for operators: every step doubles how far out an event looks.
+    outward = np.where(is_annotation | (parent < 0), np.arange(len(parent)), parent)
+    while not np.array_equal(further := outward[outward], outward):
+        outward = further
+    found = np.where(is_annotation, names, -1)[outward]
     is_operator = (kinds == EventKind.CPU_OP) & ~communication[names]
     counts = is_annotation | (is_operator & (found >= 0) & ~phase[found] & ~step[found])
     return np.where(counts, found, -1)

@@ -186,11 +186,16 @@ def trim_closures(trace: Trace) -> Events:
     events = nested_events(trace)
     annotation = events.kind == EventKind.ANNOTATION
     optimizers = np.flatnonzero(annotation & matching_names(trace, OPTIMIZER_NAME)[events.name]) if len(events) else ()
-    backward = events[matching_names(trace, AUTOGRAD_NAME)[events.name]] if len(events) else events
+    if not len(optimizers):
+        return events
+    spans = events.spans
+    backward = spans[matching_names(trace, AUTOGRAD_NAME)[events.name]]
     backward = backward[np.argsort(backward.start, kind="stable")]
     start = events.start.copy()
-    by_thread = {int(events.thread[of_thread[0]]): events[of_thread] for of_thread in groups(events.thread)}
-    calls_of = {thread: calls[np.argsort(calls.start, kind="stable")] for thread, calls in by_thread.items()}
+    calls_of = {
+        int(events.thread[of_thread[0]]): spans[of_thread[np.argsort(events.start[of_thread], kind="stable")]]
+        for of_thread in groups(events.thread)
+    }
     for i in optimizers:
         first, stop = np.searchsorted(backward.start, (events.start[i], events.end[i]))
         if first == stop:

@@ -96,9 +96,16 @@ def device_work_types(trace: Trace, work: Events) -> NDArray[np.int8]:
 
 def nested_events(trace: Trace) -> Events:
     """Operators and annotations of the CPU that nest within a thread: all but sends and receives."""
-    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
-    apart = matching_names(trace, POINT_TO_POINT_NAME)
-    return events[~apart[events.name]] if apart.any() else events  # without a copy, of the largest part of most traces
+    return trace.events[is_nested(trace)]
+
+
+def is_nested(trace: Trace) -> Mask:
+    """Which events `nested_events` are: a copy of all columns, of the largest part of most traces, is large."""
+    events = trace.events
+    return (
+        np.isin(events.kind, (EventKind.CPU_OP, EventKind.ANNOTATION))
+        & ~matching_names(trace, POINT_TO_POINT_NAME)[events.name]
+    )
 
 
 def is_phase(name: str) -> bool:
