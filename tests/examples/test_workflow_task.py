@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +88,19 @@ def test_a_task_whose_job_fails_ends_with_1_and_its_retry_submits_another(task: 
     assert task.run("exit 9") == 1
     assert task.run("true") == 0
     assert [job.metadata.name for job in task.jobs()] == ["nightly", "nightly-2"]
+
+
+def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> None:
+    page = (EXAMPLES.parent / "docs" / "airflow.md").read_text()
+    (command,) = re.findall(r'bash_command="(.*)"', page)
+    command = command.replace("{{ ts_nodash | lower }}", "20261124t000000").replace("/opt/dags", str(task.folder))
+    shutil.copy(SCRIPT, task.folder)
+    (task.folder / "job.yaml").write_text(JOB.replace("LINE", "true").replace("QUEUE", "default"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = os.environ | {"PATH": path, "MUSTER_HOME": str(task.home)}
+    ended = subprocess.run(["bash", "-c", command], env=environ, check=False, timeout=LIMIT_S)
+    assert ended.returncode == 0
+    assert [job.metadata.name for job in task.jobs()] == ["nightly-20261124t000000"]
 
 
 def test_a_refused_job_and_an_invalid_file_have_the_exit_codes_of_submit(task: Task) -> None:
