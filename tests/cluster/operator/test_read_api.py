@@ -70,12 +70,9 @@ def _run_and_delete(plane: ControlPlane, namespace: str, name: str) -> None:
     """A job that was charged for, which only the record of usage knows afterwards."""
     path = f"{JOBS.format(namespace)}/{name}"
     plane.api.create(JOBS.format(namespace), _job(name, 8))
-    plane.wait_for("it is admitted", lambda: plane.api.get(path).get("status", {}).get("phase") == "Admitted")
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    plane.wait_for("it has a pod", lambda: bool(plane.api.get(pods)["items"]))
-    plane.api.patch(path, {"spec": {"cancel": True}})
-    for pod in plane.api.get(pods)["items"]:
-        plane.api.delete(f"{pods}/{pod['metadata']['name']}", gracePeriodSeconds=0)
+    plane.wait_for("it is admitted and has a pod", lambda: bool(plane.api.get(pods)["items"]))
+    plane.api.patch(path, {"spec": {"cancel": True}})  # the operator deletes its pod, and KWOK stops and removes it
     plane.wait_for("its pods are gone", lambda: not plane.api.get(pods)["items"])
     plane.api.delete(path)
 
