@@ -19,8 +19,8 @@ from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
-from muster_operator import hung_status
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_status import hung_rank_writes
 from muster_operator.job_writer import JobWriter, reconcile_finalizers
 from muster_operator.logs import CYCLE, CycleDurations, log_cycle
 from muster_operator.metrics import OperatorMetrics
@@ -143,7 +143,7 @@ class Leader:
         await self._invalid_objects.report()
         self._writer.events.record_pending_reasons()
         due = [ObjectWrites(write.job_uid, (write,)) for write in self._writer.traces.due_writes()]
-        due += hung_status.due_writes(self._cache)
+        due += hung_rank_writes(self._cache)
         if settled := tuple(one for one in due if not self._queue.uncertain.concerns(one.job_uid)):
             later = await self._queue.write([settled], _START_WITHIN_S, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle

@@ -1,16 +1,22 @@
 """A small HTTP server for pages that only read: GET and HEAD, bounded connections, a thread for each.
 
+`LoopbackServer` is for one user's browser on this host (`muster report --serve`, `muster dashboard`). Other users of
+the host, and web pages in the user's browser, can connect to its port too: each such server checks a secret of its own.
+
 A request must name the server in its `Host` header, against DNS rebinding, and no response can be framed or read by
 other origins. What else a request needs is decided by each server.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any, ClassVar
 
@@ -20,6 +26,9 @@ MAX_CONNECTIONS = 128
 """Open connections, each with a thread. A browser opens six at most."""
 _TIMEOUT_S = 60.0
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+LOOPBACK_ADDRESS = "127.0.0.1"
+HOST_NAMES = (LOOPBACK_ADDRESS, "localhost")
+_CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 class HttpServer(ThreadingTCPServer):
@@ -106,3 +115,48 @@ class HttpHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """No log: it would contain the secret."""
+
+
+class LoopbackServer(HttpServer):
+    """Listens on a port of the loopback address (0: a free one). Any user of the host can open connections."""
+
+    def __init__(self, port: int, handler: type[LoopbackHandler], max_connections: int = MAX_CONNECTIONS) -> None:
+        super().__init__((LOOPBACK_ADDRESS, port), handler, max_connections)
+        self.hosts = tuple(f"{name}:{self.port}" for name in HOST_NAMES)
+
+
+class LoopbackHandler(HttpHandler):
+    """Answers one connection."""
+
+    def names_this_server(self, host: str) -> bool:
+        """Whether a Host header is this server's."""
+        assert isinstance(self.server, LoopbackServer)
+        return host in self.server.hosts
+
+    def is_of_this_user(self) -> bool:
+        """Whether a process of this process's user has made the request. True where the kernel does not say: not
+        Linux."""
+        assert isinstance(self.connection, socket.socket)
+        user = _client_user(self.connection)
+        return user == os.geteuid() if _CONNECTIONS[0].exists() else True
+
+
+def _client_user(connection: socket.socket) -> int | None:
+    """The user id of the other end of a connection from this host; None if the kernel does not list it."""
+    client, server = (_kernel_name(address) for address in (connection.getpeername(), connection.getsockname()))
+    for file in _CONNECTIONS:
+        try:
+            lines = file.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, *_, user = line.split(maxsplit=8)[:8]
+            if local.endswith(client) and remote.endswith(server):  # in tcp6 with a prefix
+                return int(user)
+    return None
+
+
+def _kernel_name(address: tuple[str, int]) -> str:
+    """`0100007F:1F90`: the address of 32 bits as the processor reads it."""
+    host = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
+    return f"{host:08X}:{address[1]:04X}"

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster_client.server import JOBS, Server
 
 from muster.api.spec import TrainingJob
-from muster.cluster_client.workspace import ARCHIVE
+from muster.cluster_client.submit import ARCHIVE
 from muster.errors import Refused
 
 CONFIG_MAP = "/api/v1/namespaces/default/configmaps/llama-workspace"

@@ -72,7 +72,7 @@ def test_another_user_who_sees_the_command_line_of_the_browser_cannot_be_quicker
 ) -> None:
     url = urlsplit(server.single_use_url())
     with monkeypatch.context() as patched:  # the client is another user than the server's
-        patched.setattr("muster.loopback.os.geteuid", lambda: os.getuid() + 1)
+        patched.setattr("muster.http_server.os.geteuid", lambda: os.getuid() + 1)
         found = request(server, f"/?{url.query}")
         assert (found.status, "set-cookie" in found.headers) == (403, False)
     assert request(server, f"/?{url.query}").status == 200

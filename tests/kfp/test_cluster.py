@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muster.errors import InvalidSpec, NotFound, Refused
-from muster.kfp.cluster import connect
+from muster.kfp.step import connect
 
 KUBECONFIG = """
 apiVersion: v1

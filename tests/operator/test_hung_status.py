@@ -13,7 +13,7 @@ from muster.cluster import RecordEvent, WriteStatus
 from muster.kube.objects import RawCustomObject, V1ContainerStatus
 from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.hung_status import due_writes
+from muster_operator.job_status import hung_rank_writes
 
 UID = "uid-llama"
 
@@ -42,9 +42,9 @@ def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event()
     made = cache(stalled())
     end(made, 0, 2)
     made.pods.on_upsert(pod_seen(version=3, owner=UID, slot=(1, 0), phase="Running"))
-    assert due_writes(made) == []
+    assert hung_rank_writes(made) == []
     end(made, 1, 4)
-    ((write, event),) = (one.writes for one in due_writes(made))
+    ((write, event),) = (one.writes for one in hung_rank_writes(made))
     assert isinstance(write, WriteStatus)
     assert isinstance(event, RecordEvent)
     failure = write.status.last_failure
@@ -54,11 +54,11 @@ def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event()
     assert "rank 0 in pod" in sentence
     assert "is in f1 (a.py:1)" in sentence
     assert sentence in event.message
-    assert due_writes(made) != []  # until the job has that status
+    assert hung_rank_writes(made) != []  # until the job has that status
     document = job_document(version=9)
     status = write.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
-    assert due_writes(made) == []
+    assert hung_rank_writes(made) == []
     assert made.hung_ranks.pending() == []
 
 
@@ -66,9 +66,9 @@ def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None
     for failure in (None, {**stalled(), "reason": "Error"}, stalled(attempt=3)):
         made = cache(failure)
         end(made, 0, 2)
-        ((event,),) = (one.writes for one in due_writes(made))
+        ((event,),) = (one.writes for one in hung_rank_writes(made))
         assert isinstance(event, RecordEvent)
-        assert due_writes(made) == []
+        assert hung_rank_writes(made) == []
 
 
 def test_an_invalid_message_changes_nothing() -> None:
@@ -77,4 +77,4 @@ def test_an_invalid_message_changes_nothing() -> None:
     ended = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": '{"hung": "xx"}'}}}
     pod.status.init_container_statuses = [read(V1ContainerStatus, ended)]
     made.pods.on_upsert(pod)
-    assert due_writes(made) == []
+    assert hung_rank_writes(made) == []

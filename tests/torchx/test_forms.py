@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.job_names import to_kubernetes_name, with_suffix
+from muster.api.job_documents import to_kubernetes_name, with_suffix
 from muster.api.spec import MAX_JOB_NAME
 from muster.torchx import settings
 

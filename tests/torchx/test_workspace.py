@@ -13,7 +13,7 @@ from torchx.runner import Runner, get_runner
 
 from muster.api.spec import TrainingJob
 from muster.api.yaml_input import load_objects
-from muster.cluster_client.workspace import ARCHIVE
+from muster.cluster_client.submit import ARCHIVE
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.workspace import pack_workspace
 

@@ -14,7 +14,7 @@ from muster.errors import NotFound
 from muster.lifecycle import transitions
 from muster.lifecycle.transitions import finish
 from muster.model import Placement, RolePlacement, Wait
-from muster.visibility.preemptions import PreemptionLog
+from muster.visibility.items import PreemptionLog
 from muster.visibility.state import ReadState
 
 GPU = "nvidia.com/gpu"

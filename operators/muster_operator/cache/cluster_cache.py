@@ -13,13 +13,12 @@ from muster.capture.termination import decode_ranks
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
-from muster.visibility.preemptions import PreemptionLog
+from muster.visibility.items import PreemptionLog
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.deleted_usage import DeletedUsage
-from muster_operator.cache.heartbeats import HeartbeatCache, TraceCounts
-from muster_operator.cache.hung_ranks import HungRanks
+from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, TraceCounts
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache

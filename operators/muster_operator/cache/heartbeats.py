@@ -1,4 +1,5 @@
-"""What collectors report: the newest heartbeat of each job, how much progress it proves now, and traces collected.
+"""What collectors report: the newest heartbeat of each job, how much progress it proves now, traces collected, and
+ranks that did not stop.
 
 A job whose collector cannot be reached does not count as stalled: while there is no answer it counts as if it had just
 made a step. So a failure of the pod network, the operator or a collector never ends a job.
@@ -7,8 +8,9 @@ made a step. So a failure of the pod network, the operator or a collector never 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from muster.capture.protocol import HungRank
 from muster.cluster import Heartbeat
 from muster.heartbeats.parse import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
 
@@ -132,3 +134,39 @@ class TraceCounts:
         for uid in self._counts.keys() - uids:
             del self._counts[uid]
             self._pending.discard(uid)
+
+
+@dataclass(slots=True)
+class HungAttempt:
+    """The ranks of an attempt, by rank."""
+
+    attempt: int
+    ranks: dict[int, HungRank] = field(default_factory=dict)
+
+
+class HungRanks:
+    """The newest such attempt of each job, by uid."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, HungAttempt] = {}
+
+    def record(self, uid: str, attempt: int, ranks: Collection[HungRank]) -> None:
+        """A pod of this attempt has ended with these ranks."""
+        known = self._attempts.get(uid)
+        if known is None or known.attempt < attempt:
+            known = self._attempts[uid] = HungAttempt(attempt)
+        if known.attempt == attempt:
+            known.ranks.update({one.rank: one for one in ranks})
+
+    def pending(self) -> list[tuple[str, HungAttempt]]:
+        """Attempts whose ranks are not in the status yet, by uid."""
+        return sorted(self._attempts.items(), key=lambda item: item[0])
+
+    def mark_written(self, uid: str) -> None:
+        """The status says it, or never will."""
+        self._attempts.pop(uid, None)
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Forget all other jobs."""
+        for uid in self._attempts.keys() - uids:
+            del self._attempts[uid]

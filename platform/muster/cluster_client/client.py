@@ -14,7 +14,7 @@ from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import DEFAULT_LOG_ACCESS, LogAccess, Replica, read_log
 from muster.cluster_client.read_api import OperatorReader
-from muster.cluster_client.workspace import submit_with_archive
+from muster.cluster_client.submit import submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config

@@ -16,8 +16,7 @@ from muster.api.spec import TrainingJob
 from muster.client import JobList, NodeJobs
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.sync_client import KubeClient
-from muster.visibility.reader import Listing, decode, read_list
-from muster.visibility.rows import node_row, queue_row
+from muster.visibility.reader import Listing, decode, node_row, queue_row, read_list
 from muster.visibility.state import with_live_wait
 from muster.visibility.types import (
     BASE_PATH,

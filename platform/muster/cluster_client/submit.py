@@ -1,4 +1,4 @@
-"""Checks jobs against the objects of a cluster, and creates them, all or none.
+"""Checks jobs against the objects of a cluster, and creates them, all or none; a job may have an archive of code.
 
 Checks that depend on objects which the user may not read are left to the operator.
 
@@ -8,6 +8,7 @@ created before a refused one are deleted again, and errors name the jobs whose s
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import read_object
 from muster.kube.objects import V1Namespace, V1PriorityClass
-from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION, is_uid_mismatch, uid_precondition
-from muster.kube.resources import NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
+from muster.kube.requests import DRY_RUN, MERGE_PATCH, STRICT_FIELD_VALIDATION, is_uid_mismatch, uid_precondition
+from muster.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
 from muster.state.projection import to_flavor, to_node
 from muster.usage.segments import USER_LABEL, with_user
@@ -32,6 +33,8 @@ from muster.workload.trainingjob import to_gang
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result
 _PAUSE_S = 1.0
+ARCHIVE = "workspace.tar.gz"
+"""The key of the archive in the ConfigMap."""
 
 
 def preflight_job(
@@ -202,3 +205,44 @@ def _attribute_errors_to(job: TrainingJob) -> Iterator[None]:
 
 def _job_label(job: TrainingJob) -> str:
     return f"{job.metadata.namespace or DEFAULT_NAMESPACE}/{job.metadata.name}"
+
+
+def archive_name(job: str) -> str:
+    """The name of the ConfigMap of a job."""
+    return f"{job}-workspace"
+
+
+def submit_with_archive(kube_client: KubeClient, job: TrainingJob, archive: bytes) -> TrainingJob:
+    """Create the ConfigMap, then the job that becomes its owner, so that both are deleted together.
+
+    Raises the errors of `submit_jobs`; a refused job leaves no ConfigMap. If the client or the server fails in between,
+    the ConfigMap may remain without an owner.
+    """
+    namespace = job.metadata.namespace or kube_client.config.namespace
+    name = archive_name(job.metadata.name)
+    document = {
+        "apiVersion": CONFIG_MAPS.api_version,
+        "kind": CONFIG_MAPS.kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "immutable": True,
+        "binaryData": {ARCHIVE: base64.b64encode(archive).decode()},
+    }
+    kube_client.request("POST", CONFIG_MAPS.path(namespace), document, query=STRICT_FIELD_VALIDATION)
+    path = CONFIG_MAPS.path(namespace, name)
+    try:
+        (created,) = submit_jobs(kube_client, [job], dry_run=False)
+    except ClusterError:  # the job may have been created
+        raise
+    except MusterError:
+        with contextlib.suppress(MusterError):
+            kube_client.request("DELETE", path)
+        raise
+    owner = {
+        "apiVersion": TRAINING_JOBS.api_version,
+        "kind": TRAINING_JOBS.kind,
+        "name": created.metadata.name,
+        "uid": created.metadata.uid,
+    }
+    with contextlib.suppress(MusterError):  # the job is submitted
+        kube_client.request("PATCH", path, {"metadata": {"ownerReferences": [owner]}}, content_type=MERGE_PATCH)
+    return created

@@ -9,7 +9,7 @@ from typing import cast
 
 from muster.queue_bars import BarUsage, FlavorResource, SegmentKind, bar_segments, bar_totals, usage_by_resource
 from muster.tables import QueueTableRow
-from muster.visibility.rows import queue_row
+from muster.visibility.reader import queue_row
 from muster.visibility.types import QueueSummary
 
 _BAR_WIDTH = 100  # units of the SVG's view box

@@ -19,8 +19,7 @@ from muster.dashboard.handler import PageHandler
 from muster.dashboard.pages import PAGES
 from muster.dashboard.render import Renderer
 from muster.dashboard.user_pages import UserPages
-from muster.http_server import HTML
-from muster.loopback import HOST_NAMES, LoopbackHandler, LoopbackServer
+from muster.http_server import HOST_NAMES, HTML, LoopbackHandler, LoopbackServer
 
 
 class DashboardServer(LoopbackServer):

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.api.job_names import with_suffix
-from muster.api.pod_volumes import add_run_volume, add_shared_memory
+from muster.api.job_documents import add_run_volume, add_shared_memory, with_suffix
 from muster.api.spec import TrainingJob, max_job_name_length
 from muster.api.yaml_input import parse_objects
 from muster.api.yaml_input.field_errors import to_field_error

@@ -39,8 +39,7 @@ from muster.local.run_folder import (
     tail_offset,
 )
 from muster.text import did_you_mean
-from muster.visibility.reader import Listing, read_list
-from muster.visibility.rows import node_row, queue_row
+from muster.visibility.reader import Listing, node_row, queue_row, read_list
 from muster.visibility.types import NodeSummaryList, QueueSummaryList, UsageSummary, UsageSummaryList
 
 if TYPE_CHECKING:

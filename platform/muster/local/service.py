@@ -22,8 +22,8 @@ from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.usage.report import RecordedUsage
+from muster.visibility.items import PreemptionLog
 from muster.visibility.lists import answer
-from muster.visibility.preemptions import PreemptionLog
 from muster.visibility.requests import parse_request
 from muster.visibility.state import CycleView, ReadState, with_live_wait
 from muster.visibility.types import Item, ItemList

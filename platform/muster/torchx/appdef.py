@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
-from muster.api.job_names import to_kubernetes_name
+from muster.api.job_documents import to_kubernetes_name
 from muster.api.quantity import whole_cores
 from muster.api.spec import API_VERSION, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error

@@ -17,7 +17,7 @@ from typing import Any
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
 
-from muster.api.pod_volumes import add_run_volume, add_shared_memory
+from muster.api.job_documents import add_run_volume, add_shared_memory
 from muster.api.spec import TrainingJob
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import ClusterError, NotFound, Refused

@@ -23,7 +23,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.api.env_vars import redact, redact_secrets
-from muster.api.job_names import to_kubernetes_name, with_suffix
+from muster.api.job_documents import to_kubernetes_name, with_suffix
 from muster.api.spec import TrainingJob, max_job_name_length
 from muster.client import ClusterClient, LogOptions, check_replica
 from muster.errors import ClusterError, DaemonError, NotFound

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 from torchx.workspace.api import walk_workspace
 
-from muster.cluster_client.workspace import ARCHIVE, archive_name
+from muster.cluster_client.submit import ARCHIVE, archive_name
 from muster.text import format_bytes
 from muster.torchx.errors import SubmissionRefused
 

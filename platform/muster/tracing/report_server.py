@@ -1,6 +1,6 @@
 """Serves one report and its traces to a browser on this host, so that the page can hand a trace to Perfetto.
 
-Every path begins with a random token (`muster.loopback` says against whom), and what is served is a list of files,
+Every path begins with a random token (`muster.http_server` says against whom), and what is served is a list of files,
 addressed by number, which are opened without following links.
 """
 
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from muster.http_server import HTML
-from muster.loopback import LoopbackHandler, LoopbackServer
+from muster.http_server import HTML, LoopbackHandler, LoopbackServer
 from muster.tracing.html_report import render_page
 from muster.tracing.run_analysis import Report
 from muster.tracing.shared_folder import SharedFolder

@@ -1,7 +1,8 @@
-"""Builds the items of the read API from observed objects and the last scheduling cycle."""
+"""Builds the items of the read API from observed objects and the last scheduling cycle; keeps recent preemptions."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,6 +32,7 @@ from muster.visibility.usage import UsageQuery
 MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
 _PREEMPTION_REASONS = ("Preempted", "Reclaimed")
+_MAX_KEPT = 1000
 
 
 def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
@@ -208,3 +210,29 @@ def _job_meta(job: spec.TrainingJob) -> ItemMeta:
 
 def _effective_priority(job: spec.TrainingJob) -> int | None:
     return job.spec.priority if job.spec.priority_class_name is None else job.status.priority
+
+
+class PreemptionLog:
+    """The newest preemptions that this process has seen, at most 1,000. A new process sees those of jobs that have not
+    started again since."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, int], Preemption] = OrderedDict()  # by uid and second
+
+    def observe(self, job: spec.TrainingJob) -> None:
+        """Call it with every status of a job."""
+        found = preemption_of(job)
+        if found is None or (key := (found.metadata.uid, int(found.at))) in self._seen:
+            return
+        self._seen[key] = found
+        if len(self._seen) > _MAX_KEPT:
+            self._seen.popitem(last=False)
+
+    def newest_first(self) -> tuple[Preemption, ...]:
+        """All that are kept."""
+        return tuple(sorted(self._seen.values(), key=preemption_key))
+
+
+def preemption_key(preemption: Preemption) -> tuple[float, str]:
+    """Sorts the newest first."""
+    return -preemption.at, preemption.metadata.uid

@@ -15,11 +15,11 @@ from muster.visibility.items import (
     job_summary,
     node_summaries,
     pending_job,
+    preemption_key,
     queue_summaries,
     usage_list_fields,
     usage_summaries,
 )
-from muster.visibility.preemptions import preemption_key
 from muster.visibility.requests import BAD_REQUEST, JobOrder, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import Item, ItemList, PageMeta

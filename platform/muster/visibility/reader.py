@@ -1,4 +1,4 @@
-"""Reads lists of the read API to their end, for clients."""
+"""Reads lists of the read API to their end, for clients; rows of their tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, ValidationError
 
 from muster.errors import ClusterError
-from muster.visibility.types import BASE_PATH, DataSource, Item, ItemList, ListResponse, UsageSummary
+from muster.visibility.types import (
+    BASE_PATH,
+    DataSource,
+    Item,
+    ItemList,
+    ListResponse,
+    NodeSummary,
+    QueueSummary,
+    UsageSummary,
+)
 
 T = TypeVar("T", bound=Item)
 M = TypeVar("M", bound=BaseModel)
+_NOT_IN_ROWS = {"api_version", "kind", "metadata", "pending", "pod_count", "pods", "topology", "job_count", "jobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +80,15 @@ def shown_usage(items: Sequence[UsageSummary]) -> list[UsageSummary]:
         shown,
         key=lambda item: (item.resource == "cpu", -item.hours, item.metadata.name, item.flavor, item.resource),
     )
+
+
+def queue_row(queue: QueueSummary) -> dict[str, Any]:
+    """A `muster.tables.QueueTableRow`."""
+    fields = queue.model_dump(exclude=_NOT_IN_ROWS)
+    return {"name": queue.metadata.name, **fields, "waiting": queue.pending}
+
+
+def node_row(node: NodeSummary) -> dict[str, Any]:
+    """A `muster.tables.NodeTableRow`."""
+    fields = node.model_dump(exclude=_NOT_IN_ROWS)
+    return {"name": node.metadata.name, **fields, "pods": [pod.name for pod in node.pods]}

@@ -1,19 +1,19 @@
-"""The pages, in the order of the navigation: one module each, with a template of the same name."""
+"""The pages, in the order of the navigation; each has a template."""
 
 from __future__ import annotations
 
 from muster.dashboard.page import Document, Page
-from muster.dashboard.pages import job, jobs, nodes, overview, pending, preemptions, timeline, usage
+from muster.dashboard.pages import job, jobs, nodes, timeline, usage
 
 PAGES: tuple[Page, ...] = (
-    overview.PAGE,
-    pending.PAGE,
-    jobs.PAGE,
+    jobs.OVERVIEW_PAGE,
+    jobs.PENDING_PAGE,
+    jobs.JOBS_PAGE,
     job.PAGE,
     timeline.PAGE,
     nodes.PAGE,
     nodes.NODE_PAGE,
-    preemptions.PAGE,
+    jobs.PREEMPTIONS_PAGE,
     usage.PAGE,
 )
 DOCUMENTS: tuple[Document, ...] = (job.REPORT,)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import pytest
 
-from muster.loopback import ADDRESS, LoopbackHandler, LoopbackServer
+from muster.http_server import LOOPBACK_ADDRESS, LoopbackHandler, LoopbackServer
 
 LIMIT = 3
 REFUSED = "HTTP/1.1 503 Service Unavailable"
@@ -34,7 +34,7 @@ def server() -> Iterator[LoopbackServer]:
 
 
 def connect(server: LoopbackServer, stack: ExitStack) -> socket.socket:
-    return stack.enter_context(socket.create_connection((ADDRESS, server.port), timeout=30))
+    return stack.enter_context(socket.create_connection((LOOPBACK_ADDRESS, server.port), timeout=30))
 
 
 def status(connection: socket.socket) -> str:

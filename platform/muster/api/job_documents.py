@@ -1,15 +1,30 @@
-"""Volumes that a pod template gets in a cluster: shared memory for data loaders, and the run folder's claim.
+"""What TorchX and pipelines add to the document of a job: a name made of other text (of an app, of a step), and volumes
+of pods in a cluster (shared memory for data loaders, the run folder's claim).
 
 A template is a plain value as in YAML: the spec of a pod, whose first container gets the mounts.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from muster.api.spec import MAX_JOB_NAME
 
 RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
 """The operator's names (docs/operator.md): a volume of this name replaces its emptyDir."""
 _SHM_DIR = "/dev/shm"
+
+
+def to_kubernetes_name(text: str, max_length: int = MAX_JOB_NAME) -> str:
+    """The text as a Kubernetes name: lower-case letters, digits and single dashes; `job` when nothing is left."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
+    return name or "job"[:max_length]
+
+
+def with_suffix(text: str, suffix: str, max_length: int = MAX_JOB_NAME) -> str:
+    """A Kubernetes name that ends with `-suffix`, of at most `max_length` characters if suffix and a letter fit."""
+    return f"{to_kubernetes_name(text, max(1, max_length - len(suffix) - 1))}-{suffix}"
 
 
 def add_shared_memory(pod: dict[str, Any]) -> None:
