@@ -35,7 +35,7 @@ from benchmarks.scale.contender import Contender, Rate
 from benchmarks.scale.measure import Row
 from benchmarks.scale.muster import MUSTER
 from benchmarks.scale.order import Turn, turns
-from benchmarks.scale.peers.known import BUILT, GANG_SCHEDULERS, NAMES, Missing, contender
+from benchmarks.scale.peers.registry import BUILT, GANG_SCHEDULERS, NAMES, Missing, contender
 from benchmarks.scale.table import details, failed, medians, overview
 
 RATES = {"kueue": Rate(300, 500)}  # as Kueue was measured
@@ -107,8 +107,8 @@ def _measured(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         print(f"{turn.scheduler}, {turn.case}: {error}", file=sys.stderr, flush=True)
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Row(turn.case, 0, turn.scheduler, notes={"error": said})
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Row(turn.case, 0, turn.scheduler, notes={"error": message})
 
 
 def measure(turn: Turn, one: Contender, args: argparse.Namespace) -> Row:

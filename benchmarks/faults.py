@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 first = verdicts[0] if verdicts else None
                 known = as_expected(first, fault, args.rank)
                 good, total = good + known, total + 1
-                said = "; ".join(f"{v.cause} {list(v.ranks) or 'all'} {v.cost_ms:.1f} ms" for v in verdicts) or "none"
-                print(f"{name:<30} {'as expected' if known else 'NOT expected':<13} {said}", flush=True)
+                shown = "; ".join(f"{v.cause} {list(v.ranks) or 'all'} {v.cost_ms:.1f} ms" for v in verdicts) or "none"
+                print(f"{name:<30} {'as expected' if known else 'NOT expected':<13} {shown}", flush=True)
     print(f"{good} of {total} as expected")
     return 0
 

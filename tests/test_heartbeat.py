@@ -42,9 +42,9 @@ def test_a_checkpoint_dated_ahead_counts_from_when_it_was_seen_and_the_next_true
 
 
 def test_fields_missing_in_the_newest_checkpoint_come_from_the_heartbeat() -> None:
-    said = {"at": NOW, "step": 9, "checkpoint_step": 8, "checkpoint_at": NOW - 5}
+    document = {"at": NOW, "step": 9, "checkpoint_step": 8, "checkpoint_at": NOW - 5}
     for latest in ({}, {"step": None, "at": None}, {"step": "x", "at": -1}):
-        heartbeat = parse_heartbeat(said, latest, CLOCK)
+        heartbeat = parse_heartbeat(document, latest, CLOCK)
         assert heartbeat is not None
         assert (heartbeat.checkpoint_step, heartbeat.checkpoint_at) == (8, NOW - 5)
 
@@ -58,16 +58,16 @@ ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max
     st.floats(-1e9, 1e9),
 )
 def test_no_time_is_ahead_of_now_and_the_same_again_is_the_same_object(
-    said: dict[str, Any], latest: dict[str, Any], offset_s: float
+    document: dict[str, Any], latest: dict[str, Any], offset_s: float
 ) -> None:
     clock = ClockReading(NOW, offset_s)
-    heartbeat = parse_heartbeat(said, latest, clock)
+    heartbeat = parse_heartbeat(document, latest, clock)
     if heartbeat is not None:
         assert all(
             0 <= at <= NOW + MAX_CLOCK_SKEW_S
             for at in (heartbeat.at, heartbeat.step_changed_at, heartbeat.checkpoint_at or 0.0)
         )
-        assert parse_heartbeat(said, latest, clock, heartbeat) is heartbeat
+        assert parse_heartbeat(document, latest, clock, heartbeat) is heartbeat
 
 
 def test_negative_huge_and_wrong_typed_rates_are_unknown_and_only_a_loss_may_be_negative() -> None:

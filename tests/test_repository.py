@@ -80,20 +80,20 @@ def test_torchx_keeps_the_components_that_it_ships_beside_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "layer", "complaint"),
+    ("python", "layer", "message"),
     [
         (sys.executable, "torch-1.0", "no constraints/torch-1.0.txt; there are: base frameworks go kfp torch-2.11"),
         ("/bin/false", "base", "PYTHON=/bin/false is not Python 3.11 or later"),
     ],
 )
 def test_set_up_names_what_it_cannot_do_and_touches_nothing(
-    tmp_path: Path, python: str, layer: str, complaint: str
+    tmp_path: Path, python: str, layer: str, message: str
 ) -> None:
     command = [str(ROOT / "tools" / "environment.sh"), str(tmp_path / "env"), layer]
     environ = {**os.environ, "PYTHON": python}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert complaint in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "env").exists()
 
 

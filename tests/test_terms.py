@@ -19,6 +19,14 @@ def test_an_identifier_is_retired_where_the_word_has_other_uses_in_text() -> Non
     assert [(line, name) for line, name, _ in terms.retired_names(source)] == [(3, "Hold"), (4, "beat")]
 
 
+def test_a_module_may_not_have_a_retired_term_as_its_name() -> None:
+    assert terms.retired_file_name("platform/muster/forms.py") == [
+        ("forms", "humanize, duration, suggest, text, tables")
+    ]
+    assert [old for old, _ in terms.retired_file_name("tests/torchx/test_story.py")] == ["story", "story"]
+    assert terms.retired_file_name("tests/torchx/test_options.py") == []
+
+
 def test_verdict_is_a_term_of_trace_findings_only() -> None:
     assert [word for _, word, _ in terms.retired_terms("verdict", "platform/muster/engine/engine.py")] == ["verdict"]
     assert terms.retired_terms("verdict", "platform/muster/tracing/findings.py") == []

@@ -31,8 +31,8 @@ def test_a_file_that_names_another_version_is_named_with_its_line(checkout: Path
     path.write_text(before.replace(version(), "9.9.9"))
     found = list(mismatches(checkout))
     assert found
-    for complaint in found:
-        file, line, text = complaint.split(":", 2)
+    for mismatch in found:
+        file, line, text = mismatch.split(":", 2)
         assert file == name
         assert version() in before.splitlines()[int(line) - 1]
         assert "got 9.9.9" in text
@@ -40,7 +40,7 @@ def test_a_file_that_names_another_version_is_named_with_its_line(checkout: Path
 
 def test_a_file_that_lost_its_version_is_named(checkout: Path) -> None:
     (checkout / "helm/muster/Chart.yaml").write_text("name: muster\n")
-    assert [complaint.split(":")[0] for complaint in mismatches(checkout)] == ["helm/muster/Chart.yaml"]
+    assert [mismatch.split(":")[0] for mismatch in mismatches(checkout)] == ["helm/muster/Chart.yaml"]
 
 
 def test_a_release_needs_its_tag_and_its_part_of_the_changelog(checkout: Path) -> None:

@@ -118,8 +118,8 @@ class Builder:
             command = [self.program, "pull", "--quiet", DEFAULT_BASE]
             subprocess.run(command, capture_output=True, text=True, timeout=PULL_S, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            said = str(error.stderr or error).strip().splitlines()
-            log(f"no registry: {said[-1] if said else error}")
+            output = str(error.stderr or error).strip().splitlines()
+            log(f"no registry: {output[-1] if output else error}")
         else:
             return DEFAULT_BASE
         self._import(build_debian_base())

@@ -28,8 +28,8 @@ RETIRED = {
     "CollectorUnreachable": r"CollectorSilent",
     "MusterNoLeader, MusterMultipleLeaders": r"MusterNobodyActs|MusterTwoAct",
     "MusterSchedulingSlow": r"MusterPlansSlowly",
-    "MusterComponentFailing": r"MusterPartFails",
-    "MusterQueueStalled": r"MusterQueueStands",
+    "MusterComponentFailing": r"(?:Muster)?PartFails",
+    "MusterQueueStalled": r"MusterQueueStands|QueueStands",
     "virtual": r"pretended|imagination",
     "must be ...; got ...": r"is no (?:number|name|object|truth value|time|duration)|lasts no time",
     "UncertainWrites, EventRecorder, PendingEvent, StatusUpdater": r"Doubts|Outbox|Letter|Desk|Staffing|Shelf",
@@ -87,8 +87,20 @@ RETIRED_NAMES = {
     "DaemonClient, InformerSet, PodControl, LRUCache": r"Caller|Watching|Admitting|Alone|ByName",
     "ClientConfig, KubeContext, JobDetails, Outlier": r"Access|JobStory|Beyond|Collected",
     "RankLayout, SignalReceived, TrainStep, SchedulingArgs": r"Place|Told|Stepper|Asked",
+    "rejection, error": r"(?:[Rr]efusals|[Cc]omplaints?)",
+    "requested, printed, received": r"asked|said|heard|spoken|learned",
+    "ResourceEventHandler, MutationCache, Timeouts": r"[Ss]ink|shelf|Bounds",
+    "load_config, describe, progress, output": r"readback|doing|distant|completing|helping|printing|pictures",
+    "launcher, exit_status, supervise, sync": r"spawning|endings|lasting|_look|_press|look",
 }
 """Regular expressions of whole identifiers in Python, where the word has other uses in text."""
+_RETIRED_MODULES = {
+    "humanize, duration, suggest, text, tables": r"amounts|forms|nearest|wrapping|terminal|documents",
+    "types, describe, errors, progress, exit_codes": r"shapes|reading|writing|refusals?|waiting|outcome",
+    "run_sync, sections, formatting, instrument": r"keeping|ending|scan|temporal|figures|facts|attach|stopping",
+    "a noun of the field": r"known|narrow|away|another|halfway|cut|story|strangers|failing|journey",
+}
+"""Regular expressions of names of modules and, without `test_`, of test files."""
 _PATTERNS = {term: re.compile(rf"(?<![^\W_])(?:{pattern})(?![^\W_])") for term, pattern in RETIRED.items()}
 
 
@@ -118,6 +130,17 @@ def retired_names(source: str) -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
+def retired_file_name(path: str) -> list[tuple[str, str]]:
+    """Return the retired term that a Python module has as its name, and the term to use."""
+    name = Path(path).stem.removeprefix("test_")
+    patterns = [(t, p) for t, p in RETIRED.items() if not path.startswith(_EXEMPT_FROM.get(t, ("//",)))]
+    return [
+        (name, term)
+        for term, p in (*patterns, *RETIRED_NAMES.items(), *_RETIRED_MODULES.items())
+        if re.fullmatch(p, name)
+    ]
+
+
 def duplicate_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the files of each public class name that is defined more than once. `sources`: path and text."""
     places = defaultdict(list)
@@ -140,6 +163,10 @@ def main(root: Path) -> int:
     for name, text in texts.items():
         if name.startswith(EXEMPT):
             continue
+        if name.endswith(".py"):
+            for old, new in retired_file_name(name):
+                print(f"{name}: {old!r} is retired as the name of a module; use: {new}")
+                found += 1
         for number, old, new in retired_terms(text, name) + (retired_names(text) if name.endswith(".py") else []):
             print(f"{name}:{number}: {old!r} is retired; use: {new}")
             found += 1

@@ -66,7 +66,7 @@ async def first_decision(cluster: BenchCluster) -> Row:
         meter.ready()
         notes = {
             "decision_s": round(decision_s, 3),
-            "said": str(reason),
+            "message": str(reason),
             "watched_s": 12,
             "pods_bound": len(seen.bound),
         }
@@ -82,7 +82,7 @@ async def wait(cluster: BenchCluster) -> Row:
         await meter.create()
         await asyncio.sleep(_WATCHED_S)
         meter.ready()
-        notes = {"said": str(reason), "watched_s": _WATCHED_S, "pods_bound": len(seen.bound)}
+        notes = {"message": str(reason), "watched_s": _WATCHED_S, "pods_bound": len(seen.bound)}
         return await meter.row(seen, notes=notes)
 
 

@@ -64,7 +64,7 @@ def overview(rows: Sequence[Row], gang_schedulers: Collection[str] = ()) -> str:
 
 def details(rows: Sequence[Row]) -> str:
     """A line for each case and scheduler, with what it cost. Own: without kube-scheduler, unless it is that itself."""
-    head = ["case", "scheduler", *(name for name, _ in _DETAILS), "all programs' CPU, s", "rate", "said"]
+    head = ["case", "scheduler", *(name for name, _ in _DETAILS), "all programs' CPU, s", "rate", "message"]
     lines = []
     for row in rows:
         if failed(row):
@@ -72,8 +72,8 @@ def details(rows: Sequence[Row]) -> str:
             continue
         cells = [_number(row[key]) for _, key in _DETAILS]
         together = _number(sum(row["cpu_s"].values()))
-        said = str(row["notes"].get("said", ""))
-        lines.append([row["case"], row["scheduler"], *cells, together, f"{row['qps']}/{row['burst']}", said])
+        message = str(row["notes"].get("message", ""))
+        lines.append([row["case"], row["scheduler"], *cells, together, f"{row['qps']}/{row['burst']}", message])
     return _markdown(head, lines)
 
 

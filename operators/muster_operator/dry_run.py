@@ -138,17 +138,17 @@ class DryRuns:
         for role, template in job.templates.items():
             key = (job.namespace, template.digest)
             known = self._results.get(key)
-            fresh = known is not None and known.refusal is None and not self._is_stale(key)
+            fresh = known is not None and known.rejection is None and not self._is_stale(key)
             if key not in self._in_progress and not fresh:
                 self._in_progress[key] = asyncio.create_task(self._run(key, job, role, on_result))
 
-    def on_pod_refused(self, job: CachedJob, role: str, refusal: str) -> bool:
+    def on_pod_refused(self, job: CachedJob, role: str, rejection: str) -> bool:
         """A real pod was rejected, so the result of the dry run is obsolete. Whether the result changes."""
         key = job.namespace, job.templates[role].digest
         known = self._results.get(key)
-        if known is not None and known.refusal is not None:
+        if known is not None and known.rejection is not None:
             return False
-        self._store(key, DryRunResult(refusal=refusal))
+        self._store(key, DryRunResult(rejection=rejection))
         return True
 
     async def refresh_periodically(self, request_all: Callable[[], None]) -> None:
@@ -159,7 +159,7 @@ class DryRuns:
 
     def _store(self, key: _TemplateKey, result: DryRunResult) -> None:
         pod = "" if result.pod is None else result.pod.model_dump_json()
-        self._results.put(key, result, len(pod) + len(result.refusal or ""))
+        self._results.put(key, result, len(pod) + len(result.rejection or ""))
 
     def _is_stale(self, key: _TemplateKey) -> bool:
         at = self._completed_at.get(key)
@@ -175,13 +175,13 @@ class DryRuns:
                 except ClusterError as error:
                     failures += not is_server_wide(error)
                     if isinstance(error, ApiError) and failures >= _MAX_FAILURES:
-                        result = DryRunResult(refusal=_without_generated_name(error.message))
+                        result = DryRunResult(rejection=_without_generated_name(error.message))
                         break
                     _LOG.warning("dry run", extra={"job": job.job.metadata.name, "why": str(error)})
                     await asyncio.sleep(self.retry_s)
                 except Exception as error:  # a bug that this template caused: it is retried while the job waits
                     _LOG.exception("dry run", extra={"job": job.job.metadata.name})
-                    result = DryRunResult(refusal=f"dry run of its pods failed: {type(error).__name__}: {error}")
+                    result = DryRunResult(rejection=f"dry run of its pods failed: {type(error).__name__}: {error}")
         finally:
             del self._in_progress[key]
         before, was_stale = self._results.get(key), self._is_stale(key)
@@ -208,7 +208,7 @@ class DryRuns:
             document = await self.template_reader.read(job, role)
             manifest = pod_manifest(job.job, document, example, (), self.pod_config)
         except InvalidSpec as error:
-            return DryRunResult(refusal=str(error))
+            return DryRunResult(rejection=str(error))
         del manifest["metadata"]["name"]
         manifest["metadata"]["generateName"] = "muster-dry-run-"
         path = PODS.path(job.namespace)
@@ -216,7 +216,7 @@ class DryRuns:
             answer = await self.api.post(path, msgspec.json.encode(manifest), _STRICT)
         except ApiError as error:
             if error.code in INVALID_REQUEST_CODES:
-                return DryRunResult(refusal=_without_generated_name(_with_field_paths(error.message, document)))
+                return DryRunResult(rejection=_without_generated_name(_with_field_paths(error.message, document)))
             raise
         try:
             created_pod = decode_truncated(_dry_run_pod.decode, answer)
@@ -229,7 +229,7 @@ def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunRes
     """What the API server added to the template; a result without a pod if nothing relevant."""
     if created.get("resourceClaims"):
         return DryRunResult(
-            refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): "
+            rejection=f"the API server adds resourceClaims to the pod (a webhook or a policy): "
             f"{RESOURCE_CLAIMS_NOT_ALLOWED}"
         )
     try:
@@ -239,11 +239,11 @@ def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunRes
         effective, template = trim_pod(created_spec), trim_pod(template)
         requested = pod_request(effective)
     except ValidationError as error:
-        return DryRunResult(refusal=f"the pod that the API server makes of the template cannot be read: {error}")
+        return DryRunResult(rejection=f"the pod that the API server makes of the template cannot be read: {error}")
     for name, amount in requested:
         if amount > MAX_AMOUNT:
             problem = f"one pod requests {name} {format_quantity(amount, name)}, more than the supported maximum"
-            return DryRunResult(refusal=f"with the defaults of the API server, {problem}")
+            return DryRunResult(rejection=f"with the defaults of the API server, {problem}")
     same = (
         requested == pod_request(template)
         and effective.node_selector == template.node_selector

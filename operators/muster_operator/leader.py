@@ -49,7 +49,7 @@ class LeaderTerm:
     paused: frozenset[str] = frozenset()  # jobs that the last cycle left out
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
-    refusals: Backoff = field(default_factory=lambda: Backoff(0.1, 5.0))  # of cycles with a rejected status
+    rejections: Backoff = field(default_factory=lambda: Backoff(0.1, 5.0))  # of cycles with a rejected status
 
 
 class Leader:
@@ -107,8 +107,8 @@ class Leader:
         if result.conflicts:
             self._metrics.conflicts.inc(result.conflicts)
         if result.refused:
-            return term.refusals.fail(time.monotonic())
-        term.refusals.reset()
+            return term.rejections.fail(time.monotonic())
+        term.rejections.reset()
         if result.conflicts:
             return _CONFLICT_PAUSE_S
         if result.unwritten:

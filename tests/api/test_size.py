@@ -32,8 +32,8 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     message = refused("LargerThanCluster", check_size, gang(1, 16), COMPANY, (), NODES)
     assert message.endswith("not even one pod fits; the largest node, n1, has 8 nvidia.com/gpu")
     mixed = [node("n5"), model.NodeInfo("n6", model.Resources.of({"cpu": 4000, "pods": 110}), flavor="h200")]
-    asked = model.Resources.of({"cpu": 9000, "nvidia.com/gpu": 16, "pods": 1})
-    both = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, asked),))
+    requested = model.Resources.of({"cpu": 9000, "nvidia.com/gpu": 16, "pods": 1})
+    both = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, requested),))
     message = refused("LargerThanCluster", check_size, both, COMPANY, (), mixed)
     assert message.endswith("the largest node, n6, has 4 cpu; the largest node, n5, has 8 nvidia.com/gpu")
 
@@ -48,8 +48,8 @@ def test_a_job_that_exceeds_quota_and_cluster_gets_one_refusal_with_both() -> No
 
 
 def test_all_roles_that_are_too_large_are_in_one_refusal() -> None:
-    asked = model.Resources.of({"nvidia.com/gpu": 16, "pods": 1})
-    both = tuple(model.Role(name, 1, 1, asked) for name in ("actor", "learner"))
+    requested = model.Resources.of({"nvidia.com/gpu": 16, "pods": 1})
+    both = tuple(model.Role(name, 1, 1, requested) for name in ("actor", "learner"))
     message = refused("LargerThanCluster", check_size, dataclasses.replace(gang(1), roles=both), COMPANY, (), NODES)
     assert "role actor" in message
     assert "role learner" in message

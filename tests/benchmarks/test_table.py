@@ -24,11 +24,15 @@ def test_of_each_number_the_median_is_taken_for_each_case_and_scheduler() -> Non
 
 
 def test_numbers_within_a_row_have_medians_too_and_what_is_no_number_is_the_last_ones() -> None:
-    notes = ({"decision_s": 0.3, "said": "a"}, {"decision_s": 0.1, "said": "b"}, {"decision_s": 0.2, "said": "c"})
+    notes = (
+        {"decision_s": 0.3, "message": "a"},
+        {"decision_s": 0.1, "message": "b"},
+        {"decision_s": 0.2, "message": "c"},
+    )
 
     (found,) = medians([row("muster", None, case="first-decision", notes=one, writes_agree=True) for one in notes])
 
-    assert found["notes"] == {"decision_s": 0.2, "said": "c"}
+    assert found["notes"] == {"decision_s": 0.2, "message": "c"}
     assert found["writes_agree"] is True
     assert found["create_to_bound_s"] is None
 
@@ -85,7 +89,7 @@ def test_without_a_gang_scheduler_nothing_is_compared() -> None:
 
 
 def test_the_details_state_the_rate_and_the_reported_reason() -> None:
-    line = details([row("muster", 1.0, notes={"said": "a | b"})]).splitlines()[2]
+    line = details([row("muster", 1.0, notes={"message": "a | b"})]).splitlines()[2]
 
     assert line == "| fill | muster | 1 |  | 1 | 100 | 1.50 | 0 | 3 | 1000/2000 | a / b |"
 

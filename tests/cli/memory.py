@@ -57,7 +57,7 @@ class MemoryClient:
     hung: list[HungRank] = field(default_factory=list)
     logs: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     logged: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest attempt that has a log
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
     not_passed: list[str] = field(default_factory=list)
     unreadable: list[UnreadableJobItem] = field(default_factory=list)
@@ -130,24 +130,24 @@ class MemoryClient:
         return found
 
     def cancel(self, name: str, namespace: str = "default") -> None:
-        self.asked.append(("cancel", name, namespace))
+        self.calls.append(("cancel", name, namespace))
 
     def suspend(self, name: str, namespace: str = "default") -> None:
-        self.asked.append(("suspend", name, namespace))
+        self.calls.append(("suspend", name, namespace))
 
     def resume(self, name: str, namespace: str = "default") -> None:
-        self.asked.append(("resume", name, namespace))
+        self.calls.append(("resume", name, namespace))
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         self.kept_jobs[name] = with_replicas(self.job(name, namespace), replicas)
         return self.kept_jobs[name]
 
     def drain(self, node: str) -> NodeJobs:
-        self.asked.append(("drain", node))
+        self.calls.append(("drain", node))
         return self.jobs_on_node(node)
 
     def undrain(self, node: str) -> None:
-        self.asked.append(("undrain", node))
+        self.calls.append(("undrain", node))
 
     def jobs_on_node(self, node: str) -> NodeJobs:
         """What the first call returns is deleted before the second."""
@@ -167,7 +167,7 @@ class MemoryClient:
         return self.node_rows
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
-        self.asked.append(("usage", parameters["by"]))
+        self.calls.append(("usage", parameters["by"]))
         return self.kept_usage
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ class MemoryClient:
 
     def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:
         self.job(spec.job, namespace)
-        self.asked.append(("capture", spec))
+        self.calls.append(("capture", spec))
         for status in self.captures:
             yield TraceCapture(metadata=ObjectMeta(name="c", namespace=namespace), spec=spec, status=status)
 
@@ -204,6 +204,6 @@ class MemoryClient:
     def log_lines(
         self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]:
-        self.asked.append(("logs", role, index, options.attempt, options.since, options.until, options.follow))
+        self.calls.append(("logs", role, index, options.attempt, options.since, options.until, options.follow))
         lines = self.logs.get((role, index), [])
         yield from lines if options.tail_lines is None else lines[len(lines) - options.tail_lines :]

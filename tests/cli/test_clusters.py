@@ -78,17 +78,17 @@ def test_an_option_without_a_value_is_a_usage_error_that_names_it(cluster: Memor
 def test_completion_asks_the_cluster_of_the_options_before_it(
     cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch, words: list[str], context: KubeContext | None
 ) -> None:
-    asked: list[KubeContext | None] = []
+    calls: list[KubeContext | None] = []
 
     def client_of(context: KubeContext | None) -> MemoryClient:
-        asked.append(context)
+        calls.append(context)
         return cluster
 
     monkeypatch.setattr("muster.cli.options._kubernetes_client", client_of)
     monkeypatch.setattr("muster.cli.options._connect_local", lambda start: client_of(None))
     cluster.kept_jobs = {"bert": job("bert")}
     assert [one.value for one in completions(words, "b")] == ["bert"]
-    assert set(asked) == {context}
+    assert set(calls) == {context}
 
 
 def test_completion_lists_the_jobs_of_the_namespace(cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,10 +202,10 @@ def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClien
 
 
 def test_the_table_shows_progress_from_the_status(cluster: MemoryClient, muster: Muster) -> None:
-    said = {"step": 40, "steps": 60, "loss": 2.5, "attempt": 0, "at": NOW}
+    progressed = {"step": 40, "steps": 60, "loss": 2.5, "attempt": 0, "at": NOW}
     cluster.kept_jobs = {
-        "message": job("message", status("Running", placement=placement("n1"), progress=said)),
-        "anew": job("anew", status("Running", placement=placement("n2"), progress=said, attempt=1)),
+        "message": job("message", status("Running", placement=placement("n1"), progress=progressed)),
+        "anew": job("anew", status("Running", placement=placement("n2"), progress=progressed, attempt=1)),
     }
     lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
     assert "step 40/60  loss 2.5" in lines["message"]
@@ -352,7 +352,7 @@ def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: M
 def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, done: str) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b")}
     ended = muster(verb, "a", "default/b")
-    assert cluster.asked == [(verb, "a", "default"), (verb, "b", "default")]
+    assert cluster.calls == [(verb, "a", "default"), (verb, "b", "default")]
     assert [(line.split()[1], line.split()[-1]) for line in ended.out.splitlines()] == [
         ("default/a", done),
         ("default/b", done),
@@ -365,14 +365,14 @@ def test_if_one_of_several_jobs_does_not_exist_none_is_changed(
 ) -> None:
     cluster.kept_jobs = {"a": job("a")}
     ended = muster(verb, "a", "missing", "none", "--json")
-    assert (ended.code, cluster.asked, ended.out, ended.error["reason"]) == (3, [], "", "NotFound")
+    assert (ended.code, cluster.calls, ended.out, ended.error["reason"]) == (3, [], "", "NotFound")
     assert all(name in ended.error["message"] for name in ("'missing'", "'none'"))
 
 
 def test_if_one_of_several_jobs_is_finished_none_is_changed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
     ended = muster("cancel", "a", "b", "--json")
-    assert (ended.code, cluster.asked, ended.error["reason"]) == (3, [], "JobFinished")
+    assert (ended.code, cluster.calls, ended.error["reason"]) == (3, [], "JobFinished")
     assert {"b", "Succeeded"} <= {*ended.words}
 
 
@@ -382,7 +382,7 @@ def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(
     cluster.queue_rows = [{"name": "research", "reason": "Deleting"}]
     cluster.kept_jobs = {"a": job("a", queue="other", suspend=True), "b": job("b", queue="research", suspend=True)}
     ended = muster("resume", "a", "b", "--json")
-    assert (ended.code, cluster.asked, ended.error["reason"]) == (3, [], "QueueDeleted")
+    assert (ended.code, cluster.calls, ended.error["reason"]) == (3, [], "QueueDeleted")
 
 
 def test_a_repeated_cancel_says_so(cluster: MemoryClient, muster: Muster) -> None:

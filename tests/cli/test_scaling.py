@@ -81,7 +81,7 @@ def test_drain_names_the_jobs_and_waits_until_they_have_left(cluster: MemoryClie
     cluster.on_nodes = ["llama"]
     ended = muster("drain", "n1", "--wait")
     assert ["default/llama" in line for line in ended.out.splitlines()] == [True, False]
-    assert cluster.asked == [("drain", "n1")]
+    assert cluster.calls == [("drain", "n1")]
 
 
 def test_drain_and_undrain_as_json(cluster: MemoryClient, muster: Muster) -> None:

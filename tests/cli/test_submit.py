@@ -246,7 +246,7 @@ _OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nVal
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("log", "expected"),
     [
         (
             "python: can't open file '/nope.py': [Errno 2] No such file\n",
@@ -259,8 +259,8 @@ _OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nVal
         ("", "rank 5 exited with code 3"),
     ],
 )
-def test_in_a_log_with_torchruns_summary_the_first_failed_rank_counts(said: str, expected: str) -> None:
-    whole = said + _OF_TORCHRUN
+def test_in_a_log_with_torchruns_summary_the_first_failed_rank_counts(log: str, expected: str) -> None:
+    whole = log + _OF_TORCHRUN
     assert last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == expected
 
 

@@ -41,7 +41,7 @@ def test_progress_goes_to_stderr_and_the_location_and_the_next_command_to_stdout
     ended = muster("trace", "llama", "--steps", "3", "--ranks", "0,8", "--with", "stacks,flops")
     assert (ended.code, ended.out) == (0, "trace: /runs/llama/traces/r.json.gz\nreport: muster report llama\n")
     assert ended.err == "steps 7 to 9 are agreed\n1 trace of steps 7 to 9 stored\n"
-    ((_, spec),) = llama.asked
+    ((_, spec),) = llama.calls
     assert (spec.job, spec.steps, spec.ranks, spec.options) == ("llama", 3, "0,8", ["stacks", "flops"])
 
 
@@ -62,7 +62,7 @@ def test_errors_name_the_form_in_which_the_command_was_given(llama: MemoryClient
 def test_memory_is_another_kind_of_capture(llama: MemoryClient, muster: Muster) -> None:
     ended = muster("trace", "llama", "--memory")
     assert (ended.code, ended.out) == (0, "snapshots: /runs/llama/traces/memory\nanalysis: muster memory llama\n")
-    assert llama.asked[0][1].kind == "Memory"
+    assert llama.calls[0][1].kind == "Memory"
     assert muster("trace", "llama", "--memory", "--with", "shapes").code == 2
     assert muster("trace", "llama", "--memory", "--stacks").code == 2
 
@@ -98,7 +98,7 @@ def test_invalid_options_name_what_is_valid(
     ended = muster("trace", "llama", *words)
     assert ended.code == 2
     assert message in ended.err
-    assert llama.asked == []
+    assert llama.calls == []
 
 
 def test_stacks_say_first_which_rank_is_elsewhere(llama: MemoryClient, muster: Muster) -> None:
@@ -155,11 +155,11 @@ def test_a_job_of_this_host_that_hangs_shows_where(
         client.submit_all([shell_job("hung", run)])
         eventually(lambda: len(client.heartbeats("hung")) == 2, timeout_s=200)
 
-        def said() -> str:
+        def shown() -> str:
             return muster("trace", "hung", "--stacks").out.partition("\n")[0]
 
         script = f"{tmp_path}/train.py"
-        eventually(lambda: said() == f"ranks 0, 1 are all in stand_still ({script}:4)", timeout_s=200)
+        eventually(lambda: shown() == f"ranks 0, 1 are all in stand_still ({script}:4)", timeout_s=200)
     finally:
         client.down(force=True)
 

@@ -51,7 +51,7 @@ def test_a_job_of_seconds_does_not_show_as_zero(muster: Muster, cluster: MemoryC
 
 def test_without_usage_it_says_so(muster: Muster, cluster: MemoryClient) -> None:
     assert muster("usage", "--by", "user").out == "no usage in this period\n"
-    assert cluster.asked == [("usage", "user")]
+    assert cluster.calls == [("usage", "user")]
 
 
 def test_json_has_every_item_with_its_steps(muster: Muster, cluster: MemoryClient) -> None:

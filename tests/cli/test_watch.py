@@ -264,13 +264,13 @@ def test_following_several_pods_shows_all_lines_of_each_in_order(logged: MemoryC
 
 def test_logs_ask_for_attempt_and_times(logged: MemoryClient, muster: Muster) -> None:
     muster("logs", "llama", "-i", "1", "--attempt", "2", "--since", "2026-09-21T14:13:20Z")
-    assert logged.asked == [("logs", "trainer", 1, 2, NOW, None, False)]
+    assert logged.calls == [("logs", "trainer", 1, 2, NOW, None, False)]
 
 
 def test_logs_of_an_attempt_may_be_of_replicas_and_roles_that_are_no_more(logged: MemoryClient, muster: Muster) -> None:
     assert muster("logs", "llama", "-i", "7", "--attempt", "0").code == 0
     assert muster("logs", "llama", "--role", "reader", "-i", "1", "--attempt", "0").code == 0
-    assert [asked[1:4] for asked in logged.asked] == [("trainer", 7, 0), ("reader", 1, 0)]
+    assert [calls[1:4] for calls in logged.calls] == [("trainer", 7, 0), ("reader", 1, 0)]
 
 
 def test_logs_are_those_of_the_replicas_that_an_elastic_job_has_at_its_present_size(
@@ -292,7 +292,7 @@ def test_of_a_pending_job_the_newest_attempt_is_shown_with_a_note_on_other_repli
     assert ended.out == "step 1\n[bold]\n"
     assert "trainer-1" in ended.err
     assert ended.err.rstrip().endswith("muster logs llama --attempt 0")
-    assert logged.asked == [("logs", "trainer", 0, 1, None, None, False)]
+    assert logged.calls == [("logs", "trainer", 0, 1, None, None, False)]
     named = muster("logs", "llama", "-i", "0", "-i", "1")
     assert named.out.splitlines() == [
         "trainer-0.attempt-1 │ step 1",

@@ -117,9 +117,9 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     muster("submit", written(tmp_path, "long", "exec sleep 600"))
     await_phase(muster, "long", "Running")
     # What runs in the background of a script, perhaps these tests, starts with Ctrl-C ignored.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    handles_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     watching = subprocess.Popen(
-        [sys.executable, "-c", f"{heard}; import muster.cli; muster.cli.main()", "watch", "long"],
+        [sys.executable, "-c", f"{handles_sigint}; import muster.cli; muster.cli.main()", "watch", "long"],
         env=dict(os.environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -135,9 +135,9 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
 
 def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, tmp_path: Path, muster: Muster) -> None:
     muster("local", "up", "--nodes", "2x4")
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    handles_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     waiting = subprocess.Popen(
-        [sys.executable, "-c", f"{heard}; import muster.cli; muster.cli.main()", "submit", "--wait",
+        [sys.executable, "-c", f"{handles_sigint}; import muster.cli; muster.cli.main()", "submit", "--wait",
          written(tmp_path, "long", "exec sleep 600")],
         env=dict(os.environ) | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,

@@ -129,9 +129,9 @@ PRIVILEGES = {
 def test_a_pod_with_a_privilege_of_its_node_is_refused_by_field_and_value(
     plane: ControlPlane, pod: Object, field: str
 ) -> None:
-    said = refuses(as_operator(plane), pod)
-    assert field in said
-    assert f"admissionPolicy.allow.{field}" in said
+    refusal = refuses(as_operator(plane), pod)
+    assert field in refusal
+    assert f"admissionPolicy.allow.{field}" in refusal
 
 
 STRANGERS = {

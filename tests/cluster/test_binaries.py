@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bin, self.assets, self.builds = folder / "bin", folder / "assets", folder / "builds"
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.bin.mkdir()
         self._set = monkeypatch.setenv
         monkeypatch.setenv("PATH", str(self.bin))
@@ -52,10 +52,10 @@ class Machine:
 
     def ensure(self, *names: str) -> dict[str, str]:
         """Where each program came from."""
-        return {name: binary.source for name, binary in ensure(names, self.said.append).items()}
+        return {name: binary.source for name, binary in ensure(names, self.printed.append).items()}
 
     def installed(self, *names: str) -> dict[str, str]:
-        found = installed([PROGRAMS[name] for name in names], self.said.append)
+        found = installed([PROGRAMS[name] for name in names], self.printed.append)
         return {name: str(binary.path) for name, binary in found.items()}
 
     def built(self) -> int:
@@ -107,7 +107,7 @@ def test_every_build_reads_go_sum_and_may_not_change_it(machine: Machine, monkey
 def test_a_program_that_is_too_old_is_skipped_and_reported(machine: Machine) -> None:
     machine.has_assets("etcd", "3.4.23")
     assert machine.installed("etcd") == {}
-    assert machine.said == [f"{machine.assets / 'etcd'} is 3.4.23; needs 3.5 or later"]
+    assert machine.printed == [f"{machine.assets / 'etcd'} is 3.4.23; needs 3.5 or later"]
 
 
 def test_a_program_that_prints_no_version_is_skipped(machine: Machine) -> None:
@@ -135,9 +135,9 @@ def test_what_is_missing_is_built_once(machine: Machine) -> None:
     }
     assert os.access(path, os.X_OK)
     assert machine.built() == 2
-    machine.said.clear()
+    machine.printed.clear()
     assert machine.ensure("kubectl", "helm", "etcd")["etcd"] == "cache (built)"
-    assert (machine.built(), machine.said) == (2, [])
+    assert (machine.built(), machine.printed) == (2, [])
 
 
 def test_without_go_the_error_names_the_remedy(machine: Machine) -> None:
@@ -180,7 +180,7 @@ def test_a_run_waits_for_another_build_and_uses_its_result(machine: Machine) -> 
     with FileLock(cache_folder() / "lock"):
         other = threading.Thread(target=lambda: found.append(machine.ensure("helm")))
         other.start()
-        while not any("waiting" in line for line in machine.said):
+        while not any("waiting" in line for line in machine.printed):
             assert other.is_alive()
         script_folder = cache_folder() / PROGRAMS["helm"].family / "built"
         script_folder.mkdir(parents=True)

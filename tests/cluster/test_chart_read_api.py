@@ -32,8 +32,8 @@ def test_the_operators_account_reads_one_config_map_and_reviews_rights(plane: Co
     with pytest.raises(Refused, match="forbidden"):
         api.get(f"{CONFIG}/kube-root-ca.crt")
     attributes = {"verb": "list", "group": "muster.dev", "resource": "queues"}
-    asked: dict[str, Any] = {"user": "carol", "groups": ["system:authenticated"], "resourceAttributes": attributes}
-    assert api.create(REVIEWS, {"spec": asked})["status"]["allowed"]
+    requested: dict[str, Any] = {"user": "carol", "groups": ["system:authenticated"], "resourceAttributes": attributes}
+    assert api.create(REVIEWS, {"spec": requested})["status"]["allowed"]
     with pytest.raises(Refused, match="forbidden"):
         api.get(SECRET)
 

@@ -82,9 +82,9 @@ def test_a_deleted_pod_ends_with_sigterms_code_before_it_is_removed(pods: Pods) 
     since = pods.version()
     pods.delete("a")
     pods.until_gone("a")
-    asked, ended, *_, gone = pods.history("a", since)
-    assert "deletionTimestamp" in asked["object"]["metadata"]
-    assert asked["object"]["status"]["phase"] == "Running"
+    requested, ended, *_, gone = pods.history("a", since)
+    assert "deletionTimestamp" in requested["object"]["metadata"]
+    assert requested["object"]["status"]["phase"] == "Running"
     assert (ended["object"]["status"]["phase"], state(ended["object"])[1]["exitCode"]) == ("Failed", 143)
     assert gone["type"] == "DELETED"
 

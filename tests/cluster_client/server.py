@@ -39,7 +39,7 @@ class Server:
 
     port: int = 0
     objects: dict[str, Json] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requested: list[tuple[str, str]] = field(default_factory=list)
     headers: list[list[tuple[str, str]]] = field(default_factory=list)
     faults: list[list[Any]] = field(default_factory=list)
     version: int = 0
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         self.query = parse_qs(at.query)
         self.body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
         dry = "dryRun" in self.query
-        self.kept.asked.append((self.command + (" dry" if dry else ""), at.path))
+        self.kept.requested.append((self.command + (" dry" if dry else ""), at.path))
         self.kept.headers.append(list(self.headers.items()))
         fault = None if dry else self.kept.fault(self.command, at.path)
         if fault is not None:

@@ -14,7 +14,7 @@ def test_an_unknown_priority_class_is_refused_before_anything_is_created(cluster
     with pytest.raises(NotFound, match="did you mean 'high'") as error:
         cluster.client().submit(a_job(priorityClassName="hihg"))
     assert (error.value.reason, error.value.field) == ("PriorityClassNotFound", "spec.priorityClassName")
-    assert not any(method == "POST" for method, _ in cluster.asked)
+    assert not any(method == "POST" for method, _ in cluster.requested)
 
 
 def test_the_value_of_a_class_counts_against_the_maximum_of_the_queue(cluster: Server) -> None:
@@ -35,4 +35,4 @@ def test_where_classes_may_not_be_read_the_job_is_created(cluster: Server) -> No
 
 def test_no_classes_are_read_for_a_job_that_names_none(cluster: Server) -> None:
     cluster.client().submit(a_job())
-    assert CLASSES not in {path for _, path in cluster.asked}
+    assert CLASSES not in {path for _, path in cluster.requested}

@@ -40,7 +40,7 @@ def test_queues_and_nodes_need_no_right_to_list_jobs(cluster: Server) -> None:
     assert (root["name"], root["admitted"], root["waiting"], leaf["depth"]) == ("root", 1, 2, 1)
     assert leaf["resources"][0]["used"]["nvidia.com/gpu"] == "16"
     assert [row["name"] for row in client.nodes()] == ["n0", "n1"]
-    assert [path for _, path in cluster.asked] == [f"{BASE_PATH}/queues", f"{BASE_PATH}/nodes"]
+    assert [path for _, path in cluster.requested] == [f"{BASE_PATH}/queues", f"{BASE_PATH}/nodes"]
     assert client.notices() == []
 
 
@@ -56,7 +56,7 @@ def test_while_the_operator_is_down_the_command_says_what_is_not_known(cluster: 
     assert (shown.code, "research" in shown.out) == (0, True)
     assert "the operator does not answer" in shown.err
     assert "usage is not that of the last scheduling cycle" in shown.err
-    assert len([path for _, path in cluster.asked if path.startswith(BASE_PATH)]) == 1
+    assert len([path for _, path in cluster.requested if path.startswith(BASE_PATH)]) == 1
 
 
 def test_an_operator_that_refuses_the_api_server_counts_as_one_that_does_not_answer(cluster: Server) -> None:
@@ -167,7 +167,7 @@ def test_a_drain_needs_no_right_to_list_jobs_and_ends_when_the_operator_sees_non
         "node n1 is being drained; jobs to move: team/a, 2 jobs of namespaces that you may not read",
         "no job is left on node n1",
     ]
-    assert not [path for _, path in cluster.asked if path == ALL_JOBS]
+    assert not [path for _, path in cluster.requested if path == ALL_JOBS]
 
 
 def test_a_node_without_jobs_is_not_called_drained_before_the_operator_has_seen_the_drain(

@@ -170,10 +170,10 @@ def test_what_several_pages_ask_within_a_second_is_read_once_and_then_anew() -> 
 
 def test_threads_that_ask_at_the_same_time_wait_for_one_request() -> None:
     client = ReadStateClient(state=leader(two_queues(named("b"))))
-    asked, go = threading.Event(), threading.Event()
+    requested, go = threading.Event(), threading.Event()
 
     def slow(url: str) -> object:
-        asked.set()
+        requested.set()
         assert go.wait(60)
         return client.read(url)
 
@@ -184,7 +184,7 @@ def test_threads_that_ask_at_the_same_time_wait_for_one_request() -> None:
     ]
     for thread in threads:
         thread.start()
-    assert asked.wait(60)
+    assert requested.wait(60)
     go.set()
     for thread in threads:
         thread.join()

@@ -222,13 +222,13 @@ def test_a_token_that_is_forgotten_while_the_api_server_is_asked_about_it_is_kno
     served: Service, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.request("/jobs", "token-a")
-    asked = TokenPages.user_name
+    user_name = TokenPages.user_name
 
     def forgotten_meanwhile(pages: TokenPages) -> str:
         monkeypatch.undo()
         now[0] += IDLE_S
         served.users.drop_idle()
-        return asked(pages)
+        return user_name(pages)
 
     monkeypatch.setattr(TokenPages, "user_name", forgotten_meanwhile)
     assert served.request("/jobs", "token-a").status == 200

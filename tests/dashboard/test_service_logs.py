@@ -58,14 +58,14 @@ def test_no_store_is_read_with_the_credentials_of_the_server(
 
 
 def test_a_log_is_read_up_to_a_number_of_bytes_with_the_users_token(api: Server, client: ClusterClient) -> None:
-    asked: list[tuple[dict[str, list[str]], str]] = []
+    requested: list[tuple[dict[str, list[str]], str]] = []
 
     def answer(handler: Any) -> None:
-        asked.append((parse_qs(urlsplit(handler.path).query), handler.headers["Authorization"]))
+        requested.append((parse_qs(urlsplit(handler.path).query), handler.headers["Authorization"]))
         handler.say(200, {"a": "line"})
 
     put_job(api, "Running", "")
     api.fail("GET", r"/api/v1/namespaces/default/pods/[^/]+/log", answer)
     assert len(list(client.log_lines("llama", "default", "worker", 0, TAIL))) == 1
-    ((query, login),) = asked
+    ((query, login),) = requested
     assert (query["limitBytes"], query["tailLines"], login) == (["1048576"], ["200"], "Bearer token-a")

@@ -49,7 +49,7 @@ def test_rows_have_hours_largest_first_and_a_bar_for_each_day_with_usage() -> No
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r'<td class="(?:name|n used)">(.*?)</td>', html)]
     assert cells == ["blue", "16.010", "red", "12.000", "team", "50.000"]
     assert html.count('<rect class="own"') == 5
-    assert client.asked == [("usage", "queue")]
+    assert client.calls == [("usage", "queue")]
 
 
 def test_bars_are_at_their_days_and_as_high_as_their_share_of_the_most_of_their_resource() -> None:
@@ -67,7 +67,7 @@ def test_cpu_is_shown_where_nothing_else_was_used() -> None:
 def test_without_usage_the_page_says_so() -> None:
     html, client = page(usage_listing([]), "/usage?by=user&days=7")
     assert "No usage in this time." in html
-    assert client.asked == [("usage", "user")]
+    assert client.calls == [("usage", "user")]
 
 
 def test_an_unknown_number_of_days_is_refused() -> None:

@@ -368,11 +368,11 @@ def test_remaining_gangs_fit_unless_bound_pods_alone_exceed_the_node(
     sizes: list[int], unmanaged: int, data: st.DataObject
 ) -> None:
     gangs = tuple(running(f"g{number}", gpus, float(number)) for number, gpus in enumerate(sizes))
-    asked = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
+    requested = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
     node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: unmanaged}), flavor="any")
     snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=gangs)
-    gone = invalid_placements(planned(snapshot), asked)
-    assert gone.keys() <= asked.keys()
+    gone = invalid_placements(planned(snapshot), requested)
+    assert gone.keys() <= requested.keys()
     left = unmanaged + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
-    kept_gangs = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]
+    kept_gangs = [one for one in gangs if one.gang.uid in requested.keys() - gone.keys() and one.gang.roles[0].request]
     assert left <= 8 or not kept_gangs

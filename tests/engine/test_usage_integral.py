@@ -57,9 +57,9 @@ class UsageScenario:
         self.ran = {name: Integral() for name in QUEUES}
         self.shares = FairShare()
         self.charges: dict[str, Charge] = {}
-        self.look()
+        self.update_shares()
 
-    def look(self) -> None:
+    def update_shares(self) -> None:
         self.shares.update_queues(self.queues.values(), self.now)
 
     def charge(self, uid: str) -> None:
@@ -114,19 +114,19 @@ class UsageScenario:
                 self.charge(uid)
         elif what == "edit":
             self.put(name, spec=self.queues[name].spec.model_copy(update={"weight": 1.0 + number}))
-            self.look()
+            self.update_shares()
         elif what == "fade":
             half_life_s = (60, 3600, 86_400)[number % 3]
             self.put(name, spec=self.queues[name].spec.model_copy(update={"half_life_seconds": half_life_s}))
-            self.look()
+            self.update_shares()
         elif what == "another":
             self.made += 1
             self.queues[f"other-{self.made}"] = queue(f"other-{self.made}")
-            self.look()
+            self.update_shares()
         elif what == "anew":
             self.renew(name)
             self.ran[name].stretches.clear()
-            self.look()
+            self.update_shares()
         elif what == "write":
             self.write()
         elif what == "lead":  # another operator takes over after a while
@@ -134,7 +134,7 @@ class UsageScenario:
             self.wait(11.0)
             self.shares = FairShare()
             self.charges.clear()
-            self.look()
+            self.update_shares()
             for uid in self.admitted:
                 self.charge(uid)
 

@@ -64,12 +64,12 @@ def missing(pinned: dict[str, Requirement]) -> Iterator[str]:
         if distribution.version not in pin.specifier:
             continue
         for text in distribution.requires or ():
-            asked = Requirement(text)
-            if asked.marker is not None and not asked.marker.evaluate({"extra": ""}):
+            requested = Requirement(text)
+            if requested.marker is not None and not requested.marker.evaluate({"extra": ""}):
                 continue
-            pinned_too = pinned.get(canonical(asked.name))
-            if pinned_too is None or str(pinned_too.specifier).removeprefix("==") not in asked.specifier:
-                yield f"{name} requires {asked}, pinned is {pinned_too}"
+            pinned_too = pinned.get(canonical(requested.name))
+            if pinned_too is None or str(pinned_too.specifier).removeprefix("==") not in requested.specifier:
+                yield f"{name} requires {requested}, pinned is {pinned_too}"
 
 
 def test_the_package_lists_are_complete() -> None:

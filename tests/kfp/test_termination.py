@@ -22,11 +22,11 @@ class Client:
     def __init__(self, spec_hash: str | None) -> None:
         self.spec_hash = spec_hash
         self.cancelled: list[str] = []
-        self.asked = 0
+        self.requested = 0
 
     def job(self, name: str, namespace: str) -> TrainingJob:
-        self.asked += 1
-        if self.asked == 1:
+        self.requested += 1
+        if self.requested == 1:
             raise StepTerminated("SIGTERM")
         wanted = build_job(parse_parameters(VALUES), Target(TASK, namespace, False, {}), 1)
         if self.spec_hash is None:

@@ -103,7 +103,7 @@ def test_a_login_that_cannot_be_read_is_an_error_and_no_outage(server: Server) -
             assert api.outages.count == 0
 
     asyncio.run(run())
-    assert server.asked == []
+    assert server.requested == []
 
 
 def test_a_cancelled_request_that_waits_for_the_rate_limit_returns_its_token() -> None:

@@ -48,10 +48,10 @@ def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Clust
     pods = operator.pods(cluster)
     assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == {"muster-operator"}
-    look = "import os; print(os.getuid(), os.access('/', os.W_OK), os.path.exists('/var/run/secrets/kubernetes.io'))"
+    program = "import os; print(os.getuid(), os.access('/', os.W_OK), os.path.exists('/var/run/secrets/kubernetes.io'))"
     for pod in pods:
         output = cluster.plane.kubectl(
-            "exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", look
+            "exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", program
         )
         assert output.split() == ["65532", "False", "True"]
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{operator.SYSTEM}/leases/muster-operator"

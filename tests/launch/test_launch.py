@@ -222,7 +222,7 @@ def test_a_script_that_does_not_exist_is_named() -> None:
 
 
 def test_unknown_options_are_named() -> None:
-    for options, complaint in (
+    for options, message in (
         (("--nproc", "0", "--", "x.py"), "must be an integer of at least 1; got '0'"),
         (("--nproc", "2"), "the command of the ranks is missing"),
         (("--nproc", "2", "--", "-m"), "the command of the ranks is missing"),
@@ -235,11 +235,11 @@ def test_unknown_options_are_named() -> None:
     ):
         ran = _launch(*options)
         assert ran.returncode == 2
-        assert complaint in ran.stdout + ran.stderr
+        assert message in ran.stdout + ran.stderr
 
 
 def test_an_inconsistent_layout_names_the_variable() -> None:
-    for environ, complaint in (
+    for environ, message in (
         ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA must be 0 to 1, for 2 pods; got 2"),
         ({"MUSTER_REPLICAS": "2"}, "MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for 2 pods"),
         ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS must be an integer of at least 1; got 'two'"),
@@ -250,7 +250,7 @@ def test_an_inconsistent_layout_names_the_variable() -> None:
     ):
         ran = _launch("--", "-m", "this", **environ)
         assert ran.returncode == 2
-        assert complaint in ran.stdout
+        assert message in ran.stdout
 
 
 def test_lines_of_several_ranks_do_not_mix(start: Start) -> None:

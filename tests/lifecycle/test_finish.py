@@ -254,15 +254,15 @@ def test_cancel_of_a_finished_job_changes_nothing() -> None:
     assert reconcile(with_status(job(cancel=True), done)).status.phase == "Succeeded"
 
 
-@pytest.mark.parametrize("asked", [job(cancel=True), job(suspend=True)], ids=["cancel", "suspend"])
-def test_a_completed_job_has_succeeded_whatever_its_spec_requests_at_that_moment(asked: spec.TrainingJob) -> None:
+@pytest.mark.parametrize("requested", [job(cancel=True), job(suspend=True)], ids=["cancel", "suspend"])
+def test_a_completed_job_has_succeeded_whatever_its_spec_requests_at_that_moment(requested: spec.TrainingJob) -> None:
     one = running()
     through = with_phases(pods_of(one), DONE, DONE, DONE)
-    result = reconcile(with_status(asked, one.status), through, now=NOW + 5)
+    result = reconcile(with_status(requested, one.status), through, now=NOW + 5)
     assert (result.status.phase, result.status.finished_at) == ("Succeeded", NOW + 5)
     assert (events(result), deleted(result)) == (["Completed"], [])
     nearly = with_phases(pods_of(one), DONE, DONE, "Running")
-    assert reconcile(with_status(asked, one.status), nearly).status.phase != "Succeeded"
+    assert reconcile(with_status(requested, one.status), nearly).status.phase != "Succeeded"
 
 
 def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:
@@ -357,26 +357,26 @@ def test_the_last_checkpoint_of_an_evicted_job_is_recorded_at_once() -> None:
 
 def test_a_cancelled_job_has_finished_when_its_last_process_has_ended_and_its_condition_tells_since_when() -> None:
     one = running()
-    asked = with_status(job(cancel=True), one.status)
+    requested = with_status(job(cancel=True), one.status)
     pods = pods_of(one)
-    cancelled = reconcile(asked, pods, now=NOW + 5).status
+    cancelled = reconcile(requested, pods, now=NOW + 5).status
     assert (cancelled.phase, cancelled.reason, cancelled.finished_at) == ("Terminating", "Cancelled", None)
-    asked = with_status(asked, cancelled)
+    requested = with_status(requested, cancelled)
     stopping = tuple(replace(pod, deleting=True) for pod in pods)
-    assert reconcile(asked, stopping[1:], now=NOW + 20).status is cancelled
-    ended = reconcile(asked, now=NOW + 35).status
+    assert reconcile(requested, stopping[1:], now=NOW + 20).status is cancelled
+    ended = reconcile(requested, now=NOW + 35).status
     assert (ended.phase, ended.finished_at) == ("Cancelled", NOW + 35)
     (why,) = [entry for entry in ended.conditions if entry.type == "Cancelled"]
     assert (why.reason, why.last_transition_time) == ("Cancelled", NOW + 5)
-    assert reconcile(with_status(asked, ended), now=NOW + 99).status is ended
+    assert reconcile(with_status(requested, ended), now=NOW + 99).status is ended
 
 
 def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_ended() -> None:
     wanted = job(cancel=True, ttlSecondsAfterFinished=60)
-    asked = with_status(
+    requested = with_status(
         wanted, reconcile(with_status(wanted, running().status), pods_of(running()), now=NOW + 5).status
     )
-    result = reconcile(asked, now=NOW + 90)
+    result = reconcile(requested, now=NOW + 90)
     assert (result.wake_at, result.writes) == (NOW + 150, ())
 
 

@@ -64,13 +64,13 @@ class KilledDaemon:
     def until(self, name: str, reached: Callable[[spec.TrainingJobStatus], bool]) -> spec.TrainingJobStatus:
         """The status of a job once it is reached; the daemon is killed now and then while it works on it."""
 
-        def look() -> Any:
+        def final_status() -> Any:
             status = self.call(lambda: self.client.job(name)).status
             if not reached(status) and self._random.random() < 0.3:
                 self.kill()
             return status if reached(status) else None
 
-        status: spec.TrainingJobStatus = eventually(look, 300)
+        status: spec.TrainingJobStatus = eventually(final_status, 300)
         return status
 
 

@@ -92,12 +92,12 @@ Scenario = Callable[[AsyncKubeClient], Awaitable[None]]
 async def tried(harness: OperatorHarness, dry_runs: DryRuns) -> DryRunResult | None:
     """Result of a dry run of a job's pods."""
     harness.submit("llama", 5)
-    job, learned = harness.cache.jobs.get("uid-llama"), asyncio.Event()
+    job, answered = harness.cache.jobs.get("uid-llama"), asyncio.Event()
     assert job is not None
     (template,) = job.templates.values()
-    dry_runs.request(job, lambda namespace, digest: learned.set())
+    dry_runs.request(job, lambda namespace, digest: answered.set())
     async with asyncio.timeout(60):
-        await learned.wait()
+        await answered.wait()
     return dry_runs.result("team", template)
 
 

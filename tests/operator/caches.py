@@ -21,7 +21,7 @@ class FakeDryRuns:
 
     def __init__(self, answer: DryRunResult | None = DryRunResult()) -> None:  # noqa: B008 - it is a value
         self.answer = answer
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.old = False
 
     def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
@@ -31,7 +31,7 @@ class FakeDryRuns:
         return self.answer is not None and not self.old
 
     def request(self, job: CachedJob, on_result: Callable[[str, str], None]) -> None:
-        self.asked.append(job.uid)
+        self.requested.append(job.uid)
 
 
 class Changes:
@@ -70,11 +70,11 @@ def report_dry_runs(cache: ClusterCache) -> None:
             cache.jobs.on_dry_run_result(job.namespace, one.digest)
 
 
-def relist(sink: ResourceEventHandler[T], objects: Sequence[T], version: int) -> None:
+def relist(handler: ResourceEventHandler[T], objects: Sequence[T], version: int) -> None:
     """Deliver a list of this version with exactly these objects."""
     for item in objects:
-        sink.on_upsert(item)
-    sink.on_list({_object_key(item) for item in objects}, version)
+        handler.on_upsert(item)
+    handler.on_list({_object_key(item) for item in objects}, version)
 
 
 def unmanaged_usage(observed: ObservedState, node: str = "n1") -> dict[str, int]:

@@ -62,12 +62,12 @@ def test_an_invalid_flavor_has_no_nodes_until_it_is_fixed() -> None:
 def test_errors_of_deleted_objects_are_removed() -> None:
     for kind in ("queues", "flavors"):
         cache, changes = new_cache()
-        sink = getattr(cache, kind)
+        handler = getattr(cache, kind)
         for name in ("a", "b"):
-            sink.on_upsert(seen_as(name, nodeLabels=7, weight="x"))
-        sink.on_delete(seen_as("a", 2))
+            handler.on_upsert(seen_as(name, nodeLabels=7, weight="x"))
+        handler.on_delete(seen_as("a", 2))
         assert list(getattr(cache.observe().decode_errors, kind)) == ["b"]
-        assert changes.during(lambda sink=sink: relist(sink, [], 9)) > 0  # type: ignore[misc]
+        assert changes.during(lambda handler=handler: relist(handler, [], 9)) > 0  # type: ignore[misc]
         observed = cache.observe()
         assert (getattr(observed, kind), bool(observed.decode_errors)) == ((), False)
 

@@ -137,7 +137,7 @@ def test_a_template_whose_dry_run_fails_is_rejected_until_it_succeeds(monkeypatc
         ask = partial(tried, harness, harness.dry_runs)
         with monkeypatch.context() as patched:
             patched.setattr("muster_operator.dry_run.pod_manifest", fails)
-            assert await ask() == DryRunResult(refusal="dry run of its pods failed: RecursionError: a bug")
+            assert await ask() == DryRunResult(rejection="dry run of its pods failed: RecursionError: a bug")
         assert await ask() == DryRunResult()
 
     def fails(*what: Any) -> Any:

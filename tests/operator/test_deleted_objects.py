@@ -20,7 +20,7 @@ from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 
 
-class Late(Server):
+class LateAnswers(Server):
     """Returns version 5 of the job; `then` happens before that answer is handled."""
 
     cache: ClusterCache
@@ -35,7 +35,7 @@ class Late(Server):
 
 
 def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
-    server = Late()
+    server = LateAnswers()
 
     async def scenario(api: AsyncKubeClient) -> None:
         server.cache, _ = new_cache()

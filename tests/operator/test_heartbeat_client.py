@@ -31,7 +31,7 @@ class RawServer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server: Any = self.server
-        server.asked.append((self.path, self.headers.get("Authorization")))
+        server.requested.append((self.path, self.headers.get("Authorization")))
         code, body, more = server.answer
         if body is None:
             server.release.wait(30)
@@ -54,7 +54,7 @@ class RawServer(BaseHTTPRequestHandler):
 def raw_server() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), RawServer)
     server.daemon_threads = True
-    server.asked, server.release, server.token = [], threading.Event(), "t" * 20
+    server.requested, server.release, server.token = [], threading.Event(), "t" * 20
     server.change_body = lambda body: body
     server.change_signature = lambda signature, request: signature
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -99,7 +99,7 @@ def test_an_answer_signed_with_the_token_is_accepted(raw_server: Any) -> None:
     outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
     assert outcome.response is not None
     assert outcome.response.heartbeat == {"step": 3}
-    ((path, authorization),) = raw_server.asked
+    ((path, authorization),) = raw_server.requested
     assert path == "/heartbeat"
     assert HeartbeatSigner("t" * 20, "u", "p").verify_request(path, authorization, time.time())
 
@@ -108,7 +108,7 @@ def test_another_program_at_the_port_gets_no_token_and_its_answer_is_rejected(ra
     raw_server.token = "another token of theirs"
     outcome = poll(raw_server, 200, json.dumps(GOOD).encode())
     assert (outcome.response, outcome.error) == (None, UNSIGNED)
-    assert "t" * 20 not in str(raw_server.asked)
+    assert "t" * 20 not in str(raw_server.requested)
 
 
 def test_a_replayed_answer_is_rejected(raw_server: Any, tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_an_answer_that_is_no_heartbeat_is_rejected(raw_server: Any, body: bytes
 def test_an_exception_for_one_answer_hides_no_other(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_one = heartbeat_client._poll
 
-    async def ask_with_a_bug(session: Any, asked: HeartbeatTarget) -> PollResult:
-        if asked.uid == "odd":
+    async def ask_with_a_bug(session: Any, requested: HeartbeatTarget) -> PollResult:
+        if requested.uid == "odd":
             raise KeyError("a bug")
-        return await ask_one(session, asked)
+        return await ask_one(session, requested)
 
     monkeypatch.setattr(heartbeat_client, "_poll", ask_with_a_bug)
     raw_server.answer = 200, json.dumps(GOOD).encode(), {}
@@ -169,7 +169,7 @@ def test_the_size_of_an_answer_is_limited(raw_server: Any) -> None:
 def test_no_redirect_is_followed(raw_server: Any) -> None:
     outcome = poll(raw_server, 302, b"", Location=f"http://127.0.0.1:{raw_server.server_address[1]}/elsewhere")
     assert outcome.error == "HTTP 302"
-    assert len(raw_server.asked) == 1
+    assert len(raw_server.requested) == 1
 
 
 def test_a_timeout_of_one_target_delays_no_other(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

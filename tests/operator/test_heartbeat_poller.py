@@ -64,7 +64,7 @@ def test_a_standby_does_not_poll() -> None:
 
 
 def test_a_failed_poll_ends_the_component_which_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*asked: Any) -> Any:
+    def fails(*requested: Any) -> Any:
         raise RecursionError
 
     monkeypatch.setattr(heartbeat_poller, "poll_all", fails)
@@ -75,11 +75,11 @@ def test_a_failed_poll_ends_the_component_which_is_restarted(monkeypatch: pytest
 def test_an_invalid_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     poller = PollerHarness("127.0.0.1")
     answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
-    asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
+    requested = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
     odd = PollResult(
         HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer")
     )
-    monkeypatch.setattr(heartbeat_poller, "poll_all", lambda *sweep: [odd, PollResult(asked, answer)])
+    monkeypatch.setattr(heartbeat_poller, "poll_all", lambda *sweep: [odd, PollResult(requested, answer)])
     poller.until(lambda: poller.woken > 0)
     assert poller.cache.observe().heartbeats[UID].step == 3
     assert poller.sample("muster_component_failures_total", component="collectors") >= 1

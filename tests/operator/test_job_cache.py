@@ -20,7 +20,7 @@ def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
     cache, _ = new_cache(dry_runs)
     cache.jobs.on_upsert(job_seen())
     assert cache.observe().jobs == ()
-    assert dry_runs.asked == ["uid-llama"]
+    assert dry_runs.requested == ["uid-llama"]
     dry_runs.answer = DryRunResult()
     report_dry_runs(cache)
     assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
@@ -46,7 +46,7 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
         condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
     cache.jobs.on_upsert(read(type(job_seen()), document))
     assert len(cache.observe().jobs) == 1
-    assert dry_runs.asked == ["uid-llama"]
+    assert dry_runs.requested == ["uid-llama"]
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
     dry_runs.answer = DryRunResult(pod=pod)
     report_dry_runs(cache)
@@ -105,7 +105,7 @@ def test_a_finished_job_is_visible_without_a_dry_run() -> None:
     document["status"] = {"conditions": [done]}
     cache.jobs.on_upsert(read(type(job_seen()), document))
     assert len(cache.observe().jobs) == 1
-    assert dry_runs.asked == []
+    assert dry_runs.requested == []
 
 
 def test_a_job_is_visible_with_its_effective_pods() -> None:
@@ -120,7 +120,7 @@ def test_a_job_is_visible_with_its_effective_pods() -> None:
 
 
 def test_a_job_whose_pods_would_be_rejected_has_the_reason_until_it_is_fixed() -> None:
-    dry_runs = FakeDryRuns(DryRunResult(refusal="no such account"))
+    dry_runs = FakeDryRuns(DryRunResult(rejection="no such account"))
     cache, _ = new_cache(dry_runs)
     cache.jobs.on_upsert(job_seen())
     assert cache.observe().pod_rejections == {"uid-llama": "no such account"}
@@ -228,7 +228,10 @@ def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
     dry_runs.old = True
     cache.jobs.on_upsert(job_seen("new"))
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
-    assert ([job.metadata.name for job in cache.observe().jobs], dry_runs.asked) == (["before", "runs"], ["uid-new"])
+    assert ([job.metadata.name for job in cache.observe().jobs], dry_runs.requested) == (
+        ["before", "runs"],
+        ["uid-new"],
+    )
     dry_runs.old = False
     report_dry_runs(cache)
     assert len(cache.observe().jobs) == 3
@@ -241,8 +244,8 @@ def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
     cache.jobs.on_upsert(job_seen("waits"))
     dry_runs.answer = DryRunResult(pod=pod_asking("1"))
     report_dry_runs(cache)
-    asked = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in cache.observe().jobs}
-    assert {name: one.resources.requests for name, one in asked.items()} == {
+    requested = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in cache.observe().jobs}
+    assert {name: one.resources.requests for name, one in requested.items()} == {
         "runs": {"cpu": "2"},
         "waits": {"cpu": "1"},
     }
@@ -302,7 +305,7 @@ def test_a_dry_run_that_drops_pod_level_requests_ignores_them() -> None:
 def test_a_dry_run_that_adds_a_resource_claim_rejects_the_pod() -> None:
     written = spec.PodSpec.model_validate(template()["spec"])
     result = compare_pod(written, answered(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]))
-    assert "resourceClaims" in (result.refusal or "")
+    assert "resourceClaims" in (result.rejection or "")
 
 
 def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:

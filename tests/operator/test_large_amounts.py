@@ -51,9 +51,9 @@ def test_every_request_can_be_counted(main: list[str], first: list[str], overhea
     fields: dict[str, Any] = {"initContainers": init, "overhead": {"memory": overhead}}
     for of_spec in (fields, fields | {"resources": {"limits": {"memory": whole}}}):
         pod = asking("a", *main, **of_spec)
-        asked = effective_request(pod.spec)
-        assert asked.get("pods") == 1
-        assert all(0 <= amount <= MAX_AMOUNT for _, amount in asked)
+        requested = effective_request(pod.spec)
+        assert requested.get("pods") == 1
+        assert all(0 <= amount <= MAX_AMOUNT for _, amount in requested)
 
 
 def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> None:
@@ -98,6 +98,6 @@ def test_a_pod_defaulted_beyond_the_maximum_is_rejected_with_its_amount() -> Non
     written = spec.PodSpec.model_validate({"containers": [{}]})
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
     result = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
-    assert result.refusal == (
+    assert result.rejection == (
         "with the defaults of the API server, one pod requests memory 8E, more than the supported maximum"
     )

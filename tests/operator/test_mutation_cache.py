@@ -10,13 +10,13 @@ from muster_operator.cache.mutation_cache import MutationCache
 Change = tuple[str, str | None, str | None]
 
 
-def shelf() -> tuple[MutationCache[str], list[Change]]:
+def recorded_cache() -> tuple[MutationCache[str], list[Change]]:
     changes: list[Change] = []
     return MutationCache[str](lambda key, old, new: changes.append((key, old, new))), changes
 
 
 def test_our_write_counts_at_once_and_its_event_is_no_change() -> None:
-    kept, changes = shelf()
+    kept, changes = recorded_cache()
     kept.upsert("a", 1, "old")
     kept.on_written("a", 5, "ours")
     assert kept.get("a") == "ours"
@@ -25,7 +25,7 @@ def test_our_write_counts_at_once_and_its_event_is_no_change() -> None:
 
 
 def test_an_event_from_before_our_write_changes_nothing() -> None:
-    kept, _ = shelf()
+    kept, _ = recorded_cache()
     kept.on_written("a", 5, "ours")
     kept.upsert("a", 4, "older")
     kept.delete("a", 4)
@@ -33,14 +33,14 @@ def test_an_event_from_before_our_write_changes_nothing() -> None:
 
 
 def test_a_later_change_by_another_writer_wins() -> None:
-    kept, _ = shelf()
+    kept, _ = recorded_cache()
     kept.on_written("a", 5, "ours")
     kept.upsert("a", 6, "theirs")
     assert kept.get("a") == "theirs"
 
 
 def test_an_object_deleted_before_our_answer_arrives_does_not_reappear() -> None:
-    kept, _ = shelf()
+    kept, _ = recorded_cache()
     kept.upsert("a", 5, "created")
     kept.advance(5)
     kept.delete("a", 6)
@@ -50,7 +50,7 @@ def test_an_object_deleted_before_our_answer_arrives_does_not_reappear() -> None
 
 
 def test_a_list_removes_missing_objects_except_those_written_after_it() -> None:
-    kept, _ = shelf()
+    kept, _ = recorded_cache()
     kept.upsert("gone", 3, "x")
     kept.on_written("fresh", 12, "y")
     kept.retain([], 10)
@@ -71,7 +71,7 @@ def test_any_order_of_answers_ends_in_the_state_of_the_server(
             events.append((version, key, server[key]))
         elif server.pop(key, None) is not None:
             events.append((version, key, ""))
-    kept, _ = shelf()
+    kept, _ = recorded_cache()
     late = [event for event in events if event[2] and data.draw(flip)]
     for version, key, value in events:
         while len(late) > 0 and data.draw(flip):

@@ -44,7 +44,7 @@ class Server:
 
     lists: list[tuple[int, list[bytes]]]
     watches: list[bytes] = field(default_factory=list)
-    refusals: list[int] = field(default_factory=list)  # of watches, before any is opened
+    rejected_watches: list[int] = field(default_factory=list)  # of watches, before any is opened
     asked_from: list[str] = field(default_factory=list)
     listed: int = 0
 
@@ -56,8 +56,8 @@ class Server:
                 body=b'{"items":[%s],"metadata":{"resourceVersion":"%d"}}' % (b",".join(items), version)
             )
         self.asked_from.append(request.query["resourceVersion"])
-        if self.refusals:
-            code = self.refusals.pop(0)
+        if self.rejected_watches:
+            code = self.rejected_watches.pop(0)
             return web.json_response({"code": code, "message": "refused"}, status=code)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -201,7 +201,7 @@ def test_watches_that_end_at_once_are_reopened_with_backoff(
 def test_an_expired_version_is_followed_by_a_list_at_once(
     pauses: list[float],
 ) -> None:
-    server = Server([(7, []), (12, [plain("a", 3)])], refusals=[500] * 8 + [410])
+    server = Server([(7, []), (12, [plain("a", 3)])], rejected_watches=[500] * 8 + [410])
     seen = Seen()
     reflect(server, seen, lambda: server.asked_from[-1:] == ["12"])
     assert len(pauses) == 7, "none after the 410"
@@ -209,7 +209,7 @@ def test_an_expired_version_is_followed_by_a_list_at_once(
 
 
 def test_repeatedly_expired_versions_are_followed_by_lists_with_backoff(pauses: list[float]) -> None:
-    server = Server([(7, [])], refusals=[410] * 4)
+    server = Server([(7, [])], rejected_watches=[410] * 4)
     reflect(server, Seen(), lambda: len(server.asked_from) == 5)
     assert (server.listed, len(pauses)) == (5, 2)
 

@@ -175,7 +175,7 @@ def test_a_dry_run_that_keeps_failing_is_a_rejection_until_it_succeeds() -> None
         harness = OperatorHarness(api)
         harness.dry_runs.retry_s = 0.0
         ask = partial(tried, harness, harness.dry_runs)
-        assert await ask() == DryRunResult(refusal="failed calling webhook: connection refused")
+        assert await ask() == DryRunResult(rejection="failed calling webhook: connection refused")
         server.refuses.clear()
         assert await ask() == DryRunResult()
 

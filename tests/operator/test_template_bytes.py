@@ -44,8 +44,8 @@ def document(
 
 def waiting(generation: int = 1) -> Document:
     """Status of a job that an operator has accepted."""
-    said = {"type": "Admitted", "status": "False", "reason": "InsufficientResources", "lastTransitionTime": NOW}
-    return {"observedGeneration": generation, "phase": "Pending", "submittedAt": NOW, "conditions": [said]}
+    condition = {"type": "Admitted", "status": "False", "reason": "InsufficientResources", "lastTransitionTime": NOW}
+    return {"observedGeneration": generation, "phase": "Pending", "submittedAt": NOW, "conditions": [condition]}
 
 
 def ended() -> Document:
@@ -146,8 +146,8 @@ class Cluster(Server):
 
 
 def reason(status: spec.TrainingJobStatus | None) -> str:
-    said = None if status is None else find_condition(status, ADMITTED)
-    return "" if said is None else said.reason
+    condition = None if status is None else find_condition(status, ADMITTED)
+    return "" if condition is None else condition.reason
 
 
 def test_a_rejected_job_has_a_condition_and_is_accepted_once_others_have_ended() -> None:

@@ -37,7 +37,7 @@ def in_order(result: PlanResult) -> list[str]:
 
 
 @dataclass(slots=True)
-class Life:
+class PlanningLoop:
     """A cluster over many plans, as the engine makes them: pure, with its own clock.
 
     A gang runs for `runtime[uid]` seconds once it is admitted, from the start again after an eviction; an evicted one

@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scheduling.builders import Life
+from tests.scheduling.builders import PlanningLoop
 from tests.scheduling.random_snapshots import cluster, gangs, queue_tree
 from tests.scheduling.snapshots import A100, GPU, H200, gang, inputs, queue, rack, run, started, waits_by_uid
 
@@ -15,7 +15,7 @@ from muster.model import Admit, Gang, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, plan
 
 
-def crowd(seed: int, size: int, *, bounded: bool) -> Life:
+def crowd(seed: int, size: int, *, bounded: bool) -> PlanningLoop:
     """A small cluster with more gangs than fit, some of which come later; every run ends."""
     draw = Random(seed)
     nodes = tuple(replace(node, schedulable=True) for node in cluster(draw))
@@ -29,7 +29,7 @@ def crowd(seed: int, size: int, *, bounded: bool) -> Life:
         all_gangs = [replace(g, max_runtime_s=runtime[g.uid]) for g in all_gangs]
     waiting = tuple(g for g in all_gangs if not g.submitted_at)
     later = [g for g in all_gangs if g.submitted_at]
-    return Life(Snapshot(0.0, nodes, (H200, A100), queues, waiting, ()), runtime, later)
+    return PlanningLoop(Snapshot(0.0, nodes, (H200, A100), queues, waiting, ()), runtime, later)
 
 
 @given(st.integers(0, 1 << 32), st.integers(4, 14), st.booleans())
@@ -84,9 +84,9 @@ def _stay(gang: Gang) -> float:
 def test_a_gang_with_a_reservation_is_never_delayed_by_backfilled_gangs(data: st.DataObject) -> None:
     snapshot, runtime = blocked(data)
     promised = waits_by_uid(plan(snapshot))["wide"].estimated_start
-    alone = Life(replace(snapshot, pending=snapshot.pending[:1]), runtime)
-    among = Life(snapshot, runtime)
-    strict = Life(snapshot, runtime, policy=BACKFILL)
+    alone = PlanningLoop(replace(snapshot, pending=snapshot.pending[:1]), runtime)
+    among = PlanningLoop(snapshot, runtime)
+    strict = PlanningLoop(snapshot, runtime, policy=BACKFILL)
     for life in (alone, among, strict):
         life.live()
     assert alone.started["wide"] == promised, "the estimate comes true when every gang runs as long as it may"

@@ -36,9 +36,9 @@ from muster.scheduling import plan
 PLENTY = [queue("q", guaranteed=1000)]
 
 
-def place(nodes: list[NodeInfo], asked: Gang, **more: object) -> dict[str, int]:
+def place(nodes: list[NodeInfo], requested: Gang, **more: object) -> dict[str, int]:
     """Pods of a gang by node; empty when it does not start."""
-    return nodes_of(started(plan(inputs(nodes, PLENTY, [asked], **more))).get(asked.uid, ()))  # type: ignore[arg-type]
+    return nodes_of(started(plan(inputs(nodes, PLENTY, [requested], **more))).get(requested.uid, ()))  # type: ignore[arg-type]
 
 
 def racks_of(nodes: dict[str, int]) -> set[str]:
@@ -106,8 +106,8 @@ def test_a_role_with_its_own_topology_lies_in_its_own_domain() -> None:
 
 def test_nodes_without_the_label_of_a_level_belong_to_no_domain_of_it() -> None:
     bare = [NodeInfo(f"bare-{i}", rack("r", 1)[0].allocatable, flavor="h200", domains=("b1",)) for i in range(3)]
-    asked = gang("g", pods=2, required="rack")
-    assert wait_of(inputs(bare, PLENTY, [asked]), "g").reason == "LargerThanCluster"
+    requested = gang("g", pods=2, required="rack")
+    assert wait_of(inputs(bare, PLENTY, [requested]), "g").reason == "LargerThanCluster"
     assert len(place(bare, gang("g", pods=2, required="block"))) == 2
 
 
@@ -116,8 +116,8 @@ def test_a_flavor_without_the_required_level_is_passed_over() -> None:
     queues = [QueueInfo("q", quotas=(Quota("flat", GPU, 80), Quota("h200", GPU, 80)))]
     nodes = [NodeInfo("flat-0", rack("r", 1)[0].allocatable, flavor="flat"), *rack("r1", 1)]
     flavors = (flat, FlavorInfo("h200", ("block", "rack")))
-    asked = gang("g", required="rack", flavors=("flat", "h200"))
-    assert nodes_of(started(plan(inputs(nodes, queues, [asked], flavors=flavors)))["g"]) == {"r1-0": 1}
+    requested = gang("g", required="rack", flavors=("flat", "h200"))
+    assert nodes_of(started(plan(inputs(nodes, queues, [requested], flavors=flavors)))["g"]) == {"r1-0": 1}
     alone = wait_of(inputs(nodes, queues, [gang("g", required="rack", flavors=("flat",))], flavors=flavors), "g")
     assert alone.reason == "UnknownTopologyLevel"
     assert alone.message == ("needs the topology level rack, but flavor flat has no levels (queue q names flat, h200)")
@@ -130,8 +130,8 @@ BOTH = [QueueInfo("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 16)))]
 NODES = rack("h", 2) + rack("a", 2, flavor="a100")
 
 
-def flavor_of(asked: Gang, running: list[object] | None = None) -> str:
-    result = plan(inputs(NODES, BOTH, [asked], running or []))  # type: ignore[arg-type]
+def flavor_of(requested: Gang, running: list[object] | None = None) -> str:
+    result = plan(inputs(NODES, BOTH, [requested], running or []))  # type: ignore[arg-type]
     return started(result)["g"][0].flavor
 
 
@@ -198,8 +198,8 @@ def test_tolerations_of_the_flavor_nomination_for_every_pod_in_it() -> None:
 
 def test_every_line_of_a_node_selector_has_to_nomination() -> None:
     nodes = rack("r1", 1, labels={"disk": "nvme"}) + rack("r2", 1, labels={"disk": "nvme", "zone": "z1"})
-    asked = role("trainer", 1, node_selector=(("disk", "nvme"), ("zone", "z1")))
-    assert place(nodes, gang("g", roles=[asked])) == {"r2-0": 1}
+    requested = role("trainer", 1, node_selector=(("disk", "nvme"), ("zone", "z1")))
+    assert place(nodes, gang("g", roles=[requested])) == {"r2-0": 1}
 
 
 def test_affinity_is_an_or_of_ands() -> None:
@@ -226,8 +226,8 @@ def test_affinity_is_an_or_of_ands() -> None:
     ],
 )
 def test_affinity_has_the_operators_of_kubernetes(line: MatchExpression, fits: bool) -> None:
-    asked = gang("g", roles=[role("trainer", 1, affinity=((line,),))])
-    assert bool(place(rack("r1", 1, labels={"gen": "7"}), asked)) is fits
+    requested = gang("g", roles=[role("trainer", 1, affinity=((line,),))])
+    assert bool(place(rack("r1", 1, labels={"gen": "7"}), requested)) is fits
 
 
 def test_nodes_that_this_job_avoids_are_left_to_others() -> None:

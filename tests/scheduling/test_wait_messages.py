@@ -161,8 +161,8 @@ def test_the_limit_of_a_queue_above_is_not_reported_as_that_of_the_queue() -> No
 def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:
     cores = QueueInfo("q", quotas=(Quota("h200", GPU, 80), Quota("h200", "cpu", 40_000)))
     busy = run(gang("x", roles=[role("trainer", 1, request=gpus(1, cpu=30))]), ["r1-0"])
-    asked = gang("g", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
-    assert reason_and_message(inputs(TWO, [cores], [asked], [busy])) == (
+    requested = gang("g", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
+    assert reason_and_message(inputs(TWO, [cores], [requested], [busy])) == (
         "QuotaExceeded",
         "needs 16 cores of h200; queue q has 10 of 40 left and may borrow 0",
     )

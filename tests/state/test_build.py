@@ -159,14 +159,14 @@ def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
 
 
 def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_now() -> None:
-    def left(uid: str, *asked: int, role: str = "trainer", gpus: int = 1) -> list[tuple[str, int, int]]:
+    def left(uid: str, *requested: int, role: str = "trainer", gpus: int = 1) -> list[tuple[str, int, int]]:
         """First node, pods there and GPUs of a pod, of each part of the placement."""
         one = named(uid, gpus=gpus)
         wanted = one.spec.roles[0].model_copy(update={"name": role})
         one = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": [wanted]})})
         pods = tuple(
             replace(pod(one, i, f"n{i}"), request=Resources.of({"nvidia.com/gpu": gpus, "pods": 1}))
-            for i, gpus in enumerate(asked)
+            for i, gpus in enumerate(requested)
         )
         (running,) = snapshot(one, pods={uid: pods}).running
         request_of = {role.name: role.request.get("nvidia.com/gpu") for role in running.gang.roles}

@@ -13,10 +13,10 @@ from muster.torchx.local import LocalScheduler
 class Ranks:
     """A cluster that knows what ranks said last, and nothing else."""
 
-    said: list[dict[str, Any]] = field(default_factory=list)
+    heartbeat_documents: list[dict[str, Any]] = field(default_factory=list)
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        return self.said
+        return self.heartbeat_documents
 
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         return Path("/runs") / name

@@ -181,10 +181,10 @@ def test_a_script_runs_from_where_the_user_stands(home: Path, tmp_path: Path) ->
 
 def watching(home: Path) -> subprocess.Popen[str]:
     """`torchx run --wait` of a job that runs. What a script has in its background starts with Ctrl-C ignored."""
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    handles_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     run = ["run", "-s", "muster_local", "--wait", "utils.sh", "sleep", "600"]
     child = subprocess.Popen(
-        [sys.executable, "-c", f"{heard}; from torchx.cli.main import main; main({run!r})"],
+        [sys.executable, "-c", f"{handles_sigint}; from torchx.cli.main import main; main({run!r})"],
         env={**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

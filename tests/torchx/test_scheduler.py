@@ -97,12 +97,12 @@ def test_too_many_processes_and_missing_data_are_in_one_refusal(runner: Runner) 
 def test_an_ignored_image_is_a_warning_only_if_one_is_set(runner: Runner, client: LocalClient) -> None:
     named = shell("true")
     named.roles[0].image = "mine:1"
-    said = {}
+    reasons = {}
     for app in (utils.echo("hi"), named):
         handle = run(runner, app)
         end(runner, handle)
-        said[app.name] = [event["reason"] for event in client.events(handle.rpartition("/")[2])]
-    assert ("FieldIgnored" in said["echo"], "FieldIgnored" in said["shell"]) == (False, True)
+        reasons[app.name] = [event["reason"] for event in client.events(handle.rpartition("/")[2])]
+    assert ("FieldIgnored" in reasons["echo"], "FieldIgnored" in reasons["shell"]) == (False, True)
 
 
 def test_text_that_is_not_there_is_refused_before_anything_is_submitted(runner: Runner, client: LocalClient) -> None:

@@ -222,19 +222,19 @@ def test_read_attempts_move_with_a_claim_and_are_reset_by_a_new_version_of_the_t
     source = spooled(tmp_path)
     name = parse_trace_name(source.name)
     assert name is not None
-    dead, heir = SpoolClaims(SharedFolder(tmp_path), "trainer-0"), SpoolClaims(SharedFolder(tmp_path), "trainer-1")
-    heir.prepare()
-    assert dead.claim(name)
+    first, second = SpoolClaims(SharedFolder(tmp_path), "trainer-0"), SpoolClaims(SharedFolder(tmp_path), "trainer-1")
+    second.prepare()
+    assert first.claim(name)
     for _ in range(3):
-        dead.begin_read(name)
-    assert heir.take_over_stale(None) == [name]
-    assert (dead.read_attempts(name), heir.read_attempts(name)) == (0, 3)
+        first.begin_read(name)
+    assert second.take_over_stale(None) == [name]
+    assert (first.read_attempts(name), second.read_attempts(name)) == (0, 3)
     spooled(tmp_path)
-    assert heir.claim(name)
-    assert heir.read_attempts(name) == 0
-    heir.begin_read(name)
-    (tmp_path / heir.path(name)).unlink()
-    heir.prepare()
+    assert second.claim(name)
+    assert second.read_attempts(name) == 0
+    second.begin_read(name)
+    (tmp_path / second.path(name)).unlink()
+    second.prepare()
     assert uncollected(tmp_path) == []
 
 

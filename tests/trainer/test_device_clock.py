@@ -26,7 +26,7 @@ class Gpu:
     busy_until_s: float = 0.0
     fails: str = ""
     waited: int = 0
-    asked: int = 0
+    requested: int = 0
 
     def launch(self, seconds: float = GPU_S) -> None:
         self.busy_until_s = max(self.busy_until_s, self.now_s) + seconds
@@ -50,7 +50,7 @@ class Moment:
 
     def query(self) -> bool:
         self.gpu.check("query")
-        self.gpu.asked += 1
+        self.gpu.requested += 1
         return self.at_s <= self.gpu.now_s + 1e-9
 
     def synchronize(self) -> None:
@@ -144,10 +144,10 @@ def test_after_a_cuda_error_cpu_times_are_used_for_the_rest_of_the_run(fails: st
     script.gpu.now_s, script.gpu.fails = 2.5 * GPU_S, fails
     cpu_s = [(step, CPU_S) for step in range(2, 5)]
     assert script.launch() == [(1, None), *cpu_s]
-    script.gpu.fails, asked = "", script.gpu.asked
+    script.gpu.fails, requested = "", script.gpu.requested
     assert script.launch(2) == [(5, CPU_S), (6, CPU_S)]
     assert script.last() == []
-    assert script.gpu.asked == asked
+    assert script.gpu.requested == requested
 
 
 def test_an_error_while_tracing_loses_no_step() -> None:
@@ -188,10 +188,10 @@ def test_the_last_steps_are_waited_for_until_a_timeout() -> None:
 def test_a_forked_child_returns_only_its_own_steps_and_does_not_use_cuda() -> None:
     script = Script()
     script.launch(2)
-    asked, script.pid = script.gpu.asked, 2
+    requested, script.pid = script.gpu.requested, 2
     assert script.launch() == [(3, CPU_S)]
     assert script.last() == []
-    assert script.gpu.asked == asked
+    assert script.gpu.requested == requested
 
 
 def test_no_event_is_recorded_without_cuda() -> None:

@@ -109,8 +109,8 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
     parsed = parse_train_config(NEEDED, environ).trace
     assert (parsed.start, parsed.end, parsed.ranks) == (20, 25, (0, 3))
-    asked = parse_train_config([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
-    assert (asked.start, asked.end, asked.ranks) == (2, 3, ())
+    requested = parse_train_config([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
+    assert (requested.start, requested.end, requested.ranks) == (2, 3, ())
     assert not parse_train_config(NEEDED, {}).trace.covers(0)
 
 

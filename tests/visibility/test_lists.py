@@ -156,16 +156,16 @@ def test_other_routes_do_not_exist(route: str) -> None:
 
 def test_a_reader_gets_all_pages() -> None:
     state = leader(two_queues(*(named(name) for name in "abcde")))
-    asked: list[str] = []
+    requested: list[str] = []
 
     def get(url: str) -> Any:
-        asked.append(url)
+        requested.append(url)
         joint = "&" if "?" in url else "?"
         return read(state, f"{url.removeprefix(BASE_PATH + '/')}{joint}limit=2")
 
     found = read_list(get, "jobs", JobSummaryList, selector={"phase": "Pending"})
     assert [job.metadata.name for job in found.items] == list("abcde")
-    assert (len(asked), found.source.cycle) == (3, "t-7")
+    assert (len(requested), found.source.cycle) == (3, "t-7")
     assert _names(get) == ["root", "default"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.scale.peers import forms
+from benchmarks.scale.peers import job_objects
 from benchmarks.scale.peers.peer import Ground, Kind, add_crds, add_namespaces, add_objects
 from benchmarks.scale.programs import free_port
 from benchmarks.scale.work import Json
@@ -18,7 +18,7 @@ def kind(folder: Path) -> Kind:
     def start(ground: Ground) -> None:
         add_crds(ground.site.plane, folder / "crds")
         add_namespaces(ground.site.plane, "kai-scheduler", "kai-resource-reservation", "kai-scale-adjust")
-        add_objects(ground.site.plane, _queue("top"), _queue(forms.QUEUE, "top"))
+        add_objects(ground.site.plane, _queue("top"), _queue(job_objects.QUEUE, "top"))
         rate = ground.site.rate
         common = (f"--qps={rate.qps}", f"--burst={rate.burst}")
         through = ("env", f"KUBECONFIG={ground.kubeconfig}")  # the scheduler knows no flag for it
@@ -31,7 +31,7 @@ def kind(folder: Path) -> Kind:
             f"--metrics-bind-address=127.0.0.1:{free_port()}", f"--health-probe-bind-address=127.0.0.1:{free_port()}",
         ])  # fmt: skip
 
-    return Kind("kai", forms.kai, start, forms.KAI_GROUPS)
+    return Kind("kai", job_objects.kai, start, job_objects.KAI_GROUPS)
 
 
 def _queue(name: str, parent: str = "") -> Json:

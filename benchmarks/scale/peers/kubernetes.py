@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.scale.peers import forms
+from benchmarks.scale.peers import job_objects
 from benchmarks.scale.peers.peer import Ground, Kind
 
 GANGS = ("GenericWorkload", "GangScheduling")
@@ -25,8 +25,13 @@ def start(ground: Ground, gates: tuple[str, ...] = ()) -> None:
     ground.run("kube-scheduler", [program, f"--config={config}", "--secure-port=0", *turned_on])
 
 
-ALONE = Kind("kube-scheduler", forms.alone, start, places=True)
-JOBS = Kind("jobs", forms.batch, start, places=True, controllers_make_pods=True)
+ALONE = Kind("kube-scheduler", job_objects.alone, start, places=True)
+JOBS = Kind("jobs", job_objects.batch, start, places=True, controllers_make_pods=True)
 NATIVE = Kind(
-    "native", forms.native, lambda ground: start(ground, GANGS), forms.NATIVE_GROUPS, places=True, gates=GANGS
+    "native",
+    job_objects.native,
+    lambda ground: start(ground, GANGS),
+    job_objects.NATIVE_GROUPS,
+    places=True,
+    gates=GANGS,
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.scale.contender import Site
-from benchmarks.scale.peers import forms
+from benchmarks.scale.peers import job_objects
 from benchmarks.scale.peers.peer import Ground, Kind, add_crds, add_namespaces, add_objects
 from benchmarks.scale.programs import free_port
 from benchmarks.scale.work import NAMESPACE, Json
@@ -48,7 +48,7 @@ def kind(folder: Path) -> Kind:
         ground.run("kueue", ["unshare", "-m", "sh", "-c", _with_layer(ground.folder, certificates, manager)])
         add_objects(plane, *_queues(ground.site))
 
-    return Kind("kueue", forms.kueue, start, WORKLOADS, controllers_make_pods=True)
+    return Kind("kueue", job_objects.kueue, start, WORKLOADS, controllers_make_pods=True)
 
 
 def _with_layer(folder: Path, certificates: Path, command: Sequence[str | Path]) -> str:
@@ -90,5 +90,5 @@ def _queues(site: Site) -> list[Json]:
     return [
         thing("ResourceFlavor", {}, name="default"),
         thing("ClusterQueue", owner, name="all"),
-        thing("LocalQueue", {"clusterQueue": "all"}, name=forms.QUEUE, namespace=NAMESPACE),
+        thing("LocalQueue", {"clusterQueue": "all"}, name=job_objects.QUEUE, namespace=NAMESPACE),
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.scale.client import Client, Request
 from benchmarks.scale.contender import Contender, Rate, Site, WaitReason, no_flags
-from benchmarks.scale.peers import account, forms, refusals
+from benchmarks.scale.peers import account, job_objects, rejections
 from benchmarks.scale.work import Jobs, Json
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.plane import ControlPlane
@@ -44,7 +44,7 @@ class Kind:
     """A scheduler as it is known here. `start` starts its own programs, and makes the queue of the work."""
 
     name: str
-    form: forms.Form
+    form: job_objects.Form
     start: Callable[[Ground], None]
     group_path: str | None = None  # where its own objects report why a job waits
     places: bool = False  # it is kube-scheduler itself; else that runs beside it, as in any cluster
@@ -107,10 +107,10 @@ class Peer:
         """There is one since its start."""
 
     def requests(self, jobs: Jobs) -> Iterator[Request]:
-        return forms.requests(self.kind.form, jobs)
+        return job_objects.requests(self.kind.form, jobs)
 
     def watch_reason(self, job: str) -> AbstractAsyncContextManager[WaitReason]:
-        return refusals.watch_reason(self.client, self.kind.group_path, job)
+        return rejections.watch_reason(self.client, self.kind.group_path, job)
 
     def show_up(self) -> None:
         """Let it start one pod, so that it is known to work and has read what there is; that is removed again.
@@ -121,10 +121,12 @@ class Peer:
         documents = self.kind.form(_CANARY, name)
         for path, body in documents:
             self._create(path, body)
-        self._wait("it has started a pod", lambda: any(_is(pod, "Ready") for pod in self.plane.api.items(forms.PODS)))
+        self._wait(
+            "it has started a pod", lambda: any(_is(pod, "Ready") for pod in self.plane.api.items(job_objects.PODS))
+        )
         for path, body in reversed(documents):
             self.plane.api.delete(f"{path}/{body['metadata']['name']}", propagationPolicy="Background")
-        self._wait("that pod is deleted", lambda: not self.plane.api.items(forms.PODS))
+        self._wait("that pod is deleted", lambda: not self.plane.api.items(job_objects.PODS))
         time.sleep(_SETTLES_S)
 
     def _create(self, path: str, body: Json) -> None:

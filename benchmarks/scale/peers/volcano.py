@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.scale.peers import forms
+from benchmarks.scale.peers import job_objects
 from benchmarks.scale.peers.peer import Ground, Kind, add_crds, add_namespaces
 from benchmarks.scale.programs import free_port
 
@@ -36,4 +36,4 @@ def kind(folder: Path) -> Kind:
             plane.wait_for(f"Volcano has made its queue {queue}", lambda path=path: not plane.api.gone(path))  # type: ignore[misc]
             plane.api.patch(f"{path}/status", {"status": {"state": "Open"}})
 
-    return Kind("volcano", forms.volcano, start, forms.VOLCANO_GROUPS)
+    return Kind("volcano", job_objects.volcano, start, job_objects.VOLCANO_GROUPS)

@@ -17,7 +17,7 @@ from muster_components.trainer.config import (
 )
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
-from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, refusal
+from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, invalid_because
 from muster_components.trainer.parallel.spec import MeshShape
 
 MAX_GRAPHED_PARAMETERS: Final = 500_000_000
@@ -160,7 +160,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
             f"--parallel pp={mesh.pp} with --pipeline_schedule {schedule.name} has {stages} stages;"
             f" {config.model.name} has only {config.model.layers} blocks; use fewer ranks in pp"
         )
-    reason = mesh.pp > 1 and refusal(
+    reason = mesh.pp > 1 and invalid_because(
         schedule, ranks=mesh.pp, micro_batches=micro_steps, compile_backend=backend, recompute=recompute
     )
     if reason:

@@ -51,10 +51,10 @@ class CachedJob:
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """Result of a dry run: the pods as the API server would create them, or (`refusal`) why it rejects them."""
+    """Result of a dry run: the pods as the API server would create them, or (`rejection`) why it rejects them."""
 
     pod: spec.PodSpec | None = None  # None: as in the template
-    refusal: str | None = None
+    rejection: str | None = None
 
 
 class PodRequirements(Protocol):

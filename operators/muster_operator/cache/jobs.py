@@ -32,14 +32,14 @@ _DRY_RUN_PENDING = "waiting for a server-side dry run of its pods"
 @dataclass(slots=True)
 class _Entry:
     """A job as written, and what the engine sees of it. `complete_spec`: its written spec when it was last visible with
-    its dry-run results; `undecided`: visible, and without any status; `refusal`: why its pods would be rejected."""
+    its dry-run results; `undecided`: visible, and without any status; `rejection`: why its pods would be rejected."""
 
     known: CachedJob
     visible: spec.TrainingJob | None = None
     complete_spec: spec.TrainingJobSpec | None = None
     awaits_dry_run: bool = False
     undecided: bool = False
-    refusal: str | None = None
+    rejection: str | None = None
 
 
 class JobCache(WatchedCache[CachedJob]):
@@ -172,7 +172,7 @@ class JobCache(WatchedCache[CachedJob]):
         """
         for entry in self._by_uid.values():
             status = entry.known.job.status
-            if entry.refusal is not None or not (holds_capacity(status) or is_finished(status)):
+            if entry.rejection is not None or not (holds_capacity(status) or is_finished(status)):
                 self._requirements.request(entry.known, self.on_dry_run_result)
 
     # ---- what the engine sees
@@ -185,7 +185,7 @@ class JobCache(WatchedCache[CachedJob]):
         """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""
         if self._rejections is None:
             entries = self._by_uid.items()
-            self._rejections = {uid: entry.refusal for uid, entry in entries if entry.refusal is not None}
+            self._rejections = {uid: entry.rejection for uid, entry in entries if entry.rejection is not None}
         return self._rejections
 
     def has_unobserved(self) -> bool:
@@ -269,12 +269,12 @@ class JobCache(WatchedCache[CachedJob]):
         if waits and before is None:
             return
         settled = before is not None and entry.complete_spec is job.spec
-        refusals = [result.refusal for result in results.values() if result is not None and result.refusal]
+        rejections = [result.rejection for result in results.values() if result is not None and result.rejection]
         reason = self._invalid_reason(known)
         if reason is not None:
             self._reject(uid, reason)
         elif not (waits and settled):
-            self._reject(uid, refusals[0] if refusals else _DRY_RUN_PENDING if waits else None)
+            self._reject(uid, rejections[0] if rejections else _DRY_RUN_PENDING if waits else None)
         if before is not None and settled and (waits or holds_capacity(job.status)):
             entry.visible = job.model_copy(update={"spec": before.spec})
         else:
@@ -308,10 +308,10 @@ class JobCache(WatchedCache[CachedJob]):
         new = entry.visible is None and not holds_capacity(known.job.status)
         return new and not all(self._requirements.is_fresh(known.namespace, one) for one in known.templates.values())
 
-    def _reject(self, uid: str, refusal: str | None) -> None:
+    def _reject(self, uid: str, rejection: str | None) -> None:
         entry = self._by_uid[uid]
-        if entry.refusal != refusal:
-            entry.refusal = refusal
+        if entry.rejection != rejection:
+            entry.rejection = rejection
             self._rejections = None
             self._changed()
 

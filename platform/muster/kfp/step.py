@@ -195,8 +195,8 @@ class _Step:
 
 def _check_same_spec(found: TrainingJob, wanted: TrainingJob) -> None:
     """Raises `Refused` if another step or a user has submitted a job of this name."""
-    ours, theirs = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
-    if ours != theirs:
+    wanted_hash, found_hash = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
+    if wanted_hash != found_hash:
         raise Refused(
             f"job {_label(found)} exists with another spec, so this step does not adopt it; delete it, or set `name`:"
             f" muster delete job {_label(found)}",

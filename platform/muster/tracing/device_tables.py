@@ -153,7 +153,7 @@ def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE, hta: bo
     rows = []
     for changes in queue_changes(trace, work, hta=hta):
         length = changes.length
-        lasting = np.diff(changes.time, append=changes.time[-1])
+        durations = np.diff(changes.time, append=changes.time[-1])
         low, middle, high = np.quantile(length, (0.25, 0.5, 0.75)).tolist()
         rows.append(
             QueueLength(
@@ -164,7 +164,7 @@ def queue_lengths(trace: Trace, work: Events, *, full: int = FULL_QUEUE, hta: bo
                 minimum=int(length.min()),
                 quartiles=(low, middle, high),
                 maximum=int(length.max()),
-                full_ns=int(lasting[length >= full].sum()),
+                full_ns=int(durations[length >= full].sum()),
             )
         )
     return tuple(rows)
@@ -202,13 +202,13 @@ def kernel_sequences(trace: Trace, work: Events, operator: str, *, min_kernels: 
         begins = calls.start[launched]
         for i in np.flatnonzero(outer).tolist():
             first, last = np.searchsorted(begins, (events.start[i], events.end[i])).tolist()
-            mine = launched[first:last]
-            if len(mine) >= min_kernels:
-                mine = mine[np.argsort(work.start[mine], kind="stable")]
-                names = tuple(trace.names[code] for code in work.name[mine].tolist())
+            selected = launched[first:last]
+            if len(selected) >= min_kernels:
+                selected = selected[np.argsort(work.start[selected], kind="stable")]
+                names = tuple(trace.names[code] for code in work.name[selected].tolist())
                 total = sums[trace.names[events.name[i]], names]
                 total[0] += 1
-                total[1] += int(work.duration[mine].sum())
+                total[1] += int(work.duration[selected].sum())
                 total[2] += int(events.end[i] - events.start[i])
     rows = [KernelSequence(name, kernels, *totals) for (name, kernels), totals in sums.items()]
     return tuple(sorted(rows, key=lambda row: (-row.calls, row.operator, row.kernels)))

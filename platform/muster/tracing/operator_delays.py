@@ -76,16 +76,18 @@ def enclosing_operators(operators: Events, calls: Events, *, any_thread: bool = 
         tree = build_call_tree(operators.spans[of_thread])
         rows = of_thread[tree.order]
         around[rows] = np.where(tree.parent >= 0, rows[tree.parent], -1)
-        mine = np.arange(len(calls)) if any_thread else np.flatnonzero(calls.thread == operators.thread[of_thread[0]])
-        if not len(rows) or not len(mine):
+        selected = (
+            np.arange(len(calls)) if any_thread else np.flatnonzero(calls.thread == operators.thread[of_thread[0]])
+        )
+        if not len(rows) or not len(selected):
             continue
-        at = np.searchsorted(tree.segments.start, calls.start[mine], side="right") - 1
+        at = np.searchsorted(tree.segments.start, calls.start[selected], side="right") - 1
         inner = np.where(at >= 0, tree.innermost[np.maximum(at, 0)], -1)
         ends = operators.end[rows]
-        while (short := (inner >= 0) & (ends[inner] < calls.end[mine])).any():
+        while (short := (inner >= 0) & (ends[inner] < calls.end[selected])).any():
             inner[short] = tree.parent[inner[short]]
         of_call = np.where(inner >= 0, rows[inner], -1)
-        before = innermost[mine]
+        before = innermost[selected]
         later = (of_call >= 0) & ((before < 0) | (operators.start[of_call] > operators.start[before]))
-        innermost[mine] = np.where(later, of_call, before)
+        innermost[selected] = np.where(later, of_call, before)
     return innermost, around

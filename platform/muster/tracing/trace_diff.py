@@ -72,7 +72,7 @@ def _totals(records: Sequence[RankRecord]) -> _Totals:
             add(("kernel" if record.on_device else "operator", work.name), work.calls, work.total_ns / 1e6, steps)
         table = record.collectives
         for code in np.unique(table.name).tolist():
-            mine = table.name == code
-            ms = float((table.end[mine] - table.start[mine]).sum()) / 1e6
-            add(("collective", table.labels[code]), int(mine.sum()), ms, steps)
+            of_code = table.name == code
+            ms = float((table.end[of_code] - table.start[of_code]).sum()) / 1e6
+            add(("collective", table.labels[code]), int(of_code.sum()), ms, steps)
     return sums

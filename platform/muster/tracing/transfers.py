@@ -71,9 +71,11 @@ def pipeline_group(trace: Trace, communication: Events) -> ProcessGroup | None:
     calls = trace.transfers
     codes = {*communication.group[found].tolist(), *(() if calls is None else calls.group.tolist())}
     used = {trace.names[code].split(" ")[0] for code in codes if code >= 0}
-    mine = [group for group in trace.process_groups if trace.rank in group.ranks and len(group.ranks) > 1]
-    named = [group for group in mine if group.name in used] or [g for g in mine if re.search("pp|pipe", g.description)]
-    return min(named or mine[:1], key=lambda group: len(group.ranks), default=None)
+    selected = [group for group in trace.process_groups if trace.rank in group.ranks and len(group.ranks) > 1]
+    named = [group for group in selected if group.name in used] or [
+        g for g in selected if re.search("pp|pipe", g.description)
+    ]
+    return min(named or selected[:1], key=lambda group: len(group.ranks), default=None)
 
 
 def transfer_table(
@@ -145,9 +147,13 @@ def _calls_of_annotations(trace: Trace, events: Events) -> tuple[TransferCalls, 
         assert calls is not None
         of = np.flatnonzero(calls.sends == direction)
         at = np.searchsorted(calls.start[of], events.start, side="right") - 1
-        mine = (sends == direction) & (at >= 0)
-        which = of[at[mine]]
-        peer[mine], group[mine], size[mine] = calls.peer[which], calls.group[which], calls.message_bytes[which]
+        selected = (sends == direction) & (at >= 0)
+        which = of[at[selected]]
+        peer[selected], group[selected], size[selected] = (
+            calls.peer[which],
+            calls.group[which],
+            calls.message_bytes[which],
+        )
     found = TransferCalls(events.start, events.end, sends, peer.astype(np.int32), group.astype(np.int32), size)
     return found, np.arange(len(events), dtype=np.int64)
 

@@ -50,9 +50,9 @@ class UsageTotals:
     def merge(self, other: Mapping[UsageKey, Iterable[int]]) -> None:
         """Add other sums."""
         for key, hours in other.items():
-            mine = self.hours.setdefault(key, [0] * _HOURS)
+            sums = self.hours.setdefault(key, [0] * _HOURS)
             for hour, amount in enumerate(hours):
-                mine[hour] += amount
+                sums[hour] += amount
 
     def copy(self) -> UsageTotals:
         """Independent sums."""

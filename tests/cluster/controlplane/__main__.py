@@ -51,12 +51,12 @@ def main() -> int:
     verb.add_argument("--gpus", type=int, default=8, help="per node")
     verb.add_argument("--per-rack", type=int, default=0, help="nodes in a rack; 0: all in one")
     verb.add_argument("--gate", action="append", default=[], help="a feature gate to turn on, e.g. GangScheduling")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        if asked.verb == "binaries":
+        if arguments.verb == "binaries":
             binaries()
         else:
-            up(asked.nodes, Shape(gpus=asked.gpus, per_rack=asked.per_rack), tuple(asked.gate))
+            up(arguments.nodes, Shape(gpus=arguments.gpus, per_rack=arguments.per_rack), tuple(arguments.gate))
     except (Unavailable, Died) as error:
         print(error, file=sys.stderr)
         return 1

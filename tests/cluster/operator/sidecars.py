@@ -115,8 +115,8 @@ def tell_last_words(pool: Pool, pod: Json, words: str) -> None:
 
 def heartbeat(run_dir: Path, step: int, **more: Any) -> None:
     """What rank 0 would write."""
-    said = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "at": time.time(), "phase": "train", **more}
-    replaced(run_dir / "heartbeats" / "rank-0.json", said)
+    document = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "at": time.time(), "phase": "train", **more}
+    replaced(run_dir / "heartbeats" / "rank-0.json", document)
 
 
 def checkpoint(run_dir: Path, step: int, at: float) -> None:

@@ -72,7 +72,7 @@ def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool
     folders = [tmp_path / str(rank) for rank in range(2)]
     folders[1].mkdir()
     heartbeat(folders[0], 5, world_size=2)
-    said = []
+    messages = []
     with ExitStack() as running:
         lead = running.enter_context(collecting(pool, pods[0], folders[0]))
         pool.wait("its collector listens", lambda: listens(pods[0]))  # both pods have one address here
@@ -84,8 +84,8 @@ def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool
         for process, folder in ((lead, folders[0]), (other, folders[1])):
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
-            said.append((folder / LAST_WORDS).read_text())
-    for pod, words in zip(pods, said, strict=True):
+            messages.append((folder / LAST_WORDS).read_text())
+    for pod, words in zip(pods, messages, strict=True):
         assert len(words) < 4096
         tell_last_words(pool, pod, words)
         path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"

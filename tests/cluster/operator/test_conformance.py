@@ -120,12 +120,12 @@ def does(script: Script, role: str) -> dict[str, str]:
     stuck = [
         "ImagePullBackOff" if attempt in script.stuck else "" for attempt in range(max(script.stuck, default=-1) + 2)
     ]
-    said = {"stuck": ",".join(stuck)}
+    annotations = {"stuck": ",".join(stuck)}
     if role not in script.endless:
         lasts = [script.seconds if script.first is None else script.first, script.seconds]
-        said["run-seconds"] = ",".join(str(seconds * SLOWNESS) for seconds in lasts)
-        said["exit-code"] = ",".join(str(code) for code in (*script.exits, 0))
-    return {KWOK + name: value for name, value in said.items() if value}
+        annotations["run-seconds"] = ",".join(str(seconds * SLOWNESS) for seconds in lasts)
+        annotations["exit-code"] = ",".join(str(code) for code in (*script.exits, 0))
+    return {KWOK + name: value for name, value in annotations.items() if value}
 
 
 @pytest.fixture

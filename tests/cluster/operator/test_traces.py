@@ -44,8 +44,8 @@ def test_the_status_has_the_location_of_traces_while_the_job_runs_and_their_numb
     for index in range(2):
         pool.annotate("traced", index, exit_code=0)
     pool.wait_for_phase("traced", "Succeeded")
-    for pod, said in zip(pods, words, strict=True):
-        tell_last_words(pool, pod, said)
+    for pod, message in zip(pods, words, strict=True):
+        tell_last_words(pool, pod, message)
     pool.wait("all are counted", lambda: pool.status("traced")["traces"].get("files") == 2)
     assert pool.status("traced")["traces"]["location"] == location
 

@@ -197,8 +197,8 @@ def test_queues_with_queues_below_them_and_flavors_in_use_are_not_deleted(pool: 
     error = json.loads(used.err)["error"]
     assert (used.code, error["reason"]) == (3, "FlavorInUse")
     assert f"{pool.namespace}/one" in error["message"]
-    asked = muster("delete", "queue", pool.queue("red"), "--json")
-    assert (asked.code, json.loads(asked.err)["error"]["reason"]) == (3, "QueueInUse")
+    answered = muster("delete", "queue", pool.queue("red"), "--json")
+    assert (answered.code, json.loads(answered.err)["error"]["reason"]) == (3, "QueueInUse")
     leaving = muster("delete", "queue", pool.queue("red"), "--yes")
     assert leaving.out.splitlines() == [
         f"queue {pool.queue('red')} deleting",
@@ -303,8 +303,8 @@ def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_
     pool.submit("gang", pods=2, gpus=4, failurePolicy={"maxRestarts": 0}, does={"stop_seconds": 0.5})
     pool.wait_for_phase("gang", "Running")
     drained = pool.nodes_of("gang")[1]
-    said = muster("drain", drained, "--wait").out.splitlines()
-    assert said == [
+    lines = muster("drain", drained, "--wait").out.splitlines()
+    assert lines == [
         f"node {drained} is being drained; jobs to move: {pool.namespace}/gang",
         f"no job is left on node {drained}",
     ]

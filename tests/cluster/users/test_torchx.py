@@ -162,13 +162,13 @@ def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
 
 def test_an_app_that_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> None:
     pool.set_up()
-    for asked, cfg, message in (
+    for requested, cfg, message in (
         (app("a"), {"queue": pool.queue("rde")}, f"did you mean '{pool.queue('red')}'"),
         (app("a", replicas=9), {"queue": pool.queue("red")}, "the largest that fits is 8 pods"),
         (app("a"), {"queue": pool.queue("red"), "topology": "rak"}, "did you mean 'rack'?"),
     ):
         with pytest.raises(SubmissionRefused) as refused:
-            runner.run(asked, "muster", cfg)
+            runner.run(requested, "muster", cfg)
         assert message in str(refused.value)
     assert pool.api.items(pool._jobs()) == []
 

@@ -208,9 +208,9 @@ def test_muster_lists_all_other_jobs_and_names_the_one_that_cannot_be_decoded(
     assert [row["metadata"]["name"] for row in rows] == ["rest", "part"]
     assert rows[1]["unreadable"].startswith(error_text)
     assert rows[1]["spec"]["roles"][0]["name"] == "worker"
-    asked = muster("describe", "part", "--json")
-    error = json.loads(asked.err)["error"]
-    assert (asked.code, error["reason"], error_text in error["message"]) == (4, "WrongVersion", True)
+    answered = muster("describe", "part", "--json")
+    error = json.loads(answered.err)["error"]
+    assert (answered.code, error["reason"], error_text in error["message"]) == (4, "WrongVersion", True)
     assert muster("queues").code == 0
     assert muster("nodes").code == 0
     document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = "1"

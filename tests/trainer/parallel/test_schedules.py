@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.parallel.schedules import SCHEDULES, build_schedule, find_schedule, refusal
+from muster_components.trainer.parallel.schedules import SCHEDULES, build_schedule, find_schedule, invalid_because
 
 MULTI_STAGE = [name for name, schedule in SCHEDULES.items() if schedule.stages_per_rank > 1]
 SPLIT = ["InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
@@ -59,7 +59,7 @@ def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
 def test_what_torch_cannot_do_is_refused(
     name: str, ranks: int, micro_batches: int, backend: str | None, reason: str
 ) -> None:
-    text = refusal(SCHEDULES[name], ranks=ranks, micro_batches=micro_batches, compile_backend=backend)
+    text = invalid_because(SCHEDULES[name], ranks=ranks, micro_batches=micro_batches, compile_backend=backend)
     assert text is not None
     assert f"--pipeline_schedule {name}" in text
     assert reason in text
@@ -68,7 +68,7 @@ def test_what_torch_cannot_do_is_refused(
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_selective_recomputation_is_refused_where_backward_is_split_and_nothing_else(name: str) -> None:
     for recompute in ("none", "selective", "full"):
-        text = refusal(SCHEDULES[name], ranks=2, micro_batches=8, compile_backend=None, recompute=recompute)
+        text = invalid_because(SCHEDULES[name], ranks=2, micro_batches=8, compile_backend=None, recompute=recompute)
         assert (text is not None) == (name in SPLIT and recompute == "selective")
         assert text is None or "use --activation_checkpointing full or none" in text
 
@@ -79,7 +79,7 @@ def test_selective_recomputation_is_refused_where_backward_is_split_and_nothing_
 def test_a_schedule_is_refused_exactly_where_torch_raises_an_error(name: str) -> None:
     for ranks in (2, 3, 4):
         for micro_batches in range(1, 14):
-            refused = refusal(SCHEDULES[name], ranks=ranks, micro_batches=micro_batches, compile_backend=None)
+            refused = invalid_because(SCHEDULES[name], ranks=ranks, micro_batches=micro_batches, compile_backend=None)
             try:
                 build_schedule(SCHEDULES[name], stages_of(name, ranks), micro_batches, lambda *_: None)
             except ValueError:

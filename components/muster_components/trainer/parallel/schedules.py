@@ -89,7 +89,7 @@ SCHEDULES: Final = {
 DEFAULT_SCHEDULE: Final = "1F1B"
 
 
-def refusal(
+def invalid_because(
     schedule: Schedule, *, ranks: int, micro_batches: int, compile_backend: str | None, recompute: str = "none"
 ) -> str | None:
     """Why torch cannot run this schedule so, and what to use instead; None if it can.

@@ -55,7 +55,9 @@ def print_plan(config: TrainConfig) -> None:
             print(f"... and {len(predictions) - _SHOWN} more; --json prints all")
     if not predictions or not predictions[0].fits:
         raise InputError(
-            planner.refusal(predictions[0]) if predictions else f"--plan: no mesh of {host.world_size} ranks is valid"
+            planner.why_too_large(predictions[0])
+            if predictions
+            else f"--plan: no mesh of {host.world_size} ranks is valid"
         )
 
 

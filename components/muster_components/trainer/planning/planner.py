@@ -162,17 +162,17 @@ class Planner:
                 f"--parallel auto: no mesh of {self.host.world_size} ranks suits --global_batch and {self._model.name}"
             )
         if not found[0].fits:
-            raise InputError(self.refusal(found[0]))
+            raise InputError(self.why_too_large(found[0]))
         return found[0]
 
     def check(self, plan: TrainPlan) -> Prediction | None:
         """The prediction for a plan that the user chose. Raises InputError if it cannot fit."""
         prediction = self.predict(plan)
         if prediction is not None and prediction.cannot_fit:
-            raise InputError(self.refusal(prediction))
+            raise InputError(self.why_too_large(prediction))
         return prediction
 
-    def refusal(self, prediction: Prediction) -> str:
+    def why_too_large(self, prediction: Prediction) -> str:
         """Why a plan does not fit, and the smallest changes that would make it fit."""
         changes = " or ".join(change for change, _ in self.fitting_changes(prediction))
         return (

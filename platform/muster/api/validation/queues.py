@@ -43,8 +43,8 @@ def queue_readiness(
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     readiness = {
-        name: QueueReadiness(False, "InvalidSpec", f"{INVALID_QUEUE_PREFIX}{complaint}")
-        for name, complaint in invalid.items()
+        name: QueueReadiness(False, "InvalidSpec", f"{INVALID_QUEUE_PREFIX}{error}")
+        for name, error in invalid.items()
         if name in by_name
     }
     for name in by_name:

@@ -160,7 +160,7 @@ def _validate(model: type[_Model], document: SourceMap) -> tuple[_Model | None, 
 
 
 def _hidden_values(item: AnyObject, document: SourceMap) -> list[FieldError]:
-    """A complaint about each variable of a job whose value was hidden when the job was printed."""
+    """An error for each variable of a job whose value was hidden when the job was printed."""
     found = []
     for role, wanted in enumerate(item.spec.roles if isinstance(item, TrainingJob) else ()):
         pod = wanted.template.spec
@@ -183,17 +183,17 @@ def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _error_lines(complaints: list[FieldError], source: str) -> list[str]:
+def _error_lines(errors: list[FieldError], source: str) -> list[str]:
     return [
         shorten_message(f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}")
-        for item in complaints
+        for item in errors
     ]
 
 
-def _invalid_spec(complaints: list[FieldError], source: str) -> InvalidSpec:
-    complaints = sorted(complaints, key=lambda item: item.line)
-    shown = _error_lines(complaints, source)
+def _invalid_spec(errors: list[FieldError], source: str) -> InvalidSpec:
+    errors = sorted(errors, key=lambda item: item.line)
+    shown = _error_lines(errors, source)
     if len(shown) > _MAX_SHOWN:
         least = "at least " if len(shown) >= _MAX_ERRORS else ""
         shown = [*shown[:_MAX_SHOWN], f"... and {least}{len(shown) - _MAX_SHOWN} more"]
-    return InvalidSpec("\n".join(shown), field=complaints[0].field)
+    return InvalidSpec("\n".join(shown), field=errors[0].field)

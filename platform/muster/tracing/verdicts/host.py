@@ -118,10 +118,10 @@ def compilations(ranks: RankComparison) -> Sequence[Verdict]:
     recorded = {compiled.rank: compiled for compiled in ranks.compiled}
     traced = {record.rank: float(ranks.per_step(record, record.compile_ms).mean()) for record in ranks.records}
     cost = {rank: max(ms, recorded[rank].ms_per_step if rank in recorded else 0.0) for rank, ms in traced.items()}
-    guilty = tuple(rank for rank, ms in cost.items() if ms >= max(MIN_SHARE * ranks.step_ms, 1.0))
-    if not guilty:
+    costly = tuple(rank for rank, ms in cost.items() if ms >= max(MIN_SHARE * ranks.step_ms, 1.0))
+    if not costly:
         return ()
-    worst = max(guilty, key=lambda rank: (cost[rank], -rank))
+    worst = max(costly, key=lambda rank: (cost[rank], -rank))
     evidence = f"up to {_ms(cost[worst])} of compilation a step"
     if traced[worst] >= cost[worst]:
         evidence += ", by the events of dynamo_timed"
@@ -129,7 +129,7 @@ def compilations(ranks: RankComparison) -> Sequence[Verdict]:
         evidence += f", {found.recompilations} compilations in {found.steps} steps"
         evidence += f", most often of {found.cause}" if found.cause else ""
     advice = "See TORCH_LOGS=recompiles; mark changing sizes with torch._dynamo.mark_dynamic, or pad them"
-    who = () if len(guilty) == len(ranks.records) > 1 else guilty
+    who = () if len(costly) == len(ranks.records) > 1 else costly
     return (Verdict(who, None, Cause.RECOMPILATION, cost[worst], evidence, 0.95, advice),)
 
 

@@ -34,17 +34,17 @@ def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
         peers = [_work(peer) for peer in same or ranks.inner_stages(record)]
         if not peers:
             continue
-        mine, steps = _work(record), len(record.steps)
+        own, steps = _work(record), len(record.steps)
         usual = {
             name: float(np.median([peer[name].calls if name in peer else 0 for peer in peers]))
-            for name in {*mine, *(name for peer in peers for name in peer)}
+            for name in {*own, *(name for peer in peers for name in peer)}
         }
-        shared = [mine[name].calls / calls for name, calls in usual.items() if calls and name in mine]
+        shared = [own[name].calls / calls for name, calls in usual.items() if calls and name in own]
         scale = 1.0 if same or not shared else float(np.median(shared))
         differences: dict[str, float] = {}
         for name, calls in usual.items():
-            known = next((peer[name] for peer in peers if name in peer), None) or mine[name]
-            extra = (mine[name].calls if name in mine else 0) - scale * calls
+            known = next((peer[name] for peer in peers if name in peer), None) or own[name]
+            extra = (own[name].calls if name in own else 0) - scale * calls
             differences[name] = extra * known.mean_ns / 1e6 / steps
         cost = sum(differences.values())
         if cost >= MIN_SHARE * ranks.step_ms:  # calls do not depend on the load of CPUs

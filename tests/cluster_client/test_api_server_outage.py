@@ -33,10 +33,10 @@ def keep(server: Server, present: TrainingJobStatus) -> dict[str, Any]:
 
 def test_the_last_heartbeat_of_a_job_is_reported_while_the_server_is_away(server: Server) -> None:
     keep(server, status("Running", progress=PROGRESS))
-    asked = server.client()
-    assert [heartbeat["step"] for heartbeat in asked.heartbeats("llama")] == [7]
+    client = server.client()
+    assert [heartbeat["step"] for heartbeat in client.heartbeats("llama")] == [7]
     server.fail("GET", f"{JOBS}/llama", lost, times=9)
-    assert [heartbeat["step"] for heartbeat in asked.heartbeats("llama")] == [7]
+    assert [heartbeat["step"] for heartbeat in client.heartbeats("llama")] == [7]
 
 
 def test_a_watch_of_a_running_job_outlives_a_restart_of_the_api_server(served: Server, muster: Muster) -> None:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 from benchmarks.scale.contender import WaitReason
-from benchmarks.scale.peers.refusals import refusal
+from benchmarks.scale.peers.rejections import rejection
 
 
 def pod(name: str, message: str) -> dict[str, object]:
@@ -11,14 +11,14 @@ def pod(name: str, message: str) -> dict[str, object]:
 
 
 def test_a_pods_condition_is_a_refusal() -> None:
-    assert refusal(pod("late-0-3", "0/500 nodes are available"), "late-0") == (
+    assert rejection(pod("late-0-3", "0/500 nodes are available"), "late-0") == (
         "Pod PodScheduled=False Unschedulable",
         "0/500 nodes are available",
     )
 
 
 def test_what_is_said_of_another_job_is_none() -> None:
-    assert refusal(pod("fill-7-0", "0/500 nodes are available"), "late-0") is None
+    assert rejection(pod("fill-7-0", "0/500 nodes are available"), "late-0") is None
 
 
 def test_an_event_about_the_group_is_one() -> None:
@@ -29,7 +29,7 @@ def test_an_event_about_the_group_is_one() -> None:
         "message": "queue resource quota insufficient",
     }
 
-    assert refusal(event, "late-0") == ("event Unschedulable of PodGroup", "queue resource quota insufficient")
+    assert rejection(event, "late-0") == ("event Unschedulable of PodGroup", "queue resource quota insufficient")
 
 
 def test_an_event_that_says_that_a_pod_was_placed_is_none() -> None:
@@ -40,7 +40,7 @@ def test_an_event_that_says_that_a_pod_was_placed_is_none() -> None:
         "message": "Successfully assigned bench/late-0-0 to node-1",
     }
 
-    assert refusal(event, "late-0") is None
+    assert rejection(event, "late-0") is None
 
 
 def test_an_event_that_says_that_pods_are_still_to_come_is_none() -> None:
@@ -51,7 +51,7 @@ def test_an_event_that_says_that_pods_are_still_to_come_is_none() -> None:
         "message": "Job is not ready for scheduling. Waiting for 10 pods, currently 1 exist, 0 are gated",
     }
 
-    assert refusal(event, "late-0") is None
+    assert rejection(event, "late-0") is None
 
 
 def test_a_workload_without_quota_is_one_and_one_with_quota_is_none() -> None:
@@ -59,15 +59,15 @@ def test_a_workload_without_quota_is_one_and_one_with_quota_is_none() -> None:
         condition = {"type": "QuotaReserved", "status": status, "reason": "Pending", "message": message}
         return {"kind": "Workload", "metadata": {"name": "job-late-0-1a2b"}, "status": {"conditions": [condition]}}
 
-    assert refusal(workload("False", "80 more needed"), "late-0") == (
+    assert rejection(workload("False", "80 more needed"), "late-0") == (
         "Workload QuotaReserved=False Pending",
         "80 more needed",
     )
-    assert refusal(workload("True", "Quota reserved"), "late-0") is None
+    assert rejection(workload("True", "Quota reserved"), "late-0") is None
 
 
 def test_a_group_of_which_nothing_was_said_yet_is_none() -> None:
-    assert refusal({"kind": "PodGroup", "metadata": {"name": "late-0"}}, "late-0") is None
+    assert rejection({"kind": "PodGroup", "metadata": {"name": "late-0"}}, "late-0") is None
 
 
 def test_the_first_time_and_the_newest_words_are_kept() -> None:

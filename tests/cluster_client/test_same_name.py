@@ -71,7 +71,7 @@ def test_a_followed_log_ends(server: Server) -> None:
     server.fail("GET", f"{pod}/log", another(server, deleted))
     follow = LogOptions(follow=True, until=time.time() + 60.0)  # or it would wait for the end of the other job
     assert list(server.client().log_lines("llama", "default", "trainer", 0, follow)) == ["first"]
-    assert server.asked.count(("GET", LLAMA)) == 3
+    assert server.requested.count(("GET", LLAMA)) == 3
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_frozen_operator_that_wakes_late_writes_nothing(pool: Pool, start: Sta
         pool.submit(f"j{number}", pods=2)
     pool.wait("the second has taken over", lambda: all(pool.phase(f"j{number}") == "Running" for number in range(6)))
     first.thaw()
-    first.wait("the first knows that it does not lead", lambda: said(first.log, LOST))
+    first.wait("the first knows that it does not lead", lambda: logged(first.log, LOST))
     pool.submit("last", pods=1)
     pool.wait_for_phase("last", "Running")
     assert not first.leads
@@ -148,7 +148,7 @@ def test_an_operator_that_could_not_renew_in_time_stands_by_and_leads_again(
     assert [record for record in operator.records() if record["level"] == "error"] == []
 
 
-def said(log: Path, message: str) -> bool:
+def logged(log: Path, message: str) -> bool:
     return message in log.read_text()
 
 
@@ -163,7 +163,7 @@ def test_probes_snapshot_metrics_and_logs(pool: Pool, start: Start, tmp_path: Pa
     assert code == 200
     assert {one.gang.name for one in decode_snapshot(snapshot.encode()).running} == {f"{pool.namespace}/one"}
     operator.signal(signal.SIGUSR1)
-    operator.wait("it has written a snapshot", lambda: said(operator.log, "snapshot written"))
+    operator.wait("it has written a snapshot", lambda: logged(operator.log, "snapshot written"))
     (path,) = tmp_path.glob("muster-snapshot-*.json")
     assert decode_snapshot(path.read_bytes()).nodes
     queue, space = pool.queue("red"), pool.namespace

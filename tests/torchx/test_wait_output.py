@@ -26,20 +26,22 @@ def heartbeat(step: int, **fields: Any) -> dict[str, Any]:
 
 def test_a_wait_prints_start_compilation_some_steps_and_the_end() -> None:
     ranks: Any = Ranks()
-    now, heard = [0.0], []
+    now, lines = [0.0], []
     waiting = ProgressReporter(clock=lambda: now[0])
     for second in range(150):
         now[0] = float(second)
         step = max(0, second - 70)
         phase = {"loss": None, "phase": "setup" if second < 5 else "compile", "at": 5.0 if second >= 5 else 0.0}
-        ranks.said = [] if second < 2 else [heartbeat(0, **phase)] if not step else [heartbeat(min(step, 60))]
-        heard += [(second, line) for line in waiting.next_lines("a-1", job(running()), ranks)]
+        ranks.heartbeat_documents = (
+            [] if second < 2 else [heartbeat(0, **phase)] if not step else [heartbeat(min(step, 60))]
+        )
+        lines += [(second, line) for line in waiting.next_lines("a-1", job(running()), ranks)]
     over = transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
     over = over.model_copy(update={"started_at": 2.0, "finished_at": 3.0})
     for _ in range(2):
-        heard += [(150, line) for line in waiting.next_lines("a-1", job(over), ranks)]
+        lines += [(150, line) for line in waiting.next_lines("a-1", job(over), ranks)]
     hint = "; the first time this can take a minute or more"
-    assert heard == [
+    assert lines == [
         (0, "runs on n1, n2"),
         (2, "setting up for 2s"),
         (5, f"compiling{hint}"),

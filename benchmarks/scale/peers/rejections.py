@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from benchmarks.scale.client import Client
 from benchmarks.scale.contender import WaitReason
-from benchmarks.scale.peers.forms import PODS
+from benchmarks.scale.peers.job_objects import PODS
 from benchmarks.scale.work import NAMESPACE, Json
 
 EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
@@ -23,18 +23,18 @@ _WORDS = (
 )  # fmt: skip
 
 
-def refusal(thing: Json, job: str) -> tuple[str, str] | None:
+def rejection(thing: Json, job: str) -> tuple[str, str] | None:
     """What an event, a pod or a group says of why the job cannot start: the place of it, and the sentence."""
     if "involvedObject" in thing:
         about = thing["involvedObject"]
         if job not in about.get("name", ""):
             return None
-        said = [(f"event {thing.get('reason')} of {about.get('kind')}", thing.get("message", ""))]
+        messages = [(f"event {thing.get('reason')} of {about.get('kind')}", thing.get("message", ""))]
     elif job not in thing["metadata"]["name"]:
         return None
     else:
-        said = list(_conditions(thing))
-    return next((one for one in said if _is_refusal(*one)), None)
+        messages = list(_conditions(thing))
+    return next((one for one in messages if _is_refusal(*one)), None)
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def _watch(client: Client, path: str, version: str, job: str, reason: Wait
             version = thing["metadata"]["resourceVersion"]
             if reason.code:
                 return
-            if found := refusal(thing, job):
+            if found := rejection(thing, job):
                 reason.record(*found)
 
 

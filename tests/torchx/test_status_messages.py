@@ -56,6 +56,8 @@ def test_an_unchanged_message_is_not_repeated() -> None:
         job(transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0)),
         job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)),
     )
-    heard = [message.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
-    assert heard == [True, False, True, False, True]
+    has_message = [
+        message.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)
+    ]
+    assert has_message == [True, False, True, False, True]
     assert message.next_message("b-2", waiting) is not None

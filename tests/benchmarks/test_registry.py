@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.scale.contender import Rate
-from benchmarks.scale.peers.known import BUILT, HERE, NAMES, Missing, contender
+from benchmarks.scale.peers.registry import BUILT, HERE, NAMES, Missing, contender
 
 
 def test_what_kubernetes_brings_needs_no_path() -> None:
