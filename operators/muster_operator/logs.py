@@ -101,16 +101,32 @@ def _preemptor(decision: Decision) -> str | None:
 
 
 def _log_decision(decision: Decision, jobs: JobCache) -> None:
-    fields = {
-        "job": _job_name(decision.gang_uid, jobs),
-        "decision": type(decision).__name__,
-        "reason": getattr(decision, "reason", ""),
-    }
-    if isinstance(decision, Admit | Nominate | Resize):
-        fields["placement"] = _format_placement(decision.placement)
-    if (preemptor := _preemptor(decision)) is not None:
-        fields["preemptor"] = _job_name(preemptor, jobs)
+    fields: dict[str, object] = {"job": _job_name(decision.gang_uid, jobs), "decision": type(decision).__name__}
+    if isinstance(decision, Wait | Evict | Resize):
+        fields["reason"] = decision.reason
+    if isinstance(decision, Wait):
+        fields |= {"why": decision.message, "position": decision.position}
+        if decision.estimated_start is not None:
+            fields["estimated_start"] = _format_time(decision.estimated_start)
+    else:
+        if not isinstance(decision, Evict):
+            fields["placement"] = _format_placement(decision.placement)
+        if isinstance(decision, Admit) and decision.backfilled:
+            fields["backfilled"] = True
+        if isinstance(decision, Nominate):
+            fields["preempted"] = [_job_name(uid, jobs) for uid in decision.victims]
+            fields["expires_at"] = _format_time(decision.expires_at)
+        if (preemptor := _preemptor(decision)) is not None:
+            fields["preemptor"] = _job_name(preemptor, jobs)
     _LOG.debug("decision", extra=fields)
+
+
+def _format_time(time_s: float) -> str:
+    """In UTC, to the second. `time_s` may be beyond what a date can be."""
+    try:
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return str(time_s)
 
 
 def _job_name(uid: str, jobs: JobCache) -> str:

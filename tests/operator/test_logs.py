@@ -12,7 +12,7 @@ from tests.operator.caches import new_cache
 
 from muster.engine import CycleResult
 from muster.kube.async_client import AsyncKubeClient
-from muster.model import Snapshot, Wait
+from muster.model import Decision, Nominate, Snapshot, Wait
 from muster_operator.logs import CYCLE, CycleDurations, JsonFormatter, log_cycle
 
 LOGGER = "muster.operator.cycle"
@@ -20,6 +20,16 @@ LOGGER = "muster.operator.cycle"
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in vars(logging.makeLogRecord({}))}
+
+
+def log_decisions(decisions: tuple[Decision, ...], waits: dict[str, Wait]) -> None:
+    cycle = CycleResult((), (), decisions, waits, None, Snapshot(0.0, (), (), (), (), ()))
+    log_cycle(cycle, CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
+
+
+def logged_decision(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    (decision,) = (record for record in caplog.records if record.message == "decision")
+    return {name: value for name, value in fields(decision).items() if name not in ("message", "asctime")}
 
 
 def test_a_cycle_has_one_log_line_with_durations_gangs_and_writes(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,11 +73,40 @@ def test_at_level_debug_each_decision_has_job_code_and_placement(caplog: pytest.
     assert decisions[0]["placement"].startswith("trainer@f: n")
 
 
+def test_at_level_debug_a_waiting_gang_has_its_message_position_and_estimated_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, LOGGER)
+    wait = Wait("uid", "QuotaExceeded", "needs 8 nvidia.com/gpu; 4 left", position=2, estimated_start=60.0)
+    log_decisions((), {"uid": wait})
+    assert logged_decision(caplog) == {
+        "job": "uid",
+        "decision": "Wait",
+        "reason": "QuotaExceeded",
+        "why": "needs 8 nvidia.com/gpu; 4 left",
+        "position": 2,
+        "estimated_start": "1970-01-01T00:01:00Z",
+    }
+
+
+def test_at_level_debug_a_nomination_names_the_gangs_preempted_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, LOGGER)
+    log_decisions((Nominate("uid", (), ("a", "b"), 60.0),), {})
+    assert logged_decision(caplog) == {
+        "job": "uid",
+        "decision": "Nominate",
+        "placement": "",
+        "preempted": ["a", "b"],
+        "expires_at": "1970-01-01T00:01:00Z",
+    }
+
+
 def test_a_cycle_without_decisions_and_writes_is_logged_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
     wait = Wait("uid", "QuotaExceeded", "no quota")
-    cycle = CycleResult((), (), (), {"uid": wait}, None, Snapshot(0.0, (), (), (), (), ()))
-    log_cycle(cycle, CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
+    log_decisions((), {"uid": wait})
     line, decision = caplog.records
     assert (line.levelname, fields(line)["gangs_waiting"]) == ("DEBUG", 1)
     assert fields(decision).items() >= {"job": "uid", "decision": "Wait", "reason": "QuotaExceeded"}.items()
