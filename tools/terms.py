@@ -71,6 +71,7 @@ _EXEMPT_FROM = {
         "tests/cli/",
         "docs/tracing.md",
         "docs/cli.md",
+        "docs/performance.md",
     ),
 }
 """Paths in which one of these terms is right. `verdicts` is a key of the JSON report of a trace."""
