@@ -9,17 +9,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
-from muster_components.trainer.config import Device, TrainConfig, parse_trace_config
+from muster_components.trainer.config import Device, parse_trace_config
 from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_IMPORT, InputError
-from muster_components.trainer.flags import parse_train_config
-from muster_components.trainer.models.recipes import ModelConfig
-from muster_components.trainer.plan import HostCapabilities, require_plan
+from muster_components.trainer.submission import PodLayout, check_submission
 
 GRACE_PERIOD = "60s"
 """Time to save a checkpoint when the job is preempted or stopped."""
@@ -236,39 +233,13 @@ def _trainer_command(trainer: TrainerArgs, pods: PodArgs, trace_steps: str | Non
     try:
         # The scheduler passes the steps to trace in the environment, so they are not in the command.
         traced = [f"--trace_steps={trace_steps}"] if trace_steps else []
-        config = parse_train_config([*flags, *traced, *trainer.extra_args], {})
-        for nodes in range(layout.min_nodes, layout.nodes + 1):
-            require_plan(config, nodes * layout.nproc, devices)
-        _check_memory(config, layout)
+        check_submission(
+            [*flags, *traced, *trainer.extra_args],
+            PodLayout(layout.min_nodes, layout.nodes, layout.nproc, devices),
+        )
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     return ["-m", "muster_components.trainer", *flags, *trainer.extra_args]
-
-
-def _check_memory(config: TrainConfig, layout: NodeLayout) -> None:
-    """Raises InputError if no GPU of the kind that `--device` names can hold the plan, on the fewest nodes.
-
-    Only for recipes and where torch is installed (and torchao for --float8): other models may exist on the nodes
-    alone. The trainer checks again.
-    """
-    device = config.planning.device
-    checks = config.planning.check or config.parallel.auto
-    if device is None or not checks or not isinstance(config.model, ModelConfig) or find_spec("torch") is None:
-        return
-    if config.float8.recipe is not None and find_spec("torchao") is None:
-        return
-    # Imported here: torch takes seconds to import.
-    from muster_components.trainer.planning.command import planner_for
-
-    world_size = layout.min_nodes * layout.nproc
-    host = HostCapabilities(
-        device="cuda", world_size=world_size, has_compiler=True, has_bf16=True, has_float8=device.float8
-    )
-    planner, _, plan = planner_for(config, host, device, layout.nproc)
-    if config.parallel.auto:
-        planner.choose(config)
-    else:
-        planner.check(plan)
 
 
 _COMPONENT_FLAGS = ("queue", "priority", "max_runtime", "name", "max_restarts", "cpu", "gpu", "memMB", "env", "image")

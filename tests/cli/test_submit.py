@@ -362,3 +362,24 @@ def test_other_commands_are_submitted(
 ) -> None:
     with_command(file, *command)
     assert (muster("submit", str(file)).code, list(cluster.kept_jobs)) == (0, ["llama"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--parallel", "fsdp=8"), {"fsdp=8", "8", "4"}),
+        (("--parallel", "pp=2,fsdp", "--pipeline_schedule", "ZBVZeroBubble"), {"ZBVZeroBubble", "Interleaved1F1B"}),
+        (("--cuda_graph",), {"--cuda_graph"}),
+        (("--seq_len", "33", "--parallel", "tp=2,fsdp=2"), {"--seq_len", "33"}),
+    ],
+    ids=["ranks", "compiled pipeline schedule", "several ranks", "sequence length"],
+)
+def test_what_the_ranks_of_a_job_cannot_run_is_refused_before_it_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster, flags: tuple[str, ...], named: set[str]
+) -> None:
+    """Two pods of two processes, on GPUs."""
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", *flags)
+    ended = muster("submit", str(file))
+    assert (ended.code, cluster.kept_jobs) == (2, {})
+    assert named <= {word.strip(",;") for word in ended.words}, ended.err
+    assert "containers[0].command" in ended.err

@@ -127,17 +127,6 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
     )
 
 
-def rejection(arguments: Sequence[str]) -> str | None:
-    """Why the trainer rejects these flags, None if it accepts them: `muster submit` asks before there is a pod."""
-    if {"-h", "--help"}.intersection(arguments):
-        return None  # argparse would print the help and exit
-    try:
-        parse_train_config(arguments, {})
-    except InputError as error:
-        return str(error)
-    return None
-
-
 def _automatic_choices(flags: argparse.Namespace) -> frozenset[Choice]:
     """What `auto` stands for: with --parallel auto, also micro-batch and recomputation that are not given."""
     everything = flags.parallel == _AUTO

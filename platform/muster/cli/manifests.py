@@ -13,13 +13,15 @@ from typing import Any
 
 from muster.api.env_vars import is_secret_name, parse_env_options
 from muster.api.spec import TrainingJob
+from muster.api.spec.pods import pod_request
 from muster.api.yaml_input import AnyObject, ParsedObject, parse_objects
 from muster.api.yaml_input.source_map import MAX_BYTES
 from muster.cli.options import selected_context
 from muster.cli.output import print_note
 from muster.errors import InvalidSpec, Refused
-from muster.local.command_lines import trainer_arguments
+from muster.local.command_lines import processes_per_pod, trainer_arguments
 from muster.local.environment import allow_oversubscription, pass_variables
+from muster.local.nodes import GPU
 from muster.text import parse_duration, parse_step_range
 
 
@@ -119,15 +121,22 @@ def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
 
 
 def check_trainer_flags(read: LoadedJob) -> None:
-    """Raises `InvalidSpec` if a role starts Muster's trainer with flags that the trainer of this version rejects. Flags
-    with variables that the kubelet expands are not checked."""
+    """Raises `InvalidSpec` if a role starts Muster's trainer with flags that the trainer of this version rejects for
+    its ranks. Flags with variables that the kubelet expands are not checked."""
     for index, role in enumerate(read.job.spec.roles):
         container = role.template.spec.containers[0]
-        flags = trainer_arguments([*container.command, *container.args])
+        line = [*container.command, *container.args]
+        flags = trainer_arguments(line)
         if flags is None or any("$(" in flag for flag in flags):
             continue
         # By name: no package of `muster` needs the trainer's, and a job may run with another version of it.
-        why = importlib.import_module("muster_components.trainer.flags").rejection(flags)
+        why = importlib.import_module("muster_components.trainer.submission").rejection(
+            flags,
+            role.min_replicas or role.replicas,
+            role.replicas,
+            processes_per_pod(line),
+            on_gpus=bool(pod_request(role.template.spec).get(GPU)),
+        )
         if why is not None:
             field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
             error = InvalidSpec(f"{field}: {why}", field=field)
