@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.trainer.conftest import Starter, compilations, losses, metrics, write_text
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # imports torch
 
@@ -291,19 +291,30 @@ class TwoTowers(nn.Module):
         self.text = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, 32, 0.0, batch_first=True) for _ in range(2))
         self.image = nn.Sequential(*(nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 48), nn.GELU()) for _ in range(2)))
         self.project = nn.Linear(48, width)
-        self.scale = nn.Parameter(torch.ones(1))
+        self.scale = nn.Parameter(torch.tensor(1.0))  # without dimensions, as CLIP's
         self.register_buffer("table", torch.linspace(0, 1, width), persistent=False)
+        self.mean = torch.full((48,), 0.1)  # neither parameter nor buffer
 
     def forward(self, image, text):
         x = self.embed(text) + self.table
         for layer in self.text:
             x = layer(x)
-        logits = self.scale * F.normalize(x.mean(1), dim=-1) @ F.normalize(self.project(self.image(image)), dim=-1).T
+        seen = self.project(self.image(image - self.mean))
+        logits = self.scale * F.normalize(x.mean(1), dim=-1) @ F.normalize(seen, dim=-1).T
         target = torch.arange(len(image), device=image.device)
         return {"loss": (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2}
 
 def towers(width=16):
     return TwoTowers(width)
+
+class Unused(TwoTowers):
+    def __init__(self):
+        super().__init__()
+        self.extra = nn.Linear(2, 2)
+
+class Fixed(nn.Module):
+    def forward(self, image, text):
+        return image.sum() + text.sum()
 """
 
 RUNS = {
@@ -345,6 +356,23 @@ def test_an_unmodified_model_trains_on_two_ranks_as_on_one(tmp_path: Path, kind:
     assert min(curves[0].values()) < curves[0][1] - 0.02
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "user:Unused", "--parallel", "ddp"), "but extra.weight has no gradient; use --parallel fsdp"),
+        (("--model", "user:Fixed"), "--model user:Fixed must have a parameter that requires a gradient; got none"),
+    ],
+    ids=["an unused parameter with ddp", "no parameter"],
+)
+def test_a_module_that_cannot_be_trained_is_refused(
+    tmp_path: Path, start: Starter, flags: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "user.py").write_text(USER_MODULE)
+    run = start(2, *flags, "--data", "user:Pairs", "--global_batch", "4", "--steps", "3", "--no_compile")
+    assert run.end() == [EXIT_BAD_INPUT] * 2, run.log_text()
+    assert message in run.log_text()
+
+
 def test_blocks_of_torchs_own_classes_are_compiled_as_full_graphs(tmp_path: Path, start: Starter) -> None:
     (tmp_path / "user.py").write_text(USER_MODULE)
     flags = ("--model", "user:towers", "--data", "user:Pairs", "--global_batch", "4", "--steps", "2", "--lr", "1e-2")
@@ -357,6 +385,16 @@ def test_blocks_of_torchs_own_classes_are_compiled_as_full_graphs(tmp_path: Path
     graphs = [record for record in compilations(compiled.run_dir) if record["kind"] == "graph"]
     assert len(graphs) == 3
     assert {record["kind"] for record in compilations(compiled.run_dir)} == {"graph", "backward"}
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_first_step(tmp_path: Path, start: Starter) -> None:
+    text = write_text(tmp_path)
+    model = ("--model", "hf:llama", "--model_args", ",".join(f"{k}={v}" for k, v in FAMILIES["llama"].items()))
+    flags = (*model, "--data", str(text), "--seq_len", "16", "--global_batch", "4", "--steps", "2", "--no_compile")
+    run = start(2, *flags, "--save_pretrained", str(text))
+    assert run.end() == [EXIT_BAD_INPUT] * 2, run.log_text()
+    assert f"--save_pretrained must be a folder that can be written; got {text}: it exists" in run.log_text()
+    assert losses(run.run_dir) == {}
 
 
 def test_a_run_resumes_and_saves_a_model_that_a_next_run_starts_from(tmp_path: Path, start: Starter) -> None:

@@ -354,3 +354,25 @@ def test_a_model_replaces_one_saved_before_and_no_other_folder(tmp_path: Path) -
         save_weights(model, tmp_path / "mine")
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["mine", "model"]
     assert (tmp_path / "mine" / "notes.txt").exists()
+
+
+def test_a_folder_that_cannot_be_saved_to_is_named_before_training(tmp_path: Path) -> None:
+    import torch
+
+    from muster_components.trainer.models.safetensors_save import require_savable, save_weights
+
+    (tmp_path / "notes").write_text("keep")
+    (tmp_path / "empty").mkdir()
+    save_weights(torch.nn.Linear(2, 2), tmp_path / "saved")
+    before = sorted(tmp_path.rglob("*"))
+    for folder in ("new", "empty", "saved", "a/b"):
+        require_savable(tmp_path / folder)
+    for folder, problem in {
+        "notes": "it exists",
+        "notes/model": "Not a directory",
+        ".": "it exists",
+        "/": "name",
+    }.items():
+        with pytest.raises(InputError, match=rf"--save_pretrained must be a folder .* got .*{problem}"):
+            require_savable(tmp_path / folder)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "a"] == before

@@ -412,6 +412,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def made(): return numbers\n"
         "uneven = [{'x': [1]}, {'x': [1, 2]}]\n"
         "texts = [{'x': 'text'}]\n"
+        "ragged = [{'x': [[1], [1, 2]]}]\n"
         "tuples = [(1, 2)]\n"
         "empty = []\n"
         "number = 3\n"
@@ -432,6 +433,7 @@ def test_a_data_set_of_a_module_is_stacked(tmp_path: Path, module: str, name: st
     ("name", "message"),
     [
         ("texts", "sample 0 field 'x' must be numbers; got str"),
+        ("ragged", "sample 0 field 'x' must be numbers that NumPy has; got list"),
         ("tuples", "sample 0 must be a dictionary; got tuple"),
         ("empty", "must have at least one sample"),
         ("number", "must have __len__ and __getitem__; got int"),
@@ -468,6 +470,25 @@ def test_torch_tensors_in_samples_are_read() -> None:
     torch = pytest.importorskip("torch")
     samples = FieldSamples([{"x": torch.ones(2)}], "data")
     assert samples.read(np.array([0]))["x"].tolist() == [[1.0, 1.0]]
+
+
+def test_a_tensor_of_a_type_that_numpy_lacks_is_rejected_with_its_field() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=r"--data d: sample 0 field 'x' .* got Tensor: .*BFloat16"):
+        FieldSamples([{"x": torch.ones(2, dtype=torch.bfloat16)}], "d")
+
+
+def test_an_error_of_the_data_set_has_a_note_with_the_sample() -> None:
+    class Broken(list[dict[str, float]]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 2:
+                raise OSError("disk error")
+            return super().__getitem__(index)
+
+    samples = FieldSamples(Broken([{"x": 1.0}] * 3), "d")
+    with pytest.raises(OSError, match="disk error") as raised:
+        samples.read(np.array([0, 2]))
+    assert raised.value.__notes__ == ["--data d: sample 2 cannot be read"]
 
 
 def test_the_window_of_every_index_is_that_of_its_file() -> None:

@@ -100,4 +100,5 @@ class GradientAccumulation:
                     (loss * self._gradient_scale).backward()  # type: ignore[no-untyped-call]
                     self._part.collect_gradients()
             loss_sum += loss.detach()
+        self._part.require_gradients()
         return loss_sum

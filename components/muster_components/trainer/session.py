@@ -89,6 +89,10 @@ def _train(
     model = train_model(plan)
     data = open_shared_data(plan, model, context)
     samples = data.samples
+    if plan.config.save_pretrained is not None:
+        from muster_components.trainer.models.safetensors_save import require_savable
+
+        require_savable(Path(plan.config.save_pretrained))
     decision = decide_plan(plan, model, samples, device, host, context)
     plan = decision.plan
     mesh = build_mesh(plan.mesh, device.type)

@@ -155,19 +155,22 @@ def seed_generators(seed: int, step: int, data_rank: int) -> None:
 
 
 def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
-    """Fused AdamW over the model's parameters, with weight decay for matrices but not for vectors (norms, biases).
+    """Fused AdamW over the model's parameters, with weight decay for matrices but not for vectors and scalars.
 
     On CPUs, torch's fused kernel makes one pass over memory instead of ten.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    scalars = [p for p in model.parameters() if p.dim() == 0]  # a group of their own: FSDP2 does not make them DTensors
     groups = [
         {"params": matrices, "weight_decay": plan.config.optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
+        {"params": scalars, "weight_decay": 0.0},
     ]
     on_gpu = next(model.parameters()).is_cuda
     # A tensor, and counts of steps on the device, since CUDA graphs cannot read numbers of the host.
     lr = torch.tensor(plan.lr, device="cuda") if on_gpu else plan.lr
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True, capturable=on_gpu)
 
 

@@ -200,18 +200,29 @@ class FieldSamples:
         return stacked
 
     def _sample(self, index: int) -> dict[str, NDArray[Any]]:
-        sample = self._dataset[index]
+        try:
+            sample = self._dataset[index]
+        except Exception as error:
+            error.add_note(f"--data {self._name}: sample {index} cannot be read")
+            raise
         if not isinstance(sample, Mapping):
             raise self._error(index, f"must be a dictionary; got {type(sample).__name__}")
-        arrays = {str(field): _single_precision(np.asarray(value)) for field, value in sample.items()}
-        for field, array in arrays.items():
-            if array.dtype.kind not in "biuf":
-                raise self._error(index, f"field {field!r} must be numbers; got {type(sample[field]).__name__}")
+        arrays = {str(field): self._array(index, str(field), value) for field, value in sample.items()}
         shapes = {field: array.shape for field, array in arrays.items()}
         expected = getattr(self, "_shapes", shapes)
         if shapes != expected:
             raise self._error(index, f"must have the fields and shapes of sample 0, {expected}; got {shapes}")
         return arrays
+
+    def _array(self, index: int, field: str, value: object) -> NDArray[Any]:
+        got = type(value).__name__
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # of torch or NumPy: bfloat16, rows of other lengths
+            raise self._error(index, f"field {field!r} must be numbers that NumPy has; got {got}: {error}") from error
+        if array.dtype.kind not in "biuf":
+            raise self._error(index, f"field {field!r} must be numbers; got {got}")
+        return _single_precision(array)
 
     def _error(self, index: int, problem: str) -> InputError:
         return InputError(f"--data {self._name}: sample {index} {problem}", same_on_all_ranks=False)

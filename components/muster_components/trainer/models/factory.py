@@ -49,10 +49,12 @@ class FactoryModel:
         return ", ".join(f"{key} {value}" for key, value in self._args.items()) or "no arguments"
 
     def build(self) -> nn.Module:
-        """What the factory returns. Raises InputError if that is no module."""
+        """What the factory returns. Raises InputError if that is no module, or has nothing to train."""
         module = self._factory(**self._args)
         if not isinstance(module, nn.Module):
             raise InputError(f"--model {self.name} must return a torch.nn.Module; got {type(module).__name__}")
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise InputError(f"--model {self.name} must have a parameter that requires a gradient; got none")
         return module
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
@@ -70,7 +72,7 @@ class FactoryModel:
 
     @torch.no_grad()
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
-        """Copy this rank's shards, and the buffers, from what the factory creates on the CPU."""
+        """Copy this rank's shards, the buffers and other tensors from what the factory creates on the CPU."""
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
             created = self.build()
@@ -78,6 +80,11 @@ class FactoryModel:
         values = dict(created.named_parameters(remove_duplicate=False)) | dict(created.named_buffers())
         for name, target in {**dict(named_tensors(module)), **dict(module.named_buffers())}.items():
             copy_part(target, values[name].__getitem__)
+        sources = dict(created.named_modules())
+        for name, part in module.named_modules():
+            for attribute, value in vars(sources[name]).items():
+                if isinstance(value, Tensor) and attribute in vars(part):
+                    setattr(part, attribute, value.to(device))
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
         """The fields are the arguments of forward."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from muster_components.trainer.errors import TrainerError
+from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.models.module_tree import unique_tensors, whole_tensor
 from muster_components.trainer.models.safetensors_files import INDEX, WEIGHTS
 
@@ -67,6 +67,13 @@ class FolderWriter:
         if (self.folder / WEIGHTS).is_file() or (self.folder / INDEX).is_file():
             shutil.rmtree(self.folder)
 
+    def is_replaceable(self) -> bool:
+        """Whether `publish` may replace what is at `folder`: nothing, an empty folder, or one saved before."""
+        folder = self.folder
+        if not folder.exists() or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+            return True
+        return folder.is_dir() and not any(folder.iterdir())
+
     def discard(self) -> None:
         """Remove what was written."""
         shutil.rmtree(self.temporary, ignore_errors=True)
@@ -76,6 +83,25 @@ class FolderWriter:
         self._files.append(list(self._pending))
         self._total_bytes += _size(self._pending.values())
         self._pending = {}
+
+
+def require_savable(folder: Path) -> None:
+    """Before training. Every rank calls it; raises InputError on all if rank 0 could not save a model in `folder`."""
+    problem: str | None = None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            writer = FolderWriter(folder)
+            writer.discard()
+            if not writer.is_replaceable():
+                problem = "it exists and is not a model that was saved there"
+        except (OSError, ValueError) as error:  # "/" has no name
+            problem = str(error)
+    if dist.is_initialized():
+        problems = [problem]
+        dist.broadcast_object_list(problems, src=0)
+        problem = problems[0]
+    if problem is not None:
+        raise InputError(f"--save_pretrained must be a folder that can be written; got {folder}: {problem}")
 
 
 @torch.no_grad()

@@ -55,6 +55,14 @@ def redistributed(gradient: Tensor, parameter: Tensor) -> Tensor:
     return gradient
 
 
+def average(gradient: Tensor | None, parameter: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The mean over all ranks of `mesh` of the gradient of a parameter that each of them has; None counts as zeros."""
+    mean = torch.zeros_like(parameter) if gradient is None else gradient
+    for group in mesh.get_all_groups():
+        dist.all_reduce(mean, group=group)
+    return mean.div_(mesh.size())
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor; other tensors unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

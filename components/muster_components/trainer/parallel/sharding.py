@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -34,10 +35,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from muster_components.trainer.compilation.backends import compile_in_place, find_backend
 from muster_components.trainer.config import Recompute, memory_budget
+from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.parallel.activation_offload import ActivationOffload
 from muster_components.trainer.parallel.float8 import convert_to_float8, update_scales
-from muster_components.trainer.parallel.gradients import redistributed
+from muster_components.trainer.parallel.gradients import average, redistributed
 from muster_components.trainer.parallel.master_weights import MasterWeights
 from muster_components.trainer.parallel.mesh import RankMesh
 from muster_components.trainer.parallel.symmetric_memory import symmetric_memory_available, use_symmetric_memory
@@ -66,6 +68,8 @@ class ModelPart:
     """Linear layers that compute in float8."""
     gathers_float8: bool = False
     """Whether FSDP2 gathers the weights of these layers in float8."""
+    sharded_over: DeviceMesh | None = None
+    """What FSDP2 shards over. It cannot shard parameters without dimensions, such as CLIP's scale of logits."""
 
     def collect_gradients(self) -> None:
         """Give each parameter of `model` the gradient of what it is in `module`: call after each backward pass."""
@@ -75,6 +79,20 @@ class ModelPart:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad = redistributed(parameter.grad, parameter)
+            if self.sharded_over is not None and parameter.dim() == 0 and parameter.requires_grad:
+                # The average over micro-batches that are reduced already remains what it is.
+                parameter.grad = average(parameter.grad, parameter, self.sharded_over)
+
+    def require_gradients(self) -> None:
+        """Raises InputError if DDP has not reduced all gradients, since forward does not use a parameter."""
+        if not isinstance(self.module, DistributedDataParallel):
+            return
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise InputError(
+                    f"--parallel ddp requires that forward uses all parameters, but {name} has no gradient; "
+                    "use --parallel fsdp, or set its requires_grad to False"
+                )
 
     def publish_weights(self) -> None:
         """Use changed parameters of `model` in `module`: call after an update and after loading."""
@@ -178,7 +196,7 @@ def parallelize_part(
     if mesh.shape.data_ranks == 1 and plan.precision == "bf16":
         masters = MasterWeights(module)
         return ModelPart(module, masters.masters, masters, layers)
-    return ModelPart(module, module, None, layers, gathers_float8)
+    return ModelPart(module, module, None, layers, gathers_float8, mesh.fsdp_mesh if uses_fsdp else None)
 
 
 def apply_activation_checkpointing(blocks: Sequence[nn.Module], recompute: Recompute) -> None:
@@ -221,13 +239,14 @@ def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: to
     reshard = plan.config.parallel.reshard
     if reshard is None:
         reshard = device.type == "cuda" and _gathered_bytes(module, plan) > MAX_UNSHARDED_BYTES
+    scalars = {parameter for parameter in module.parameters() if parameter.dim() == 0}
     for block in blocks:
-        fully_shard(block, mesh=shards, mp_policy=block_policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=shards, mp_policy=block_policy, reshard_after_forward=reshard, ignored_params=scalars)
     for other in _without_shared_parameters(module, model.compiled_modules(module)):
         if not isinstance(other, FSDPModule):
             # Its gradients are reduced first, while the blocks' are computed, instead of last with the embedding's.
-            fully_shard(other, mesh=shards, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(module, mesh=shards, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(other, mesh=shards, mp_policy=policy, reshard_after_forward=False, ignored_params=scalars)
+    fully_shard(module, mesh=shards, mp_policy=policy, reshard_after_forward=False, ignored_params=scalars)
     if symmetric:
         use_symmetric_memory(blocks, group, device)
 
