@@ -219,6 +219,8 @@ class RunningGang:
     `terminating`: finished, failed, suspended or requeued, with pods still terminating; `placement` then lists only
     those.
 
+    `stopping_since`, of a gang that is not `admitted`: when its pods began to stop, as far as it is known.
+
     `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from the later of that and
     `started_at`.
 
@@ -237,6 +239,7 @@ class RunningGang:
     preemptor: str | None = None
     retained_placement: Placement = ()
     retained_until: float | None = None
+    stopping_since: float | None = None
 
     @property
     def release_deadline(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.scheduling.builders import in_order, wait_of
 from tests.scheduling.snapshots import (
     HOUR,
@@ -135,6 +137,13 @@ def test_a_reservation_is_on_nodes_that_accept_the_gang() -> None:
 def test_terminating_gangs_count_with_their_grace_period() -> None:
     leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="terminating")
     assert wait_of(inputs(TWO_NODES, QUEUE, [WIDE], [leaving]), "wide").estimated_start == 1045.0
+
+
+def test_the_estimate_stays_while_a_gang_terminates_until_its_grace_period_is_over() -> None:
+    leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="terminating", stopping_since=990.0)
+    snapshot = inputs(TWO_NODES, QUEUE, [WIDE], [leaving])
+    at = [wait_of(replace(snapshot, now=now), "wide").estimated_start for now in (1000.0, 1010.0, 1035.0, 1040.0)]
+    assert at == [1035.0, 1035.0, 1035.0, 1040.0]
 
 
 def test_the_second_in_line_is_estimated_behind_the_first() -> None:

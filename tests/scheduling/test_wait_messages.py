@@ -133,6 +133,30 @@ def test_quota_exceeded_reports_what_is_left_of_the_guarantee_and_what_may_be_bo
     )
 
 
+def test_quota_exceeded_names_the_queues_that_have_borrowed_of_the_guarantee() -> None:
+    queues = [queue("co", guaranteed=64), *(queue(name, "co", 16) for name in "abc"), queue("q", "co", 16)]
+    running = [
+        run(gang("x", "a", pods=3), ["r1-0", "r1-1", "r1-2"]),
+        run(gang("y", "b", pods=5), [f"r1-{i}" for i in range(3, 8)]),
+    ]
+    needs_more = gang("g", pods=4)  # than the guarantee of its queue, so it reclaims nothing
+    assert reason_and_message(inputs(rack("r1", 12), queues, [needs_more], running)) == (
+        "QuotaExceeded",
+        "needs 32 GPUs of h200; queue q has 0 of 16 left and may borrow 0; queue b has borrowed 24, queue a 8",
+    )
+
+
+def test_borrowers_beside_a_queue_above_are_named_and_of_many_the_largest() -> None:
+    queues = [queue("co", guaranteed=48), queue("team", "co", 16), queue("q", "team", 16)]
+    queues += [queue(f"b{i}", "co") for i in range(5)]
+    running = [run(gang(f"x{i}", f"b{i}", size=7 - i), [f"r1-{i}"]) for i in range(5)]
+    running.append(run(gang("y", "b0", pods=2), ["r1-5", "r1-6"]))
+    assert message_of(inputs(rack("r1", 12), queues, [gang("g", pods=4)], running), "g") == (
+        "needs 32 GPUs of h200; queue q has 7 of 16 left and may borrow 0; queue b0 has borrowed 23, queue b1 6, "
+        "queue b2 5 and 2 more queues"
+    )
+
+
 @pytest.mark.parametrize(
     ("used", "limit", "size", "sentence"),
     [
@@ -180,6 +204,17 @@ def test_insufficient_resources_reports_how_much_fits_and_then_the_quota() -> No
     assert reason_and_message(snapshot) == (
         "InsufficientResources",
         "needs 16 GPUs of h200; capacity for 1 of 4 pods, 4 of 16 GPUs; queue q has 57 of 64 left and may borrow 0",
+    )
+
+
+def test_quota_of_pods_alone_is_in_pod_slots_beside_the_cores_that_are_needed() -> None:
+    pods_only = QueueInfo("q", quotas=(Quota("h200", "pods", 220),))
+    cores = Resources.of({"pods": 1, "cpu": 90_000})
+    asked, busy = (gang(uid, roles=[role("trainer", 2, request=cores)]) for uid in ("g", "x"))
+    snapshot = inputs(TWO, [pods_only], [asked], [run(busy, ["r1-0", "r1-1"])])
+    assert message_of(snapshot, "g") == (
+        "needs 180 cores of h200; capacity for 0 of 2 pods: no node has 90 cores free (at most 6); "
+        "queue q has 218 of 220 pod slots left and may borrow 0"
     )
 
 

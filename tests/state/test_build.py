@@ -149,7 +149,16 @@ def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
     running = snapshot(one, pods={"a": pods}).running[0]
     assert (running.state, running.placement) == ("terminating", (RolePlacement("trainer", "any", (("n1", 1),)),))
+    assert running.stopping_since == NOW
     assert snapshot(one, pods={"a": pods[:1]}).running == ()
+
+
+def test_pods_of_an_evicted_gang_stop_since_its_eviction() -> None:
+    one = admitted("a")
+    assert snapshot(one).running[0].stopping_since is None
+    evicted = transitions.evict(one.status, "Preempted", "", NOW)
+    running = snapshot(one.model_copy(update={"status": evicted})).running[0]
+    assert (running.state, running.stopping_since) == ("evicting", NOW)
 
 
 def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:

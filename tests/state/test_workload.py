@@ -30,6 +30,7 @@ class SuspendedJob:
     admitted: Admission | None = None
     admitted_at: float | None = None
     started_at: float | None = None
+    stopping_since: float | None = None
     requeue_after: float | None = None
     blamed_nodes: Sequence[spec.BlamedNode] = ()
 

@@ -25,6 +25,7 @@ from muster.scheduling.feasibility import (
     RequestMessages,
     UnschedulableReason,
     find_shortage,
+    format_amount,
     format_number,
     shortage_message,
 )
@@ -32,6 +33,8 @@ from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequ
 from muster.scheduling.ledger import Ledger, QuotaForecast
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.releases import ExpectedReleases
+
+_MAX_BORROWERS = 3  # that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +44,34 @@ class WaitMessages:
     requests: RequestMessages
     usage_now: QuotaUsage
     free_now: FreeCapacity
-    _left_cache: dict[tuple[int, int], str] = field(default_factory=dict)
+    _left_cache: dict[tuple[int, int, bool], str] = field(default_factory=dict)
     _shortages: dict[FlavorOption, tuple[str, str]] = field(default_factory=dict)
     _no_fit_cache: NoFitCache = field(default_factory=dict)
 
     def quota_message(self, request: QueueRequest, option: int) -> str:
         """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`."""
-        needs, left = self._needs_and_quota(request, option)
-        return f"{needs}; {left}" if left else needs
+        cell = self._quota_cell(request, option)
+        if cell is None:
+            return self.requests.needs(request.gang_request, option)
+        return f"{self.requests.needs_of(request, option, cell)}; {self.quota_left(request.queue, cell)}"
 
-    def _needs_and_quota(self, request: QueueRequest, option: int, flavor: str | None = None) -> tuple[str, str]:
-        """What is needed, and what is left of the quota, of a resource that exceeds quota. If none does: of a resource
-        of `flavor`, or of the main resource. The second is "" if no quota applies."""
+    def _quota_cell(self, request: QueueRequest, option: int, flavor: str | None = None) -> int | None:
+        """The cell of a resource that exceeds quota. If none does: of a resource of `flavor`, or of the main resource.
+        None if no quota applies."""
         amounts = request.min_quota[option]
         if len(amounts) == 1:  # fast path: nearly every pending gang
-            cell = amounts[0][0]
-            left = self._left_cache.get((request.queue, cell)) or self.quota_left(request.queue, cell)
-            return self.requests.needs_of(request, option, cell), left
+            return amounts[0][0]
         if not amounts:
-            return self.requests.needs(request.gang_request, option), ""
+            return None
         names = self.requests.tree.cell_names
         short = [c for c, amount in amounts if amount > self.usage_now.available(request.queue, c)]
         of_flavor = [c for c, _ in amounts if names[c][0] == flavor]
-        cell = self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in amounts])
-        return self.requests.needs_of(request, option, cell), self.quota_left(request.queue, cell)
+        return self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in amounts])
 
-    def quota_left(self, queue: int, cell: int) -> str:
+    def quota_left(self, queue: int, cell: int, *, with_unit: bool = False) -> str:
         """`queue research has 8 of 24 left and may borrow 4`: within its guarantee, and beyond it. Adds the queue's
-        limit if that prevents more borrowing."""
-        key = (queue, cell)
+        limit if that prevents more borrowing, and who has borrowed of its guarantee."""
+        key = (queue, cell, with_unit)
         if key not in self._left_cache:
             tree = self.requests.tree
             name = tree.cell_names[cell][1]
@@ -78,10 +80,31 @@ class WaitMessages:
             own = min(
                 avail, max(0, guaranteed - self.usage_now.subtree_usage[queue * self.usage_now.cell_count + cell])
             )
-            has = f"{format_number(name, own)} of {format_number(name, guaranteed)} left"
+            of = format_amount(name, guaranteed) if with_unit else format_number(name, guaranteed)
+            has = f"{format_number(name, own)} of {of} left"
             left = f"queue {tree.queues[queue].name} has {has} and may borrow {format_number(name, avail - own)}"
-            self._left_cache[key] = left + self._limit_clause(queue, cell)
+            used = self.usage_now.subtree_usage[queue * self.usage_now.cell_count + cell]
+            lent = self._borrowers_clause(queue, cell) if own < guaranteed - used else ""
+            self._left_cache[key] = left + self._limit_clause(queue, cell) + lent
         return self._left_cache[key]
+
+    def _borrowers_clause(self, queue: int, cell: int) -> str:
+        """`; queue b has borrowed 16, queue c 4`: the queues beside it, or beside the nearest one above, that use more
+        than their guarantee. "" if none does."""
+        tree, usage = self.requests.tree, self.usage_now
+        for below in tree.path[queue][:-1]:
+            beside = (other for other in tree.children[tree.parent[below]] if other != below)
+            found = ((usage.subtree_usage[o * usage.cell_count + cell] - tree.guaranteed[o][cell], o) for o in beside)
+            largest = sorted((-amount, tree.queues[other].name) for amount, other in found if amount > 0)
+            if not largest:
+                continue
+            resource = tree.cell_names[cell][1]
+            named = [
+                f"queue {name} {{}}{format_number(resource, -amount)}" for amount, name in largest[:_MAX_BORROWERS]
+            ]
+            more = f" and {len(largest) - len(named)} more queues" if len(largest) > len(named) else ""
+            return "; " + ", ".join([named[0].format("has borrowed "), *(one.format("") for one in named[1:])]) + more
+        return ""
 
     def _limit_clause(self, queue: int, cell: int) -> str:
         """`: its limit of 4 is in use`, if more quota would be available without the limit."""
@@ -126,8 +149,12 @@ class WaitMessages:
             )
         if unmanaged:
             text += "; pods not managed by Muster block it even without other gangs"
-        needs, left = self._needs_and_quota(request, option, flavor)
-        return f"{needs}; {text}; {left}" if left else f"{needs}; {text}"
+        needs, cell = self.requests.needs(request.gang_request, option), self._quota_cell(request, option, flavor)
+        if cell is None:
+            return f"{needs}; {text}"
+        resource = self.requests.tree.cell_names[cell][1]
+        is_other = resource != self.requests.main_resource(request.gang_request)
+        return f"{needs}; {text}; {self.quota_left(request.queue, cell, with_unit=is_other)}"
 
 
 def wait_decisions(
@@ -221,7 +248,7 @@ def estimate_starts(
                 found[uid] = at
         elif reserved_at == -math.inf:
             released_at = _releasing_done_at(cache, now) if released_at is None else released_at
-            found[uid] = released_at
+            found[uid] = max(released_at, now)
         elif not math.isinf(reserved_at):
             found[uid] = max(reserved_at, now)
     return found
@@ -229,10 +256,9 @@ def estimate_starts(
 
 def _releasing_done_at(cache: PlannerCache, now: float) -> float:
     """When terminating gangs will have ended."""
-    return now + max(
-        (gang_usage.running.gang.grace_s for gang_usage in cache.running.values() if not gang_usage.is_admitted),
-        default=0.0,
-    )
+    stopping = (gang_usage.running for gang_usage in cache.running.values() if not gang_usage.is_admitted)
+    since = ((now if one.stopping_since is None else one.stopping_since, one.gang.grace_s) for one in stopping)
+    return max((start + grace_s for start, grace_s in since), default=now)
 
 
 def _times_by_capacity(

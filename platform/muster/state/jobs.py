@@ -63,7 +63,12 @@ def project_job(
         gang, left = _remaining_pods(pods, gang, context.flavor_of)
         admitted_at = now if workload.admitted_at is None else workload.admitted_at
         terminating = RunningGang(
-            gang, left, admitted_at=admitted_at, started_at=workload.started_at, state="terminating"
+            gang,
+            left,
+            admitted_at=admitted_at,
+            started_at=workload.started_at,
+            state="terminating",
+            stopping_since=workload.stopping_since,
         )
         return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
     if not workload.wants_capacity:
@@ -97,6 +102,7 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
         preemptor=admission.preemptor,
         retained_placement=placement if resizing and not admission.evicting else retained,
         retained_until=admission.retained_until if retained else None,
+        stopping_since=workload.stopping_since if admission.evicting else None,
     )
 
 

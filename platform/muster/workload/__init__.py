@@ -65,6 +65,11 @@ class Workload(Protocol):
     def started_at(self) -> float | None: ...
 
     @property
+    def stopping_since(self) -> float | None:
+        """When its pods last began to stop, as far as its status tells."""
+        ...
+
+    @property
     def requeue_after(self) -> float | None:
         """It waits at least until then."""
         ...

@@ -17,7 +17,15 @@ from muster.lifecycle import (
     retained_placement,
     retained_until,
 )
-from muster.lifecycle.conditions import SUSPENDED, is_condition_true
+from muster.lifecycle.conditions import (
+    CANCELLED,
+    COMPLETE,
+    EVICTED,
+    FAILED,
+    SUSPENDED,
+    find_condition,
+    is_condition_true,
+)
 from muster.model import Gang, Nomination
 from muster.workload import Admission
 from muster.workload.requests import max_amount_per_pod, node_affinity, tolerations
@@ -74,6 +82,14 @@ class TrainingJobWorkload:
     def started_at(self) -> float | None:
         """`status.startedAt`."""
         return self._job.status.started_at
+
+    @property
+    def stopping_since(self) -> float | None:
+        """See `Workload`."""
+        found = (find_condition(self._job.status, kind) for kind in (COMPLETE, FAILED, CANCELLED, EVICTED))
+        return max(
+            (one.last_transition_time for one in found if one is not None and one.status == "True"), default=None
+        )
 
     @property
     def requeue_after(self) -> float | None:
