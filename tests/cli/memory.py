@@ -17,7 +17,7 @@ from muster.api.spec import (
     TrainingJob,
     TrainingJobStatus,
 )
-from muster.api.validation import apply_warnings, check_apply, check_submit, with_replicas
+from muster.api.validation import apply_warnings, check_apply, check_submit, check_unfinished, with_replicas
 from muster.api.yaml_input import AnyObject
 from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
@@ -130,9 +130,15 @@ class MemoryClient:
         return found
 
     def cancel(self, name: str, namespace: str = "default") -> None:
+        self._check_not_ended(name)
         self.calls.append(("cancel", name, namespace))
 
+    def _check_not_ended(self, name: str) -> None:
+        if not self.kept_jobs[name].spec.cancel:
+            check_unfinished(self.kept_jobs[name], stopping=True)
+
     def suspend(self, name: str, namespace: str = "default") -> None:
+        self._check_not_ended(name)
         self.calls.append(("suspend", name, namespace))
 
     def resume(self, name: str, namespace: str = "default") -> None:

@@ -369,11 +369,33 @@ def test_if_one_of_several_jobs_does_not_exist_none_is_changed(
     assert all(name in ended.error["message"] for name in ("'missing'", "'none'"))
 
 
-def test_if_one_of_several_jobs_is_finished_none_is_changed(cluster: MemoryClient, muster: Muster) -> None:
+def test_if_one_of_several_jobs_is_finished_none_is_resumed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
-    ended = muster("cancel", "a", "b", "--json")
+    ended = muster("resume", "a", "b", "--json")
     assert (ended.code, cluster.calls, ended.error["reason"]) == (3, [], "JobFinished")
     assert {"b", "Succeeded"} <= {*ended.words}
+
+
+@pytest.mark.parametrize(("verb", "done"), [("cancel", "cancelled"), ("suspend", "suspended")])
+def test_of_several_jobs_to_stop_those_that_have_ended_are_named_and_the_others_stopped(
+    cluster: MemoryClient, muster: Muster, verb: str, done: str
+) -> None:
+    cluster.kept_jobs = {"a": job("a", status("Succeeded")), "b": job("b")}
+    ended = muster(verb, "a", "b")
+    assert (ended.code, cluster.calls) == (0, [(verb, "b", "default")])
+    lines = [line.split()[1:] for line in ended.out.splitlines()]
+    assert lines[0] == ["default/a", "has", "already", "ended"]
+    assert (lines[1][0], lines[1][-1]) == ("default/b", done)
+    assert len(muster(verb, "a", "b", "--json").rows) == 2
+
+
+def test_if_all_jobs_to_cancel_have_ended_or_one_does_not_exist_none_is_changed(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs = {"a": job("a", status("Succeeded")), "b": job("b", status("Failed")), "c": job("c")}
+    for names, reason in ((("a", "b"), "JobFinished"), (("a", "c", "missing"), "NotFound")):
+        ended = muster("cancel", *names, "--json")
+        assert (ended.code, cluster.calls, ended.error["reason"]) == (3, [], reason)
 
 
 def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(

@@ -189,13 +189,25 @@ def _apply_to_jobs(
     past_tense: str,
     get_action: Callable[[ClusterClient], Callable[[str, str], object]],
 ) -> None:
-    """Act on all jobs or none: if one of several does not exist or is finished, no job is changed."""
+    """Act on all jobs or none: if one of several does not exist, no job is changed. One that has ended needs no stop;
+    it is an error only if all have, or if jobs are resumed."""
+    from muster.errors import Conflict
+
     client, keys = connect(), list(dict.fromkeys(split_job_name(job, namespace) for job in jobs))
     if len(keys) > 1:
         _check_actionable(client, keys, past_tense)
+    ended: list[Conflict] = []
     for key in keys:
         outcome = _outcome_of_cancel(client.job(*key)) if past_tense == "cancelled" else past_tense
-        get_action(client)(*key)
+        try:
+            get_action(client)(*key)
+        except Conflict as error:
+            if error.reason != "JobFinished" or past_tense == "resumed":
+                raise
+            ended.append(error)
+            if len(ended) == len(keys):
+                raise
+            outcome = "has already ended"
         if not as_json:
             console().print(f"trainingjob {key[1]}/{key[0]} {outcome}")
     if as_json:
@@ -212,7 +224,7 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
-    """Raises `Refused` naming every job that cannot be acted on."""
+    """Raises `Refused` naming every job that cannot be acted on. Of jobs that are stopped, some may have ended."""
     from muster.api.validation import check_unfinished, resumed_in_vain
     from muster.errors import Conflict, NotFound, Refused
 
@@ -230,8 +242,10 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
         else:
             if job.spec.suspend and job.spec.queue in deleting:
                 errors.append(resumed_in_vain(job))
-    if errors:
-        raise type(errors[0])(f"{'; '.join(map(str, errors))}; nothing was {past_tense}", reason=errors[0].reason)
+    missing = [error for error in errors if error.reason != "JobFinished"]
+    if errors and (missing or past_tense == "resumed" or len(errors) == len(keys)):
+        first = [*missing, *errors][0]
+        raise type(first)(f"{'; '.join(map(str, errors))}; nothing was {past_tense}", reason=first.reason)
 
 
 @click.command()
