@@ -66,6 +66,23 @@ def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
     assert [line.split()[0] for line in lines] == ["JOB", "stops", "newer", "older"]
 
 
+def test_a_job_that_was_preempted_says_so_until_it_is_admitted_again(cluster: MemoryClient, muster: Muster) -> None:
+    def evicted(is_true: bool) -> list[dict[str, str]]:
+        condition = {"type": "Evicted", "status": str(is_true), "reason": "Preempted", "message": "preempted for b"}
+        return [{**condition, "lastTransitionTime": NOW}]
+
+    for name, phase, is_true in (("waits", "Pending", True), ("stops", "Admitted", True), ("runs", "Running", False)):
+        found = status(phase, "QuotaExceeded", "needs 8 GPUs")
+        conditions = [*(one.model_dump(by_alias=True) for one in found.conditions), *evicted(is_true)]
+        found = status(phase, conditions=conditions)
+        cluster.kept_jobs[name] = job(name, found)
+    lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    assert [name for name in ("waits", "stops", "runs") if "Preempted" in lines[name] and " ago" in lines[name]] == [
+        "waits",
+        "stops",
+    ]
+
+
 def test_jobs_can_be_narrowed_by_queue_and_phase(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", queue="x"), "b": job("b", status("Running"))}
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "--phase", "running").rows] == ["b"]

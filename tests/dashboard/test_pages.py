@@ -14,6 +14,7 @@ from tests.visibility.states import in_namespace, leader, two_queues
 
 from muster.dashboard.page import MAX_ROWS
 from muster.errors import ClusterError, Refused
+from muster.lifecycle import Timeouts, transitions
 from muster.model import Wait
 from muster.visibility.state import ReadState
 from muster.visibility.types import ItemMeta, Preemption
@@ -68,6 +69,15 @@ def test_the_overview_has_the_first_pending_jobs_by_position_and_the_number_of_t
     page = text(one_page(leader(two_queues(*jobs), waits), "/"))
     assert re.findall(r"(\d+) default default / job-(\d+) ", page) == [(str(n), f"{12 - n:02}") for n in range(1, 11)]
     assert "All pending jobs 2 more" in page
+
+
+def test_a_preempted_job_says_so_on_the_pages_of_jobs_and_of_pending_jobs() -> None:
+    evicting = transitions.evict(admitted("a").status, "Preempted", "preempted for <b>default/b</b>", NOW - 9)
+    waits = admitted("a").model_copy(update={"status": transitions.requeue(evicting, NOW, Timeouts(), [], 600.0)})
+    for target in ("/", "/jobs", "/pending"):
+        page = one_page(leader(two_queues(waits), waiting("a", 1)), target)
+        assert "Preempted" in text(page)
+        assert "preempted for &lt;b&gt;default/b" in page
 
 
 def test_pending_jobs_are_by_queue_in_the_order_of_their_positions_with_the_holders_of_the_capacity() -> None:

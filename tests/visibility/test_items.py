@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.engine.objects import flavor, nodes
-from tests.state.observed_states import NOW, admitted, named, observed_state, pod
+from tests.state.observed_states import NOW, PLACED, admitted, named, observed_state, pod
 from tests.visibility.states import in_namespace, leader, names, read, two_queues
 
 from muster.api.spec import EvictionStatus
 from muster.errors import NotFound
-from muster.lifecycle import transitions
+from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.transitions import finish
 from muster.model import Placement, RolePlacement, Wait
 from muster.visibility.items import PreemptionLog
@@ -41,6 +41,24 @@ def test_a_pending_job_has_reason_position_and_estimate_of_the_last_cycle() -> N
     assert {key: job_item[key] for key in ("reason", "message", "position", "estimatedStart")} == {
         key: item[key] for key in ("reason", "message", "position", "estimatedStart")
     }
+
+
+def test_a_job_that_was_preempted_says_so_until_it_is_admitted_again() -> None:
+    one = admitted("a")
+    evicting = transitions.evict(one.status, "Preempted", "preempted for default/b", NOW - 9)
+    waiting = transitions.requeue(evicting, NOW - 5, Timeouts(), [], 600.0)
+    again = transitions.admit(waiting, PLACED, NOW)
+    found = []
+    for status in (one.status, evicting, waiting, again):
+        state = leader(two_queues(one.model_copy(update={"status": status})))
+        items = [*read(state, "jobs")["items"], *read(state, "pendingjobs")["items"]]
+        found.append([(item["kind"], item.get("eviction", {}).get("reason")) for item in items])
+    assert found == [
+        [("JobSummary", None)],
+        [("JobSummary", "Preempted")],
+        [("JobSummary", "Preempted"), ("PendingJob", "Preempted")],
+        [("JobSummary", None)],
+    ]
 
 
 def test_a_standby_answers_with_the_written_positions_and_says_which_cycle_they_are_of() -> None:

@@ -147,6 +147,14 @@ def is_evicting(status: TrainingJobStatus) -> bool:
     return is_condition_true(status, ADMITTED) and is_condition_true(status, EVICTED)
 
 
+def last_eviction(status: TrainingJobStatus) -> Condition | None:
+    """Why and since when an unfinished job is stopped in order to wait again; None once it is admitted again, or is
+    suspended."""
+    waits_again = not is_finished(status) and not is_condition_true(status, SUSPENDED)
+    found = find_condition(status, EVICTED) if waits_again else None
+    return found if found is not None and found.status == "True" else None
+
+
 def explain_phase(status: TrainingJobStatus) -> tuple[str, str]:
     """(reason, message) that explain the phase; empty if none does. A cancelled job whose processes have not ended is
     Stopping."""

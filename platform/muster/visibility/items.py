@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.api import spec
 from muster.lifecycle import is_finished, nodes_of
-from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition
+from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition, last_eviction
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
@@ -127,6 +127,7 @@ def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
         ran_seconds=status.ran_seconds,
         attempt=status.attempt,
         restarts=status.restarts,
+        eviction=last_eviction(status),
         progress=status.progress,
         **details,
     )
@@ -146,6 +147,7 @@ def pending_job(job: spec.TrainingJob) -> PendingJob:
         estimated_start=status.estimated_start,
         submitted_at=status.submitted_at,
         requeue_after=status.requeue_after,
+        eviction=last_eviction(status),
     )
 
 

@@ -140,6 +140,8 @@ class PendingJob(StatusModel):
     """Time of the first submission."""
     requeue_after: Time | None = None
     """End of its backoff."""
+    eviction: Condition | None = None
+    """Why and since when it waits again, if it was evicted, such as preempted."""
 
 
 class JobSummary(StatusModel):
@@ -189,6 +191,8 @@ class JobSummary(StatusModel):
     """Number of the attempt, counted from 0."""
     restarts: int = 0
     """Number of restarts that count towards `maxRestarts`."""
+    eviction: Condition | None = None
+    """Why and since when it is stopped in order to wait again, such as preempted; not set once it is admitted again."""
     progress: ProgressStatus | None = None
     """The last reported progress; not set on one host."""
     conditions: list[Condition] = []

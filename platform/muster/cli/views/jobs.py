@@ -19,7 +19,7 @@ from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
 from muster.lifecycle import has_terminated
-from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
+from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition, last_eviction
 from muster.text import (
     format_bytes,
     format_duration,
@@ -139,6 +139,11 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         if status.progress is not None and status.progress.attempt == status.attempt:
             text.append(f"{progress_line(heartbeat_from_status(status.progress))}  ")
         text.append(", ".join(sorted({share.node for role in status.placement for share in role.nodes})), style="dim")
+    evicted = last_eviction(status)
+    if evicted is not None:
+        text.append(
+            f"  {evicted.reason} {format_duration(max(0.0, now - evicted.last_transition_time))} ago", style="dim"
+        )
     if status.restarts:
         text.append(f"  restarts {status.restarts}", style="dim")
     return text
