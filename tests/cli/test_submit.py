@@ -347,6 +347,16 @@ def test_flags_that_the_trainer_rejects_are_refused_before_anything_is_submitted
     assert "job.yaml" in ended.err
 
 
+def test_steps_to_trace_after_the_last_step_of_the_trainer_are_refused(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", "--steps", "10")
+    ended = muster("submit", str(file), "--trace-steps", "11:13", "--json")
+    assert (ended.code, cluster.kept_jobs, ended.error["field"]) == (2, {}, "spec.trace.startStep")
+    assert "11:13" in ended.error["message"]
+    assert muster("submit", str(file), "--trace-steps", "10:13").code == 0, "the trace has the steps that there are"
+
+
 @pytest.mark.parametrize(
     "command",
     [

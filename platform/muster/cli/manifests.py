@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
 
 def check_trainer_flags(read: LoadedJob) -> None:
     """Raises `InvalidSpec` if a role starts Muster's trainer with flags that the trainer of this version rejects for
-    its ranks. Flags with variables that the kubelet expands are not checked."""
+    its ranks, or with the steps of `spec.trace`. Flags with variables that the kubelet expands are not checked."""
+    trace = read.job.spec.trace
+    traced = [] if trace is None else [f"--trace_steps={trace.start_step}:{trace.start_step + trace.steps}"]
     for index, role in enumerate(read.job.spec.roles):
         container = role.template.spec.containers[0]
         line = [*container.command, *container.args]
@@ -130,15 +133,18 @@ def check_trainer_flags(read: LoadedJob) -> None:
         if flags is None or any("$(" in flag for flag in flags):
             continue
         # By name: no package of `muster` needs the trainer's, and a job may run with another version of it.
-        why = importlib.import_module("muster_components.trainer.submission").rejection(
-            flags,
-            role.min_replicas or role.replicas,
-            role.replicas,
-            processes_per_pod(line),
+        rejection = partial(
+            importlib.import_module("muster_components.trainer.submission").rejection,
+            min_pods=role.min_replicas or role.replicas,
+            pods=role.replicas,
+            processes=processes_per_pod(line),
             on_gpus=bool(pod_request(role.template.spec).get(GPU)),
         )
+        field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
+        why = rejection(flags)
+        if why is None and traced:  # flags of the trainer come first there
+            why, field = rejection([*traced, *flags]), "spec.trace.startStep"
         if why is not None:
-            field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
             error = InvalidSpec(f"{field}: {why}", field=field)
             error.job = read.name
             raise error
