@@ -110,6 +110,13 @@ def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() 
     assert to_training_job(described, "a", {"trace_steps": ""}).spec.trace is None
 
 
+def test_the_option_trace_steps_is_refused_after_the_last_step_of_the_trainer() -> None:
+    described = train.fsdp(model="gpt:10m", data="DIR", steps=10)
+    with pytest.raises(SubmissionRefused, match=re.escape("which has --steps 10; got '11:13'")):
+        to_training_job(described, "a", {"trace_steps": "11:13"})
+    assert to_training_job(described, "a", {"trace_steps": "10:13"}).spec.trace == TraceRequest(start_step=10, steps=3)
+
+
 @pytest.mark.parametrize(
     "described",
     [

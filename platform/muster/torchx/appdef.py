@@ -13,6 +13,7 @@ has enough, else one CPU core.
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from muster.api.quantity import whole_cores
 from muster.api.spec import API_VERSION, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error
 from muster.api.yaml_input.source_map import SourceMap
+from muster.local.command_lines import trainer_arguments
 from muster.torchx.errors import SubmissionRefused, with_options
 from muster.torchx.settings import PREFIX, resolve_settings
 
@@ -65,6 +67,7 @@ def to_training_job(
     if (window := settings.get(".trace_window")) is not None:
         if cfg.get(TRACE_STEPS):
             _check_traceable(roles, cfg[TRACE_STEPS])
+            _check_trained(roles, window)
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
         if ".trace_every" in settings:
             spec["trace"]["every"] = settings[".trace_every"]
@@ -127,6 +130,19 @@ def _check_traceable(roles: list[Role], steps: object) -> None:
         "start the script through `python -m muster_components.trainer.instrument SCRIPT args...` "
         "(dist.torchrun, with TorchX 0.7.0 dist.ddp, -m muster_components.trainer.instrument -- SCRIPT args...)"
     )
+
+
+def _check_trained(roles: list[Role], window: tuple[int, int]) -> None:
+    """Raises SubmissionRefused if the steps of the option trace_steps begin after the last step of Muster's trainer."""
+    for role in roles:
+        flags = trainer_arguments([role.entrypoint, *role.args])
+        if flags is None or any("$" in flag for flag in flags):
+            continue
+        # By name, as in `muster submit`: no package of `muster` needs the trainer's.
+        rejection = importlib.import_module("muster_components.trainer.flags").rejection
+        why = rejection([f"--trace_steps={window[0]}:{sum(window)}", *flags])
+        if why is not None and rejection(flags) is None:
+            raise SubmissionRefused(f"trace_steps: {why}")
 
 
 def _entrypoints(roles: list[Role]) -> str:
