@@ -5,6 +5,9 @@ the host, and web pages in the user's browser, can connect to its port too: each
 
 A request must name the server in its `Host` header, against DNS rebinding, and no response can be framed or read by
 other origins. What else a request needs is decided by each server.
+
+A connection without a whole request, such as one whose head comes slowly, or one that is kept open for the next
+request, takes no place that another one needs: above the limit the oldest of them is closed.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ HTML = "text/html; charset=utf-8"
 MAX_CONNECTIONS = 128
 """Open connections, each with a thread. A browser opens six at most."""
 _TIMEOUT_S = 60.0
+_CLOSE_S = 2.0  # within which the thread of a connection that is closed notices
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 LOOPBACK_ADDRESS = "127.0.0.1"
 HOST_NAMES = (LOOPBACK_ADDRESS, "localhost")
@@ -36,23 +40,30 @@ class HttpServer(ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = MAX_CONNECTIONS  # of the kernel, which lets clients above it wait for a second
 
     def __init__(
         self, address: tuple[str, int], handler: type[HttpHandler], max_connections: int = MAX_CONNECTIONS
     ) -> None:
         self._free = threading.BoundedSemaphore(max_connections)
+        self._lock = threading.Lock()
+        self._waiting: dict[socket.socket, None] = {}  # connections without a whole request, the oldest first
         super().__init__(address, handler)
         self.port: int = self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread, or refuse what exceeds the limit."""
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not (
+            self._close_oldest() and self._free.acquire(timeout=_CLOSE_S)
+        ):
             with suppress(OSError):
                 self.refuse_connection(request)
             return self.shutdown_request(request)
         try:
+            self.set_waiting(request, True)
             super().process_request(request, client_address)
         except BaseException:
+            self.set_waiting(request, False)
             self._free.release()
             raise
 
@@ -61,7 +72,26 @@ class HttpServer(ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.set_waiting(request, False)
             self._free.release()
+
+    def set_waiting(self, connection: socket.socket, waits: bool) -> None:
+        """Whether a connection waits for a request, until its whole head has been read."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            if waits:
+                self._waiting[connection] = None
+
+    def _close_oldest(self) -> bool:
+        """Close the connection that waits the longest for a request; whether there was one."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            del self._waiting[oldest]
+            with suppress(OSError):
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # its thread reads the end, also below TLS
+        return True
 
     def refuse_connection(self, request: Any) -> None:
         """Answer one connection too many, without waiting for what it sends."""
@@ -79,6 +109,22 @@ class HttpHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _TIMEOUT_S
     content_security_policy: ClassVar[str] = "frame-ancestors 'none'"
+
+    def handle_one_request(self) -> None:
+        """Wait for a request and answer it."""
+        self._connections.set_waiting(self.connection, True)
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the head of a request; whether it is valid."""
+        is_valid = super().parse_request()
+        self._connections.set_waiting(self.connection, False)
+        return is_valid
+
+    @property
+    def _connections(self) -> HttpServer:
+        assert isinstance(self.server, HttpServer)
+        return self.server
 
     def names_this_server(self, host: str) -> bool:
         """Whether a Host header is this server's."""

@@ -17,6 +17,7 @@ from tests.dashboard.api_server import HOST, Service, TokenApi, service
 from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import in_namespace, leader, two_queues
 
+from muster.dashboard.service import MAX_CONNECTIONS
 from muster.dashboard.users import (
     IDLE_S,
     MAX_STREAMS,
@@ -175,6 +176,19 @@ def test_plain_http_is_not_answered(served: Service) -> None:
 
 def test_a_client_that_begins_no_handshake_delays_no_other(served: Service) -> None:
     with socket.create_connection(("127.0.0.1", served.server.port)):
+        assert served.request("/jobs", "token-a").status == 200
+
+
+def test_clients_that_send_no_handshake_or_no_whole_request_take_no_place_of_users_and_probes(served: Service) -> None:
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.server.port)))
+        for _ in range(8):
+            slow = served.connect()
+            slow.connect()
+            stack.callback(slow.close)
+            slow.sock.sendall(b"GET /jobs HTTP/1.1\r\nHo")
+        assert served.request("/healthz").status == 200
         assert served.request("/jobs", "token-a").status == 200
 
 
