@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.dashboard.serving import ReadStateClient, Response, get, request, serving
 from tests.state.observed_states import NOW, admitted
-from tests.tracing.kineto import GpuRank
+from tests.tracing.kineto import GpuRank, gpu_job
 from tests.tracing.runs import HOSTILE, gpu_run_folder, run_folder
 from tests.visibility.states import leader, two_queues
 
@@ -123,6 +123,15 @@ def test_each_capture_is_analysed_once_in_the_background(traced: Path, unused: T
     assert not (traced / "report").exists()
     unused.close()
     assert not first.folder.exists()
+
+
+def test_a_capture_whose_traces_are_written_again_is_analysed_again(traced: Path, unused: TraceAnalyses) -> None:
+    first = ended(unused, traced)
+    assert "load_batch" in first.finding
+    others = [GpuRank(blocked=("save_all", 30.0 if rank == 1 else 0.5, 1)) for rank in range(4)]
+    gpu_job(traced / "traces/spool", others, steps=5, name="rank-{rank}.attempt-0.steps-10-15.json")
+    collect(traced)
+    assert "save_all" in ended(unused, traced).finding
 
 
 def test_a_report_that_was_built_since_the_capture_is_used(traced: Path, unused: TraceAnalyses) -> None:

@@ -259,6 +259,18 @@ def test_one_user_with_many_tokens_keeps_the_newest(served: Service, api: TokenA
     assert (owners.count("alice"), owners.count("bob")) == (MAX_TOKENS_PER_USER, 1)
 
 
+def test_the_service_accounts_of_one_namespace_keep_no_other_user_out(served: Service, api: TokenApi) -> None:
+    for number in range(MAX_TOKENS):
+        api.users[f"t{number}"] = (f"system:serviceaccount:team-x:robot-{number}", frozenset())
+        served.users.pages(f"t{number}")
+    for token in ("token-a", "token-b", "token-a"):
+        assert served.request("/jobs", token).status == 200
+    owners = [name for name, _ in served.users._known.values()]
+    assert (len(owners), owners[-2:]) == (MAX_TOKENS, ["bob", "alice"])
+    api.users["more"] = ("system:serviceaccount:team-x:robot-more", frozenset())
+    assert served.request("/jobs", "more").status == 503, "its namespace has the most"
+
+
 def test_above_the_limit_of_tokens_idle_ones_are_replaced_and_others_kept(
     served: Service, api: TokenApi, now: list[float]
 ) -> None:

@@ -74,7 +74,8 @@ class TraceAnalyses:
 
     def get(self, run_dir: Path, job: str, capture: StoredCapture) -> TraceAnalysis:
         """What is known of a capture, whose analysis begins with the first call. Returns at once."""
-        key = (run_dir, capture.attempt, capture.start_step, capture.end_step, tuple(capture.ranks))
+        window = (capture.attempt, capture.start_step, capture.end_step)
+        key = (run_dir, *window, tuple(capture.ranks), capture.collected_at)  # traces may be written again
         with self._lock:
             found = self._results.get(key)
             if found is None:

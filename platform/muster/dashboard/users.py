@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +34,7 @@ _LOG_ACCESS = LogAccess(reads_stores=False, limit_bytes=1 << 20)
 
 
 class TooManyUsers(Exception):
-    """`MAX_TOKENS` tokens are in use."""
+    """`MAX_TOKENS` tokens are in use, and no group of users has more than the one that asks."""
 
 
 class TokenPages(UserPages):
@@ -69,6 +70,11 @@ class TokenPages(UserPages):
                 yield viewer
         finally:
             self._streams.release()
+
+
+def _group(name: str) -> str:
+    """The namespace of a service account, which can have any number of them; other users are groups of their own."""
+    return name.rpartition(":")[0] if name.startswith("system:serviceaccount:") else name
 
 
 def is_rejected(error: ClusterError) -> bool:
@@ -142,9 +148,17 @@ class TokenUsers:
             self._drop(own[0])
         if len(self._known) >= MAX_TOKENS:
             idle = next((key for key, (_, pages) in self._known.items() if self._is_idle(pages)), None)
-            if idle is None:
-                raise TooManyUsers
-            self._drop(idle)
+            self._drop(self._of_largest_group(name) if idle is None else idle)
+
+    def _of_largest_group(self, name: str) -> bytes:
+        """The least recently used token of the group with the most tokens, so that one who has many accounts, such as
+        the service accounts of a namespace, keeps no others out. Raises `TooManyUsers` if the group of `name` would
+        have as many."""
+        numbers = Counter(_group(owner) for owner, _ in self._known.values())
+        group, largest = numbers.most_common(1)[0]
+        if numbers[_group(name)] + 1 >= largest:
+            raise TooManyUsers
+        return next(key for key, (owner, _) in self._known.items() if _group(owner) == group)
 
     def _drop(self, key: bytes) -> None:
         _, pages = self._known.pop(key, ("", None))
