@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Muster
@@ -67,7 +68,7 @@ def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
 
 
 def test_a_job_that_was_preempted_says_so_until_it_is_admitted_again(cluster: MemoryClient, muster: Muster) -> None:
-    def evicted(is_true: bool) -> list[dict[str, str]]:
+    def evicted(is_true: bool) -> list[dict[str, Any]]:
         condition = {"type": "Evicted", "status": str(is_true), "reason": "Preempted", "message": "preempted for b"}
         return [{**condition, "lastTransitionTime": NOW}]
 

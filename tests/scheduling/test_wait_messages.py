@@ -210,8 +210,8 @@ def test_insufficient_resources_reports_how_much_fits_and_then_the_quota() -> No
 def test_quota_of_pods_alone_is_in_pod_slots_beside_the_cores_that_are_needed() -> None:
     pods_only = QueueInfo("q", quotas=(Quota("h200", "pods", 220),))
     cores = Resources.of({"pods": 1, "cpu": 90_000})
-    asked, busy = (gang(uid, roles=[role("trainer", 2, request=cores)]) for uid in ("g", "x"))
-    snapshot = inputs(TWO, [pods_only], [asked], [run(busy, ["r1-0", "r1-1"])])
+    hungry, busy = (gang(uid, roles=[role("trainer", 2, request=cores)]) for uid in ("g", "x"))
+    snapshot = inputs(TWO, [pods_only], [hungry], [run(busy, ["r1-0", "r1-1"])])
     assert message_of(snapshot, "g") == (
         "needs 180 cores of h200; capacity for 0 of 2 pods: no node has 90 cores free (at most 6); "
         "queue q has 218 of 220 pod slots left and may borrow 0"
