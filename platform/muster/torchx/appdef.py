@@ -17,6 +17,7 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -139,7 +140,13 @@ def _check_trained(roles: list[Role], window: tuple[int, int]) -> None:
         if flags is None or any("$" in flag for flag in flags):
             continue
         # By name, as in `muster submit`: no package of `muster` needs the trainer's.
-        rejection = importlib.import_module("muster_components.trainer.flags").rejection
+        rejection = partial(
+            importlib.import_module("muster_components.trainer.submission").rejection,
+            min_pods=1,
+            pods=1,
+            processes=None,  # the flags alone
+            on_gpus=False,
+        )
         why = rejection([f"--trace_steps={window[0]}:{sum(window)}", *flags])
         if why is not None and rejection(flags) is None:
             raise SubmissionRefused(f"trace_steps: {why}")
