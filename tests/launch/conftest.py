@@ -28,7 +28,7 @@ class Pod:
     def log_text(self) -> str:
         return self.log.read_bytes().decode()
 
-    def await_line(self, text: str, timeout_s: float = 60) -> None:
+    def await_line(self, text: str, timeout_s: float = 200) -> None:
         deadline = time.monotonic() + timeout_s
         while text not in self.log_text():
             assert time.monotonic() < deadline, f"no {text!r} in {self.log_text()!r}"

@@ -47,7 +47,8 @@ Start = Callable[..., Pod]
 @pytest.mark.slow
 def test_the_stacks_of_all_ranks_say_which_one_is_elsewhere(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    pod = start(REGISTERED + "    hang()\n", "--nproc", "3", MUSTER_RUN_DIR=str(run_dir))
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_STACKS_SECONDS": "60"}
+    pod = start(REGISTERED + "    hang()\n", "--nproc", "3", **environ)
     for rank in (0, 1, 2):
         pod.await_line(f"hangs {rank}")
     found: list[HungRank] = []
