@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.chart import CHART, GROUP, OPERATOR, ROOT, SYSTEM, Object, in_team, install, start
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.process import free_ports
 from tests.manifests.objects import job, queue
 
 KEY = "muster-operator-collector-key"
@@ -238,14 +237,6 @@ def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Running]:
         process.terminate()
         process.wait(60)
         plane.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR}")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
 
 
 @pytest.mark.timeout(900)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +17,7 @@ import aiohttp
 from tests.cluster.controlplane.certificates import Authority, Issued
 
 from muster.errors import ClusterError
+from muster.local.nodes import free_port
 from muster.visibility.state import ReadState
 from muster_operator.visibility.server import VisibilityServer, VisibilitySettings
 
@@ -140,9 +141,7 @@ async def serving(folder: Path, state: Callable[[], ReadState], *rights: Right) 
     """A server that answers from `state`, once it listens."""
     authority, own = Authority(folder / "proxy"), Authority(folder / "own")
     own.issue("serving", HOST, folder=folder / "tls")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port((), random.Random())  # none that the kernel gives to others before the server listens
     api = FakeApi(authority, set(rights))
     settings = VisibilitySettings(f"127.0.0.1:{port}", folder / "tls")
     # Two clients with one method each: reviews must not use up the rate limit of the ConfigMap.

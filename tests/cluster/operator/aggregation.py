@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.certificates import Authority
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import SYSTEM, install
-from tests.cluster.operator.process import QUICK, Operator
+from tests.cluster.operator.process import QUICK, Operator, free_ports
 
 from muster.visibility.requests import RESOURCES
 from muster.visibility.types import BASE_PATH, GROUP
@@ -31,7 +30,7 @@ class Served:
 
     plane: ControlPlane
     operators: tuple[Operator, Operator]
-    ports: tuple[int, int]
+    ports: list[int]
     folder: Path
 
     @property
@@ -61,7 +60,7 @@ def serving(plane: ControlPlane, folder: Path) -> Iterator[Served]:
     install(plane)
     authority = Authority(folder / "serving")
     authority.issue("serving", HOST, folder=folder / "tls")
-    ports = _free_port(), _free_port()
+    ports = free_ports(2)
     api = plane.api
     # The operators run beside the cluster: a name that the API server resolves on this machine.
     ports_of = [{"name": f"p{port}", "port": port} for port in ports]
@@ -103,10 +102,3 @@ def serving(plane: ControlPlane, folder: Path) -> Iterator[Served]:
         for operator in operators:
             if operator.running:
                 operator.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +19,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from muster.local.nodes import free_port
+
 QUICK = ("--lease-duration-seconds", "10", "--renew-deadline-seconds", "7", "--retry-period-seconds", "1")
 """Another operator takes over soon, and none loses its Lease on a loaded machine."""
 
@@ -29,7 +31,7 @@ class Operator:
     def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
         """Start it. Its log goes to `log`, after what is there already."""
         self.log = log
-        self._public, self._private = _free_port(), _free_port()
+        self._public, self._private = free_ports(2)
         command = [
             sys.executable, "-m", "muster_operator", "--kubeconfig", str(kubeconfig), "--listen",
             f"127.0.0.1:{self._public}", "--listen-local", f"127.0.0.1:{self._private}", "--snapshot-dir",
@@ -153,8 +155,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Different free ports, which the kernel gives to no other process before the operator listens."""
+    ports: list[int] = []
+    while len(ports) < count:
+        ports.append(free_port(ports, random.Random()))
+    return ports
