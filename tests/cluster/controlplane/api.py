@@ -57,6 +57,14 @@ class Api:
         """Delete an object or a collection. `options` are those of DeleteOptions."""
         return self.request("DELETE", path, options or None)
 
+    def delete_if_exists(self, path: str, **options: Any) -> None:
+        """Delete an object that another component may have deleted since it was listed."""
+        try:
+            self.delete(path, **options)
+        except Refused as refused:
+            if refused.code != 404:
+                raise
+
     def gone(self, path: str) -> bool:
         """Whether there is no such object."""
         try:

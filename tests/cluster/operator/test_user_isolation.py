@@ -101,8 +101,7 @@ def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner(
     meta = says_it_belongs_to("unknown", UNKNOWN_UID, 0)
     for namespace in (pool.namespace, elsewhere):
         create_pod(pool, namespace, pod("same", {"cpu": "1"}, **meta))
-        with gone_or_not():
-            pool.api.delete(f"/api/v1/namespaces/{namespace}/pods/same", gracePeriodSeconds=0)
+        pool.api.delete_if_exists(f"/api/v1/namespaces/{namespace}/pods/same", gracePeriodSeconds=0)
     others_go_on("other")
 
 
