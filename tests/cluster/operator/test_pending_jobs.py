@@ -187,6 +187,8 @@ def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_
     pool.submit("sleeper", suspend=True)
     pool.wait_for_phase("sleeper", "Suspended")
     path = f"{GROUP}/queues/{pool.queue('red')}"
+    # The operator writes the finalizer at the end of a cycle, after the phases of jobs.
+    pool.wait("the queue has the finalizer", lambda: bool(pool.api.get(path)["metadata"].get("finalizers")))
     pool.api.delete(path)
     assert pool.api.get(path)["metadata"]["deletionTimestamp"]
     pool.edit("sleeper", suspend=False)

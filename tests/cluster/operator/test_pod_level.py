@@ -49,10 +49,12 @@ def test_pods_with_pod_level_requests_are_not_placed_on_full_nodes(cores: Pool) 
     cores.wait("no core is left", lambda: cores.waits_for("c") == "InsufficientResources")
     cores.delete("a")
     cores.wait_for_phase("c", "Running")
-    bare = {"metadata": {"name": "bare"}, "spec": {"containers": [{"name": "c", "image": "none"}], "resources": CORES}}
-    cores.api.create(f"/api/v1/namespaces/{cores.namespace}/pods", bare)
-    cores.wait("the unmanaged pod runs", lambda: cores.pods()[0]["status"]["phase"] == "Running")
-    submit(cores, "d", **CORES)
+    half = {"requests": {"cpu": "32"}}  # of the 63 that are left
+    bare = {"metadata": {"name": "bare"}, "spec": {"containers": [{"name": "c", "image": "none"}], "resources": half}}
+    pods = f"/api/v1/namespaces/{cores.namespace}/pods"
+    cores.api.create(pods, bare)
+    cores.wait("the unmanaged pod runs", lambda: cores.api.get(f"{pods}/bare")["status"]["phase"] == "Running")
+    submit(cores, "d", **half)
     cores.wait("none again", lambda: cores.waits_for("d") == "InsufficientResources")
 
 

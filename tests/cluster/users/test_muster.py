@@ -287,12 +287,16 @@ def test_a_horizontal_pod_autoscaler_scales_a_job_to_its_minimum_and_maximum(
     pool.wait("it runs with 2", lambda: runs_with(2))
     status = pool.status("sized")
     assert (status["elasticReplicas"], status.get("restarts", 0), status.get("lastFailure")) == (2, 0, None)
-    events = pool.api.items(f"/api/v1/namespaces/{pool.namespace}/events")
-    notes = {one["message"] for one in events if one["reason"] == "SuccessfulRescale"}
-    assert notes == {
+    expected = {
         "New size: 3; reason: Current number of replicas below Spec.MinReplicas",
         "New size: 2; reason: Current number of replicas above Spec.MaxReplicas",
     }
+
+    def notes() -> set[str]:
+        events = pool.api.items(f"/api/v1/namespaces/{pool.namespace}/events")
+        return {one["message"] for one in events if one["reason"] == "SuccessfulRescale"}
+
+    pool.wait("the Events of both changes are written", lambda: notes() == expected)
 
 
 def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(
