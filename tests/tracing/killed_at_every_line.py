@@ -21,11 +21,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import manifest_rebuild, run_store, shared_folder, spool_collector, trace_files
+from muster.tracing import manifest_updates, run_store, shared_folder, spool_collector, trace_files
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.trace_files import read_manifest
 
-WATCHED = {module.__file__ for module in (spool_collector, manifest_rebuild, trace_files, shared_folder, run_store)}
+WATCHED = {module.__file__ for module in (spool_collector, manifest_updates, trace_files, shared_folder, run_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 SNAPSHOT = "rank-0.attempt-0.steps-30-31.pickle"

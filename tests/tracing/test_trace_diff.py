@@ -8,9 +8,8 @@ import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.errors import InvalidTrace
-from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
+from muster.tracing.analysis import AnalysedTrace, read_rank_records, summarise_trace_file
 from muster.tracing.rank_record import RankRecord
-from muster.tracing.rank_records import read_rank_records
 from muster.tracing.trace_diff import diff_work
 
 

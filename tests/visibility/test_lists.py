@@ -163,7 +163,7 @@ def test_a_reader_gets_all_pages() -> None:
         joint = "&" if "?" in url else "?"
         return read(state, f"{url.removeprefix(BASE_PATH + '/')}{joint}limit=2")
 
-    found = read_list(get, "jobs", JobSummaryList, selector={"phase": "Pending"})
+    found = read_list(get, "jobs", JobSummaryList, parameters={"fieldSelector": "phase=Pending"})
     assert [job.metadata.name for job in found.items] == list("abcde")
     assert (len(requested), found.source.cycle) == (3, "t-7")
     assert _names(get) == ["root", "default"]

@@ -22,7 +22,7 @@ from muster.bench.statistics import (
 )
 from muster.bench.suite import METRICS, Benchmark, Metric, Suite
 from muster.errors import InvalidSpec, InvalidTrace
-from muster.tracing.rank_records import read_rank_records
+from muster.tracing.analysis import read_rank_records
 from muster.tracing.trace_diff import WorkChange, diff_work
 
 

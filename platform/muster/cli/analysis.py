@@ -18,13 +18,13 @@ import click
 
 from muster.api.quantity import MAX_QUANTITY, parse_quantity
 from muster.cli.options import (
-    FILE,
     PATH,
     WEB_ADDRESS,
     PlainOption,
     connect,
     json_option,
     namespace_option,
+    runs_argument,
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, trim_padding, usage_error
@@ -44,14 +44,7 @@ _POLICIES = "muster, fifo, priority, backfill"
 
 
 @click.command()
-@click.argument(
-    "runs",
-    type=FILE,
-    nargs=-1,
-    required=True,
-    metavar="DIR|JOB|FILE...",
-    help="A run folder, any folder of traces, a job, or some traces.",
-)
+@runs_argument("traces")
 @click.option("--out", "--output", "-o", type=PATH, metavar="DIR", help="Folder of the report.")
 @click.option(
     "--max-trace-bytes",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli.analysis import parse_bytes
-from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option
+from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option, runs_argument
 from muster.cli.output import print_renderable
 from muster.cli.runs import fetched_folder, resolve_run, store_url
 
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "runs",
-    type=FILE,
-    nargs=-1,
-    required=True,
-    metavar="RUN|JOB|FILE...",
-    help="A job, a run folder, any folder of snapshots, or some snapshots.",
-)
+@runs_argument("snapshots")
 @click.option(
     "--compare",
     "before",

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -36,6 +36,7 @@ _STARTUP_LINES = {
     "fish": (".config/fish/completions/muster.fish", f"{COMPLETE_ENV}=fish_source muster | source"),
 }
 """By shell: a file in the home folder that it reads, and the line that loads the completion."""
+_Callback = TypeVar("_Callback", bound=Callable[..., object])
 FILE = click.Path(readable=False)
 PATH = click.Path(readable=False, path_type=Path)
 
@@ -236,6 +237,20 @@ jobs_argument = click.argument(
     "jobs", metavar="JOB...", nargs=-1, required=True, help="Jobs: NAME or NAMESPACE/NAME.",
     shell_complete=complete_job_names,
 )  # fmt: skip
+
+
+def runs_argument(files: str) -> Callable[[_Callback], _Callback]:
+    """The argument of a command that reads `files` of runs, such as traces."""
+    return click.argument(
+        "runs",
+        type=FILE,
+        nargs=-1,
+        required=True,
+        metavar="RUN|JOB|FILE...",
+        help=f"A job, a run folder, any folder of {files}, or some {files}.",
+    )
+
+
 queue_option = click.option("--queue", "-q", metavar="QUEUE", help="Queue.", shell_complete=_complete_queue_names)
 namespace_option = click.option("--namespace", "-n", metavar="NAMESPACE", help="Namespace.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

@@ -20,6 +20,7 @@ from muster.cli.options import (
     job_argument,
     json_option,
     namespace_option,
+    runs_argument,
     split_job_name,
 )
 from muster.cli.output import print_json, print_note, print_renderable, print_text, usage_error
@@ -190,7 +191,7 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
     """
     from muster.cli.runs import resolve_run
     from muster.cli.views.bench import change_row
-    from muster.tracing.rank_records import read_rank_records
+    from muster.tracing.analysis import read_rank_records
     from muster.tracing.trace_diff import diff_work
 
     workers = len(os.sched_getaffinity(0))
@@ -204,14 +205,7 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
 
 
 @click.command()
-@click.argument(
-    "runs",
-    type=FILE,
-    nargs=-1,
-    required=True,
-    metavar="RUN|JOB|FILE...",
-    help="A job, a run folder, any folder of dumps, or some dumps.",
-)
+@runs_argument("dumps")
 @namespace_option
 @json_option
 def hang(runs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli.options import FILE, PATH, PlainOption, json_option, namespace_option
+from muster.cli.options import PATH, PlainOption, json_option, namespace_option, runs_argument
 from muster.cli.output import print_json, print_note, print_renderable, print_text, usage_error
 from muster.errors import InvalidTrace
 
@@ -23,14 +23,7 @@ TABLE_NAMES = (
 )  # fmt: skip
 _DEFAULT_ROWS = 20
 _KERNEL_COLUMNS = ("name", "kernel", "kernels")  # full names only in JSON
-_runs = click.argument(
-    "runs",
-    type=FILE,
-    nargs=-1,
-    required=True,
-    metavar="RUN|JOB|FILE...",
-    help="A job, a run folder, any folder of traces, or some traces.",
-)
+_runs = runs_argument("traces")
 _rank = click.option("--rank", cls=PlainOption, type=click.IntRange(min=0), metavar="N", help="Of this rank only.")
 
 

@@ -196,9 +196,9 @@ class AsyncKubeClient:
         """PUT. Raises as `post` does."""
         return await self._call("PUT", path, body, {}, APPLICATION_JSON, APPLICATION_JSON)
 
-    async def delete(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
+    async def delete(self, path: str, body: bytes) -> bytes:
         """DELETE with DeleteOptions. Raises as `post` does."""
-        return await self._call("DELETE", path, body, {}, APPLICATION_JSON, accept)
+        return await self._call("DELETE", path, body, {}, APPLICATION_JSON, METADATA_ONLY)
 
     @asynccontextmanager
     async def stream(

@@ -33,6 +33,7 @@ from muster.tracing.memory_curve import MemoryCurve, memory_curve
 from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
 from muster.tracing.rank_record import RankRecord, rank_record
 from muster.tracing.reader import read_trace
+from muster.tracing.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.spans import Int64, Spans, spans_from_pairs
 from muster.tracing.steps import StepTable, step_table
 from muster.tracing.time_breakdown import (
@@ -253,3 +254,16 @@ def exit_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def read_rank_records(path: Path, *, workers: int = 1) -> list[RankRecord]:
+    """The ranks of the newest window of steps of a run folder, any folder of traces, or one trace.
+
+    Raises InvalidTrace if there is no readable trace with a rank and steps.
+    """
+    folder = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
+    analysed = summarise_trace_files(folder.windows[0].files, workers=workers) if folder.windows else ()
+    records = [one.record for one in analysed if isinstance(one, AnalysedTrace) and one.record is not None]
+    if not records:
+        raise InvalidTrace(f"{path}: must have a readable trace with a rank and steps (ProfilerStep)")
+    return records

@@ -35,11 +35,11 @@ from muster.tracing.heartbeat_server import (
     ListenAddress,
     read_json_object,
 )
+from muster.tracing.manifest_updates import MAX_STORED_BYTES
 from muster.tracing.run_sync import RunSync
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
 from muster.tracing.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
-from muster.tracing.trace_retention import MAX_STORED_BYTES
 
 MAX_SECRET_BYTES = 1 << 20  # of a Secret
 _PR_SET_DUMPABLE = 4

@@ -14,7 +14,7 @@ from typing import IO
 
 from muster.tracing.device_tables import queue_changes
 from muster.tracing.events import Trace
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits, locate_events, unpack
+from muster.tracing.json_stream import locate_events, unpack
 from muster.tracing.memory_bandwidth import bandwidth_changes
 from muster.tracing.reader import read_trace
 from muster.tracing.shared_folder import open_regular
@@ -25,12 +25,12 @@ COUNTERS_PER_WRITE = 10_000
 SUFFIX = ".counters.json.gz"
 
 
-def write_with_counters(path: Path, folder: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Path:
+def write_with_counters(path: Path, folder: Path) -> Path:
     """Write the trace with counters into `folder`, gzipped, and return the file; its text is otherwise unchanged.
 
     The file is complete or absent. Raises InvalidTrace as `read_trace`, and OSError.
     """
-    trace = read_trace(path, limits, {Detail.COPIES})
+    trace = read_trace(path, details={Detail.COPIES})
     target = folder / (path.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

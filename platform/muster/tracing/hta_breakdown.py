@@ -166,9 +166,7 @@ def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
 
-def idle_by_stream(
-    trace: Trace, work: Events, *, launch_gap_ns: int = LAUNCH_GAP_NS, negative_gaps: bool = False
-) -> tuple[StreamIdle, ...]:
+def idle_by_stream(trace: Trace, work: Events, *, negative_gaps: bool = False) -> tuple[StreamIdle, ...]:
     """The idle time of every stream with work, ordered by stream; `work` is device work of `trace`.
 
     With `negative_gaps`, work that begins before the previous work of its stream has ended reduces the idle time, as in
@@ -182,7 +180,7 @@ def idle_by_stream(
         gap = work.start[of_stream][1:] - previous_end
         gap = gap if negative_gaps else np.maximum(gap, 0)
         late = launched[of_stream][1:] > previous_end
-        short = ~late & (gap < launch_gap_ns)
+        short = ~late & (gap < LAUNCH_GAP_NS)
         found.append(
             StreamIdle(
                 stream=int(work.stream[of_stream[0]]),

@@ -9,6 +9,7 @@ from html import escape
 from muster.tracing.charts import GLYPH_PX, row_label, svg_element, tick_labels, tick_values
 
 HEAT_LEVELS = 6  # CSS classes h0 (lowest) to h5
+_WIDTH = 1040
 _MAX_CELL_PX = 64.0
 _MIN_LABEL_PX = 14.0  # height of a row's label
 _MAX_COLUMN_LABEL_GAP_PX = 90.0
@@ -52,10 +53,10 @@ class ValueRow:
     note: str = ""
 
 
-def heat_map_chart(heat: HeatMap, *, width: int = 1040) -> str:
+def heat_map_chart(heat: HeatMap) -> str:
     """A cell per row and column; rows and columns too small for their labels are labelled at intervals."""
     left = 14 + GLYPH_PX * max(map(len, heat.rows))
-    cell = min((width - left - 12) / len(heat.columns), _MAX_CELL_PX)
+    cell = min((_WIDTH - left - 12) / len(heat.columns), _MAX_CELL_PX)
     high = 22.0 if len(heat.rows) <= 8 else 15.0 if len(heat.rows) <= 32 else 9.0
     gap = 2.0 if min(cell, high) > 12 else 1.0
     bottom = high * len(heat.rows)
@@ -85,7 +86,7 @@ def heat_map_chart(heat: HeatMap, *, width: int = 1040) -> str:
         f'<text class="quiet" x="{centre:.1f}" y="{bottom + 32:.1f}" text-anchor="middle">{escape(heat.x_name)}</text>'
     )
     used = max(left + cell * len(heat.columns) + 12, centre + GLYPH_PX * len(heat.x_name) / 2)
-    return svg_element(min(used, width), bottom + 36, heat.title, out)
+    return svg_element(min(used, _WIDTH), bottom + 36, heat.title, out)
 
 
 def _label_interval(size_px: float, needed_px: float) -> int:
@@ -93,9 +94,7 @@ def _label_interval(size_px: float, needed_px: float) -> int:
     return max(1, -int(-needed_px // size_px))
 
 
-def value_bar_chart(
-    rows: Sequence[ValueRow], title: str, *, as_time: bool = False, suffix: str = "", width: int = 1040
-) -> str:
+def value_bar_chart(rows: Sequence[ValueRow], title: str, *, as_time: bool = False, suffix: str = "") -> str:
     """Horizontal bars from 0 to the largest value, in seconds (`as_time`) or in the unit `suffix`."""
     count = max(len(row.bars) for row in rows)
     thick, gap = (16 if count == 1 else 9, 8) if len(rows) <= 24 else (10 if count == 1 else 5, 4)
@@ -105,7 +104,7 @@ def value_bar_chart(
     ticks = tick_values(0, largest if largest > 0 else 1, 6)
     names = [name + suffix for name in tick_labels(ticks, as_time=as_time)]
     right = 16 + GLYPH_PX * max(len(names[-1]) / 2, *(len(row.note) for row in rows))
-    wide = width - left - right
+    wide = _WIDTH - left - right
     bottom = len(rows) * pitch
     out = []
     for tick, name in zip(ticks, names, strict=True):
@@ -120,7 +119,7 @@ def value_bar_chart(
             out.append(_value_bar(bar, row.label, left, start + j * thick, thick - 1, wide / ticks[-1]))
         if row.note:
             out.append(f'<text class="quiet" x="{left + wide + 12:.1f}" y="{middle:.1f}">{escape(row.note)}</text>')
-    return svg_element(width, bottom + 20, title, out)
+    return svg_element(_WIDTH, bottom + 20, title, out)
 
 
 def _value_bar(bar: ValueBar, label: str, left: float, top: float, high: float, px_per_unit: float) -> str:

@@ -39,11 +39,10 @@ class ClockOffset:
 class MatchedCollective:
     """One collective on all its ranks, in nanoseconds on a common clock.
 
-    `skew_ns` is the time from the first entry to the last, which is that of `awaited_rank`. Per rank: `entry_ns` is its
-    entry on its own clock, `wait_ns` its wait, `exposed_wait_ns` the part of it in which the rank computed nothing.
-    `transfer_ns` is from the last entry to the end, `exposed_ns` the mean over ranks of the exposed time without
-    waiting. `bus_gb_s` is NCCL's bus bandwidth. `block` is the module that FSDP gathers or reduces, empty for other
-    collectives.
+    `awaited_rank` is the last to enter. Per rank: `entry_ns` is its entry on its own clock, `exposed_wait_ns` the part
+    of its wait in which it computed nothing. `transfer_ns` is from the last entry to the end, `exposed_ns` the mean
+    over ranks of the exposed time without waiting. `bus_gb_s` is NCCL's bus bandwidth. `block` is the module that FSDP
+    gathers or reduces, empty for other collectives.
     """
 
     name: str
@@ -51,8 +50,6 @@ class MatchedCollective:
     ranks: tuple[int, ...]
     awaited_rank: int
     entry_ns: tuple[int, ...]
-    skew_ns: float
-    wait_ns: tuple[float, ...]
     exposed_wait_ns: tuple[float, ...]
     transfer_ns: float
     exposed_ns: float
@@ -220,8 +217,6 @@ def _measure(
         ranks=tuple(records[i].rank for i in order),
         awaited_rank=records[order[int(entry.argmax())]].rank,
         entry_ns=tuple(int(table.start[row]) for table, row in tables),
-        skew_ns=last - float(entry.min()),
-        wait_ns=tuple(wait.tolist()),
         exposed_wait_ns=tuple(np.minimum(wait, exposed).tolist()),
         transfer_ns=transfer,
         exposed_ns=float(np.maximum(exposed - wait, 0).mean()),

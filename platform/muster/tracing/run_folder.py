@@ -224,10 +224,10 @@ def _read_records(
     return found
 
 
-def read_rank_metrics(path: Path, rank: int = 0) -> RankMetrics | None:
-    """The newest steps of one rank of a run folder, of at most `MAX_TAIL_BYTES`; None if it has not reported any,
+def read_rank_metrics(path: Path) -> RankMetrics | None:
+    """The newest steps of rank 0 of a run folder, of at most `MAX_TAIL_BYTES`; None if it has not reported any,
     or its file cannot be read."""
-    file = path / "metrics" / f"rank-{rank}.jsonl"
+    file = path / "metrics" / "rank-0.jsonl"
     metrics = _read_metrics(file, [], MAX_TAIL_BYTES) if file.is_file() else None
     return metrics if metrics else None
 

@@ -231,26 +231,24 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
     return FetchedRun(folder, len(traces), len(records))
 
 
-def fetch_snapshots(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> int:
+def fetch_snapshots(location: str, folder: Path) -> int:
     """Download the memory snapshots of the newest steps of a run; returns how many. Raises as `fetch_run` does."""
     missing = "has no memory snapshot; muster trace JOB --memory records them"
-    return _fetch_selected(location, folder, select_snapshots, missing, max_bytes)
+    return _fetch_selected(location, folder, select_snapshots, missing)
 
 
-def fetch_recorder_dumps(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> int:
+def fetch_recorder_dumps(location: str, folder: Path) -> int:
     """Download the dumps of flight recorders of a run; returns how many. Raises as `fetch_run` does."""
     missing = "has no dump of a flight recorder; they are saved of ranks that hang, and by muster trace JOB --stacks"
-    return _fetch_selected(location, folder, select_recorder_dumps, missing, max_bytes)
+    return _fetch_selected(location, folder, select_recorder_dumps, missing)
 
 
-def _fetch_selected(
-    location: str, folder: Path, select: Callable[[Iterable[str]], list[str]], missing: str, max_bytes: int
-) -> int:
+def _fetch_selected(location: str, folder: Path, select: Callable[[Iterable[str]], list[str]], missing: str) -> int:
     store, sizes = _open_run(location)
     names = select(sizes)
     if not names:
         raise Refused(f"{location} {missing}", reason="NothingCollected")
-    _fetch_files(store, {name: sizes[name] for name in names}, frozenset(names), folder, max_bytes)
+    _fetch_files(store, {name: sizes[name] for name in names}, frozenset(names), folder, MAX_FETCH_BYTES)
     return len(names)
 
 

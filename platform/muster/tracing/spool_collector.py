@@ -20,8 +20,16 @@ from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.text import format_bytes
 from muster.tracing.event_totals import EventTotals, encode_totals
-from muster.tracing.manifest_rebuild import rebuild_manifest, trace_entry
-from muster.tracing.missing_ranks import missing_ranks
+from muster.tracing.manifest_updates import (
+    MAX_ENTRIES,
+    MAX_STORED_BYTES,
+    claims_to_drop,
+    drop_entries,
+    drop_oldest,
+    missing_ranks,
+    rebuild_manifest,
+    trace_entry,
+)
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
 from muster.tracing.run_store import ContentDigest, TraceStore, compress, content_digest
@@ -45,7 +53,6 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
-from muster.tracing.trace_retention import MAX_ENTRIES, MAX_STORED_BYTES, claims_to_drop, drop_entries, drop_oldest
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30

@@ -22,7 +22,6 @@ from muster.tracing.device_tables import (
 )
 from muster.tracing.events import EventKind, Events, Trace
 from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.kernel_counters import kernel_counters
 from muster.tracing.memory_bandwidth import bandwidth_changes, bandwidth_table
 from muster.tracing.operator_delays import operator_delays
@@ -148,13 +147,11 @@ class TableOfTrace:
     lacks: str = ""
 
 
-def read_table(
-    name: str, path: Path, options: TableOptions | None = None, *, limits: TraceLimits = DEFAULT_LIMITS
-) -> TableOfTrace:
+def read_table(name: str, path: Path, options: TableOptions | None = None) -> TableOfTrace:
     """A table of `TABLES` of a trace. Raises InvalidTrace as `read_trace`, and InvalidSpec if an option is missing."""
     options = options or TableOptions()
     table = TABLES[name]
-    trace = read_trace(path, limits, table.details)
+    trace = read_trace(path, details=table.details)
     if options.hta:
         trace = round_to_microseconds(trace)
     work = select_device_work(trace, include_last_step=False) if options.hta else trace.device_work

@@ -19,9 +19,7 @@ import msgspec
 
 from muster.errors import ClusterError
 from muster.usage.segments import ChargedSegment, JobSegments
-from muster.usage.totals import HOUR_MS, UsageKey, UsageTotals
-
-DAY_MS = 24 * HOUR_MS
+from muster.usage.totals import UsageKey, UsageTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,17 +53,14 @@ def read_list(
     plural: str,
     page: type[ItemList],
     namespace: str | None = None,
-    selector: Mapping[str, str] | None = None,
     parameters: Mapping[str, str] | None = None,
 ) -> Listing[Any]:
-    """All pages. `parameters`: others than those of pages and selection.
+    """All pages. `parameters`: others than those of pages.
 
     `get` answers the path and query of a URL with decoded JSON. Raises as `get` and `decode` do."""
     prefix = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
     items: list[Any] = []
     query = dict(parameters or {})
-    if selector:
-        query["fieldSelector"] = ",".join(f"{field}={value}" for field, value in selector.items())
     while True:
         found = decode(page, get(f"{BASE_PATH}{prefix}/{plural}{'?' if query else ''}{urlencode(query)}"))
         items += found.items

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -88,9 +87,3 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor)
     """
     loss: Tensor = _LinearCrossEntropy.apply(hidden_ND, weight_VD, target_N)  # type: ignore[no-untyped-call]
     return loss
-
-
-def linear_cross_entropy_reference(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor) -> Tensor:
-    """The same by PyTorch's operators."""
-    logits_NV = (hidden_ND @ weight_VD.t()).float()
-    return F.cross_entropy(logits_NV, target_N, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -45,10 +45,6 @@ class StagePlan:
     sends: tuple[Result, ...]
 
     @property
-    def is_first(self) -> bool:
-        return self.index == 0
-
-    @property
     def is_last(self) -> bool:
         return self.index == self.stages - 1
 

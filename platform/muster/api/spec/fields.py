@@ -171,28 +171,22 @@ class ListMapKey:
         return entries
 
 
-class StrictModel(BaseModel):
+class _CamelCaseModel(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True
+    )
+
+
+class StrictModel(_CamelCaseModel):
     """Base class of Muster's own types: camelCase in YAML, and an unknown field is an error."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(extra="forbid")
 
 
-class ExtensibleModel(BaseModel):
+class ExtensibleModel(_CamelCaseModel):
     """Base class of Kubernetes' types: declared fields are validated, all others are preserved."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="allow",
-        frozen=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(extra="allow")
 
 
 class StatusModel(ExtensibleModel):

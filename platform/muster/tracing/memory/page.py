@@ -14,15 +14,14 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from muster.text import pluralize
-from muster.tracing.area_chart import AreaLayer, AreaPlot, stacked_area_chart
 from muster.tracing.formatting import format_bytes, format_percent, format_seconds
 from muster.tracing.html_report import NumberTable
 from muster.tracing.memory.advice import capitalize, describe_advice
 from muster.tracing.memory.categories import Category
+from muster.tracing.memory.charts import AreaLayer, AreaPlot, segment_chart, stacked_area_chart
 from muster.tracing.memory.memory_report import Change, MemoryReport
 from muster.tracing.memory.memory_text import allocator_sentence, category_name, report_sentences, stack_name
 from muster.tracing.memory.rank_memory import RankMemory, rank_name
-from muster.tracing.memory.segment_chart import segment_chart
 from muster.tracing.memory.usage import Holder
 from muster.tracing.shared_folder import SharedFolder
 
