@@ -248,9 +248,23 @@ def test_the_table_shows_what_a_failed_job_wrote_last_shortened(cluster: MemoryC
         "c": job("c", status("Failed", "Error", "exit code 1", lastFailure=FAILURE | {"logTail": "x" * 4096})),
     }
     out = " ".join(muster("jobs").out.split())
-    assert "Error: exit code 3; ValueError: [red]bad[/red] loss" in out
-    assert "Error: exit code 1; OSError: no such text" in out
-    assert "x" * 200 not in out.replace(" ", "")
+    assert "Error: ValueError: [red]bad[/red] loss; exit code 3" in out
+    assert "Error: OSError: no such text; exit code 1" in out
+    assert "Error: exit code 1; xxxx" in out
+    assert "x" * 201 not in out.replace(" ", "")
+
+
+def test_the_table_begins_with_the_error_that_a_failed_job_wrote(cluster: MemoryClient, muster: Muster) -> None:
+    """What follows the cause is long, and the same for most jobs."""
+    message = "pod llama-trainer-0-9176c on vm exited with code 2 (Error); a rule of failurePolicy fails the job"
+    usage = "usage: prog [--nproc N]\nprog: error: argument --nproc: must be an integer of at least 1; got 'two'\n"
+    cluster.kept_jobs = {
+        "a": job("a", status("Failed", "FailurePolicy", message, lastFailure=FAILURE | {"logTail": usage})),
+        "b": job("b", status("Failed", "FailurePolicy", message, lastFailure=FAILURE | {"logTail": "step 7\n"})),
+    }
+    out = " ".join(muster("jobs").out.split())
+    assert f"FailurePolicy: prog: error: argument --nproc: must be an integer of at least 1; got 'two'; {message}" in out
+    assert f"FailurePolicy: {message}; step 7" in out
 
 
 @pytest.mark.parametrize("columns", range(48, 161, 8))
@@ -270,7 +284,7 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
     assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 112)
     assert ("REASON" in out) != below
     if below:
-        words = "  TooManyRestarts: no restart is left; ValueError: [red]bad[/red] loss"
+        words = "  TooManyRestarts: ValueError: [red]bad[/red] loss; no restart is left"
         assert " ".join(out.split()).count(words.strip()) == 1
         assert "\n  TooManyRestarts:" in out
 

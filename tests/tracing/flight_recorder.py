@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
+CALLED_NS = 1_795_458_652_000_000_000
+"""When collective 0 was called; each later one a nanosecond after the one before."""
+
+
 def entry(
     sequence: int,
     operation: str = "nccl:_all_gather_base",
@@ -18,7 +22,7 @@ def entry(
     fields: dict[str, Any] = {
         "record_id": sequence, "pg_id": 0, "process_group": group, "thread_name": "python", "thread_id": "1",
         "collective_seq_id": sequence, "p2p_seq_id": 0, "op_id": sequence, "profiling_name": operation,
-        "time_created_ns": 1_795_458_652_000_000_000 + sequence, "input_sizes": [[16]], "input_dtypes": ["Float"],
+        "time_created_ns": CALLED_NS + sequence, "input_sizes": [[16]], "input_dtypes": ["Float"],
         "output_sizes": [[32]], "output_dtypes": ["Float"], "state": state,
         "time_discovered_started_ns": None if state == "scheduled" else 1,
         "time_discovered_completed_ns": 2 if state == "completed" else None,
@@ -38,6 +42,11 @@ def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = N
     return {
         "version": "2.10", "comm_lib_version": "2.27.5", "pg_config": config, "pg_status": {}, "entries": list(entries),
     }  # fmt: skip
+
+
+def dumped_after(content: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The dump as Muster's trainer writes it: with its time, so long after the first collective."""
+    return content | {"muster": {"groups": {}, "time_ns": CALLED_NS + round(seconds * 1e9)}}
 
 
 def write_dumps(folder: Path, dumps: dict[int, dict[str, Any]], prefix: str = "nccl_trace_rank_") -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.tracing.flight_recorder import dump, entry, transfer, write_dumps
+from tests.tracing.flight_recorder import dump, dumped_after, entry, transfer, write_dumps
 
 from muster.tracing.flight_recorder import read_dump
 from muster.tracing.hangs import explain_hang
@@ -125,3 +125,25 @@ def test_ranks_without_a_dump_are_not_blamed(tmp_path: Path) -> None:
 
 def test_ranks_that_wait_for_nothing_have_no_sentence(tmp_path: Path) -> None:
     assert explained(tmp_path, {rank: dump(entry(5), groups=FSDP) for rank in range(4)}) == []
+
+
+def test_ranks_that_wait_for_an_instant_do_not_hang(tmp_path: Path) -> None:
+    """A job that runs: at any time a rank is a little ahead of another, or all are in the same collective."""
+    ahead = {0: dump(entry(9), entry(10, state="started"), groups=FSDP), 1: dump(entry(9), groups=FSDP)}
+    found = explained(tmp_path, {rank: dumped_after(one, 0.0125) for rank, one in ahead.items()})
+    assert found == ["no rank has waited for another one for longer than 12.5 ms, as in a job that runs"]
+    pair = {"1": ("mesh_fsdp", "[0, 1]")}
+    same = {rank: dumped_after(dump(entry(10, state="started"), groups=pair), 0.0125) for rank in (0, 1)}
+    assert explained(tmp_path, same) == []
+
+
+def test_a_long_wait_has_its_duration(tmp_path: Path) -> None:
+    ahead = {0: dump(entry(9), entry(10, state="started"), groups=FSDP), 1: dump(entry(9), groups=FSDP)}
+    assert explained(tmp_path, {rank: dumped_after(one, 200) for rank, one in ahead.items()}) == [
+        "rank 1 never entered all-gather 10 of group fsdp; rank 0 waits in it, since 3m20s"
+    ]
+    pair = {"1": ("mesh_fsdp", "[0, 1]")}
+    same = {rank: dumped_after(dump(entry(10, state="started"), groups=pair), 200) for rank in (0, 1)}
+    assert explained(tmp_path, same) == [
+        "ranks 0, 1 are all in all-gather 10 of group fsdp, which does not end, since 3m20s"
+    ]

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,8 @@ def serve_flight_recorder(environ: Mapping[str, str]) -> None:
 def recorded_collectives() -> dict[str, Any]:
     """The newest collectives of all backends in torch's format without stacks, whose symbols take seconds to find.
 
-    The key `muster` has the rank and its process groups with their ranks, which torch does not record of gloo's.
+    The key `muster` has the rank, the Unix time, and the rank's process groups with their ranks, which torch does not
+    record of gloo's.
     """
     found: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
     groups: dict[str, dict[str, Any]] = {}
@@ -56,7 +58,7 @@ def recorded_collectives() -> dict[str, Any]:
             if group in world.pg_names:  # else this rank is no member
                 description = getattr(group, "group_desc", "") or ""
                 groups[world.pg_names[group]] = {"desc": description, "ranks": sorted(ranks, key=ranks.__getitem__)}
-        found["muster"] = {"rank": distributed.get_rank(), "groups": groups}
+        found["muster"] = {"rank": distributed.get_rank(), "groups": groups, "time_ns": time.time_ns()}
     return found
 
 

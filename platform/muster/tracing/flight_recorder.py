@@ -41,7 +41,8 @@ _PEER = re.compile(r"(?:send \d+->|recv \d+<-)(\d{1,6})")
 
 class Operation(msgspec.Struct, frozen=True):
     """A collective, or a send or receive (`peer`: the other rank). `sequence`: its number in the group. `shapes`:
-    dtypes and sizes of inputs and outputs. gloo reports no start. `called_us`: Unix time of the call."""
+    dtypes and sizes of inputs and outputs. gloo reports no start. `called_us`: Unix time of the call. `waited_s`: from
+    the call to the dump, by the rank's clock; None if the dump has no time, as those of torch's watchdog."""
 
     sequence: int
     name: str
@@ -50,6 +51,7 @@ class Operation(msgspec.Struct, frozen=True):
     has_ended: bool = False
     peer: int | None = None
     called_us: int = 0
+    waited_s: float | None = None
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
@@ -113,7 +115,8 @@ def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -
         rank = int(match[1])
     if rank is None:
         raise InvalidTrace(f"{path}: its name must end with the rank, as torch names its dumps")
-    return RankCollectives(rank, _groups(entries, _members(content.get("pg_config"), own.get("groups"))))
+    members = _members(content.get("pg_config"), own.get("groups"))
+    return RankCollectives(rank, _groups(entries, members, _time(own.get("time_ns"))))
 
 
 def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -134,7 +137,9 @@ def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...
     return found
 
 
-def _groups(entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[GroupProgress, ...]:
+def _groups(
+    entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]], dumped_us: int
+) -> tuple[GroupProgress, ...]:
     """The groups with entries, and those of which this rank is a member and has called nothing."""
     operations: dict[tuple[str, str], list[Operation]] = {}
     descriptions: dict[str, str] = {}
@@ -148,7 +153,9 @@ def _groups(entries: Iterable[object], members: Mapping[str, tuple[str, tuple[in
             continue
         descriptions[name] = description
         ranks = members.get(name, ("", ()))[1]
-        operations.setdefault((name, backend), []).append(_operation(entry, sequence, operation, ranks))
+        operations.setdefault((name, backend), []).append(
+            _operation(entry, sequence, operation, ranks, dumped_us)
+        )
     found = [
         GroupProgress(
             name,
@@ -165,12 +172,15 @@ def _groups(entries: Iterable[object], members: Mapping[str, tuple[str, tuple[in
     return tuple(found[:MAX_GROUPS])
 
 
-def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...]) -> Operation:
+def _operation(
+    entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...], dumped_us: int
+) -> Operation:
     peer = None
     if entry.get("is_p2p") is True and (match := _PEER.fullmatch(name)) is not None:
         local = int(match[1])
         peer = ranks[local] if local < len(ranks) else local
     state = entry.get("state")
+    called_us = _time(entry.get("time_created_ns"))
     return Operation(
         sequence,
         name,
@@ -178,8 +188,14 @@ def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[
         state in ("started", "completed") or entry.get("time_discovered_started_ns") is not None,
         entry.get("retired") is True or state == "completed",
         peer,
-        called // 1000 if isinstance(called := entry.get("time_created_ns"), int) and 0 < called < _MAX_INTEGER else 0,
+        called_us,
+        max(0.0, (dumped_us - called_us) / 1e6) if dumped_us and called_us else None,
     )
+
+
+def _time(value: object) -> int:
+    """Nanoseconds as microseconds; 0 if there is no time."""
+    return value // 1000 if isinstance(value, int) and 0 < value < _MAX_INTEGER else 0
 
 
 def _kept(listed: list[Operation]) -> tuple[Operation, ...]:

@@ -3,6 +3,8 @@
 A rank waits for another one if its oldest unfinished collective is one that the other has not entered, or not started
 on its device, or if it sends to it or receives from it. Ranks that others wait for, and that wait for none, are
 named. If each of them waits for another, they are in collectives of different groups, or in different ones of a group.
+
+The ranks of a job that runs wait for each other, too: a wait that is known to be shorter than `SHORT_WAIT_S` is none.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass, field
 
 from muster.text import rank_list
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
+from muster.tracing.formatting import format_seconds
 
+SHORT_WAIT_S = 1.0
 _MAX_SENTENCES = 8
 _UNNAMED = frozenset({"", "undefined"})
 
@@ -41,7 +45,8 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     most important first; empty if no rank waits. `places`: what follows a rank's number, such as " on node a"."""
     groups = _by_group(ranks)
     found = [sentence for members in groups for sentence in _mismatches(members)]
-    waits = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
+    seen = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
+    waits = [wait for wait in seen if not _is_short(wait.operation)]
     waits.sort(key=lambda wait: wait.operation.called_us)
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
     awaited = {rank for wait in waits for rank in wait.missing} - waiting_ranks
@@ -53,6 +58,9 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
         found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in waits[:4])}")
     if not found:
         found += [sentence for members in groups for sentence in _common(members)]
+    if not found and len(waits) < len(seen):
+        longest = max(wait.operation.waited_s or 0 for wait in seen)
+        found.append(f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs")
     return list(dict.fromkeys(found))[:_MAX_SENTENCES]
 
 
@@ -139,15 +147,18 @@ def _common(members: _Members) -> list[str]:
         return []
     group = members.progress[inside[0]]
     assert group.pending is not None
-    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end"]
+    if _is_short(group.pending):
+        return []
+    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end{_since(group.pending)}"]
 
 
 def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str:
     who = f"rank {blamed[0]}{places.get(blamed[0], '')}" if len(blamed) == 1 else rank_list(blamed)
-    others = f"{rank_list(wait.waiting)} {'waits' if len(wait.waiting) == 1 else 'wait'} in it"
+    since = _since(wait.operation)
+    others = f"{rank_list(wait.waiting)} {'waits' if len(wait.waiting) == 1 else 'wait'} in it{since}"
     what = _called(wait.group, wait.operation)
     if wait.operation.peer is not None:
-        return f"{rank_list(wait.waiting)} waits in {what} for {who}"
+        return f"{rank_list(wait.waiting)} waits in {what} for {who}{since}"
     if wait.is_entered:
         return f"{who} entered {what}, and {'has' if len(blamed) == 1 else 'have'} not started it; {others}"
     return f"{who} never entered {what}; {others}"
@@ -155,6 +166,14 @@ def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str
 
 def _state(wait: _Wait) -> str:
     return f"{rank_list(wait.waiting)} in {_called(wait.group, wait.operation)}, without {rank_list(wait.missing)}"
+
+
+def _is_short(operation: Operation) -> bool:
+    return operation.waited_s is not None and operation.waited_s < SHORT_WAIT_S
+
+
+def _since(operation: Operation) -> str:
+    return "" if operation.waited_s is None else f", since {format_seconds(operation.waited_s)}"
 
 
 def _called(group: GroupProgress, operation: Operation) -> str:

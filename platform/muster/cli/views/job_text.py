@@ -33,6 +33,7 @@ PHASE_SYMBOLS = {
 }
 _EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
 """A line that names an exception other than torchrun's own, which does not name the cause."""
+_ERROR_LINE = re.compile(r"\b\w*(Error|Exception|Interrupt)\b|\berror: ")
 _TRACEBACK = "Traceback (most recent call last):"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
@@ -121,6 +122,11 @@ def last_log_line(job: TrainingJob) -> str:
         last = next((text for text in reversed(lines_with_text) if _EXCEPTION.search(text)), fallback)
     summary = _LAUNCHER_SUMMARY.match(last)
     return summary["why"] if summary else last
+
+
+def is_error_line(line: str) -> bool:
+    """Whether a line of a log names an error, as those of Python and of argparse: it says more than an exit code."""
+    return _ERROR_LINE.search(line) is not None
 
 
 def truncate(text: str, max_chars: int) -> str:

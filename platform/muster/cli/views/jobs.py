@@ -35,7 +35,7 @@ from muster.tracing.trackers import TrackerFiles
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
 _DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal
 _GAP, _MAX_QUEUE_WIDTH, _MIN_REASON_WIDTH = 2, 40, 30  # columns of the terminal
-_MAX_LAST_LINE = 100  # characters of a failed pod's last log line
+_MAX_LAST_LINE = 200  # characters of a failed pod's last log line
 _PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended", "Ended")
 _MAX_EVENTS = 20
 
@@ -131,10 +131,11 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         text.append(message)
     elif status.phase in ("Failed", "Cancelled", "Terminating"):
         code, message = job_text.phase_reason(job)
+        line = job_text.truncate(job_text.last_log_line(job), _MAX_LAST_LINE)
         text.append(f"{code}: " if code else "", style="red")
-        text.append(message)
-        line = job_text.last_log_line(job)
-        text.append(f"{'; ' if message else ''}{job_text.truncate(line, _MAX_LAST_LINE)}" if line else "", style="dim")
+        parts = (line, message) if job_text.is_error_line(line) else (message, line)
+        text.append(parts[0])
+        text.append(f"{'; ' if all(parts) else ''}{parts[1]}", style="dim")
     elif status.phase in ("Running", "Admitted"):
         if status.progress is not None and status.progress.attempt == status.attempt:
             text.append(f"{progress_line(heartbeat_from_status(status.progress))}  ")
