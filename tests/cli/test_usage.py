@@ -8,6 +8,7 @@ from tests.cli.memory import NOW, MemoryClient, usage_listing
 
 from muster.cli.views.usage import chart_of
 from muster.visibility.types import ItemMeta, UsagePoint, UsageSummary
+from muster.visibility.usage import UsageQuery
 
 DAY = 86_400.0
 GPU = "nvidia.com/gpu"
@@ -60,12 +61,30 @@ def test_json_has_every_item_with_its_steps(muster: Muster, cluster: MemoryClien
     assert [(row["resource"], row["hours"], len(row["points"])) for row in rows] == [(GPU, 2.0, 1), ("cpu", 1.0, 1)]
 
 
-@pytest.mark.parametrize("words", [("--since", "soon"), ("--until", "never"), ("--by", "team"), ("--step", "week")])
+@pytest.mark.parametrize("words", [("--since", "soon"), ("--since", "0s"), ("--until", "never"), ("--by", "team"), ("--step", "week")])
 def test_an_invalid_option_is_refused_with_its_name(
     muster: Muster, cluster: MemoryClient, words: tuple[str, str]
 ) -> None:
     ended = muster("usage", *words, "--json")
     assert (ended.code, ended.error["field"]) == (2, words[0])
+
+
+def test_a_period_that_ends_before_it_begins_is_refused_with_the_options(muster: Muster, cluster: MemoryClient) -> None:
+    ended = muster("usage", "--since", "7d", "--until", "8d")
+    assert ended.code == 2
+    assert "--since must be before --until 8d; got '7d'" in ended.err
+
+
+def test_a_period_of_too_many_steps_is_refused_with_the_option(
+    muster: Muster, cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(parameters: object, namespace: object) -> None:
+        UsageQuery(step="hour", since=0.0, until=1e9).period(1e9)
+
+    monkeypatch.setattr(cluster, "usage", refuse)
+    ended = muster("usage", "--since", "4000d", "--step", "hour", "--json")
+    assert (ended.code, ended.error["field"]) == (2, "--since")
+    assert ended.error["message"].startswith("--since: the period must have at most 1000 steps")
 
 
 def test_the_smallest_usage_has_a_visible_character() -> None:

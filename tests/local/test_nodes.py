@@ -120,6 +120,7 @@ def test_the_labels_of_virtual_nodes_are_reported() -> None:
     [
         ("four", "'four': must be NODESxGPUS"),
         ("0x8", "'0x8': must be NODESxGPUS"),
+        ("9999999x8", "at most 20000 nodes of at most 1024 GPUs"),
         ("4x9999", "at most 1024 GPUs"),
         ("4x8:rack", "'rack' must be key=value"),
         ("4x8:rack=two", "must be a quantity"),

@@ -147,6 +147,19 @@ def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], 
         to_training_job(app(), "a", cfg)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"max_runtime": "2hours"}, "--max_runtime or metadata muster.dev/max-runtime: '2hours' must be a duration"),
+        ({"priority": "high"}, "--priority or metadata muster.dev/priority: 'high' must be an integer"),
+    ],
+)
+def test_a_bad_argument_of_a_component_is_named(arguments: dict[str, str], expected: str) -> None:
+    described = train.fsdp(model="gpt:10m", data="DIR", **arguments)
+    with pytest.raises(SubmissionRefused, match=re.escape(expected)):
+        to_training_job(described, "a", {})
+
+
 def test_a_key_that_muster_does_not_know_is_refused_with_the_nearest() -> None:
     described = app()
     described.metadata = {"muster.dev/max_runtime": "2h"}

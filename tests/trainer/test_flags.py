@@ -279,6 +279,7 @@ def test_help_is_printed_without_a_traceback() -> None:
         (("--model", "gpt:1m", "--save_pretrained", "x"), "--save_pretrained is for hf: models; got --model gpt:1m"),
         (("--model", "hf:llama", "--parallel", "tp=2"), "--parallel tp=N is for recipes"),
         (("--model", "gpt:2m"), "--model must be a recipe"),
+        (("--model", "модель"), "--model must be a recipe; got 'модель'. Recipes: gpt:1m, "),
         (("--model", "gpt:1m", "--seed", "4294967296"), "--seed must be from 0 to 4294967295; got 4294967296"),
     ],
 )

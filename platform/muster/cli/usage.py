@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli.options import connect, json_option, namespace_option
-from muster.cli.output import console, print_json, print_renderable
+from muster.cli.output import console, print_json, print_renderable, usage_error
+from muster.errors import InvalidSpec
 from muster.text import parse_time
 
 if TYPE_CHECKING:
@@ -39,10 +40,20 @@ if TYPE_CHECKING:
 def usage(since: str, until: str | None, by: str, step: str, namespace: str | None, as_json: bool) -> None:
     """Show what jobs were charged for over time: GPU-hours by flavor, per queue, namespace or user."""
     now = time.time()
-    parameters = {"by": by, "step": step, "from": _to_parameter(parse_time(since, now, "--since"))}
+    first = parse_time(since, now, "--since")
+    last = now if until is None else parse_time(until, now, "--until")
+    if first >= last:
+        end = "now" if until is None else f"--until {until}"
+        usage_error(f"--since must be before {end}; got {since!r}", "--since")
+    parameters = {"by": by, "step": step, "from": _to_parameter(first)}
     if until is not None:
-        parameters["to"] = _to_parameter(parse_time(until, now, "--until"))
-    found: Listing[UsageSummary] = connect().usage(parameters, namespace)
+        parameters["to"] = _to_parameter(last)
+    try:
+        found: Listing[UsageSummary] = connect().usage(parameters, namespace)
+    except InvalidSpec as error:
+        if error.field == "from":  # as the read API calls it
+            usage_error(str(error).replace("from:", "--since:", 1), "--since")
+        raise
     if as_json:
         print_json(found.items)
     elif not found.items:

@@ -73,7 +73,8 @@ def parse_shape(text: str) -> tuple[VirtualNodeGroup, ...]:
 def _parse_group(part: str) -> VirtualNodeGroup:
     match = _GROUP.match(part)
     if not match or int(match[1]) == 0 or int(match[2]) > _MAX_GPUS:
-        message = f"--nodes {part!r}: must be NODESxGPUS with at most {_MAX_GPUS} GPUs per node; {_EXAMPLE}"
+        limits = f"at most {MAX_NODES} nodes of at most {_MAX_GPUS} GPUs"
+        message = f"--nodes {part!r}: must be NODESxGPUS, {limits}; {_EXAMPLE}"
         raise InvalidSpec(message, field="nodes")
     count, gpus = int(match[1]), int(match[2])
     amounts = {"cpu": _CPU_PER_GPU * max(1, gpus), "memory": _MEMORY_PER_GPU * max(1, gpus), "rack": 0, "block": 0}

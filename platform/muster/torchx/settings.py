@@ -224,6 +224,9 @@ SETTINGS = (
     Setting("ttl", "ttlSecondsAfterFinished", read_duration, "time after which a finished job is deleted"),
 )
 
+_COMPONENT_ARGUMENTS = frozenset({"queue", "priority", "max_runtime"})
+"""Settings that Muster's components take as arguments, which they write into the metadata unchecked."""
+
 
 def resolve_settings(cfg: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, Any]:
     """Values by field of TrainingJobSpec, from `cfg`, else from the app's metadata; an empty option unsets the
@@ -235,7 +238,9 @@ def resolve_settings(cfg: Mapping[str, object], metadata: Mapping[str, object]) 
             given = source.get(name)
             if given is not None:
                 if given != "":
-                    found[setting.field] = _parse_setting(setting, name, given)
+                    is_argument = source is metadata and setting.key in _COMPONENT_ARGUMENTS
+                    shown = f"--{setting.key} or metadata {name}" if is_argument else name
+                    found[setting.field] = _parse_setting(setting, shown, given)
                 break
     return found
 

@@ -153,8 +153,9 @@ def model_config(name: str, *, vocab_size: int | None = None) -> ModelConfig:
     """The recipe called `name`, with another vocabulary if one is given. Raises InputError with the nearest name."""
     if name not in RECIPES:
         near = difflib.get_close_matches(name.lower(), RECIPES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"--model must be a recipe; got {name!r}; {hint}Recipes: {', '.join(RECIPES)}")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        valid = f"Recipes: {', '.join(RECIPES)}; other models: hf:TYPE, hf:FOLDER, my.module:factory"
+        raise InputError(f"--model must be a recipe; got {name!r}{hint or '.'} {valid}")
     config = RECIPES[name]()
     if vocab_size is None:
         return config
