@@ -38,6 +38,14 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     assert message.endswith("the largest node, n6, has 4 cpu; the largest node, n5, has 8 nvidia.com/gpu")
 
 
+def test_memory_of_the_largest_node_is_named_in_mib() -> None:
+    host = model.NodeInfo("n1", model.Resources.of({"memory": 24684084 << 10, "pods": 110}), flavor="h200")
+    asked = model.Resources.of({"memory": 999_999 << 20, "pods": 1})
+    large = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, asked),))
+    message = refused("LargerThanCluster", check_size, large, COMPANY, (), [host])
+    assert message.endswith("the largest node, n1, has 24105Mi memory")
+
+
 def test_a_job_that_exceeds_quota_and_cluster_gets_one_refusal_with_both() -> None:
     few = [node("n1"), node("n2")]
     message = refused("LargerThanQuota", check_size, gang(5), COMPANY, (), few)

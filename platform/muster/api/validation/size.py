@@ -134,8 +134,13 @@ def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Seq
         largest = min(usable, key=lambda node: (-node.allocatable.get(name), node.name))
         limit = largest.allocatable.get(name)
         if limit < amount:
-            message += f"; the largest node, {largest.name}, has {format_quantity(limit, name)} {name}"
+            message += f"; the largest node, {largest.name}, has {_rounded_quantity(limit, name)} {name}"
     return message
+
+
+def _rounded_quantity(amount: int, resource: str) -> str:
+    """As `format_quantity`, of memory in whole MiB: nodes have odd numbers of KiB."""
+    return format_quantity(amount >> 20 << 20 if resource in ("memory", "ephemeral-storage") else amount, resource)
 
 
 def _pods_text(role: Role) -> str:
