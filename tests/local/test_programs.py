@@ -19,6 +19,7 @@ from muster.local.command_lines import (
     processes_per_pod,
     script_argument,
     unknown_launcher_argument,
+    wrong_launcher_value,
 )
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
@@ -77,6 +78,29 @@ LAUNCH = ["python", "-m", "muster_components.launch"]
 )
 def test_unknown_arguments_of_the_launcher_are_found(line: list[str], wrong: str | None) -> None:
     assert unknown_launcher_argument(line) == wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ([*LAUNCH, "--nproc", "2", "--", "train.py", "--nproc", "two"], None),
+        ([*LAUNCH, "--nproc", "$(NPROC)", "--", "train.py"], None),
+        ([*LAUNCH, "--nproc", "-2", "--", "train.py"], ("--nproc", "-2")),
+        ([*LAUNCH, "--nproc=two", "--", "train.py"], ("--nproc", "two")),
+        ([*LAUNCH, "--nproc", "2", "--nnodes", "0", "--", "train.py"], ("--nnodes", "0")),
+        ([*LAUNCH, "--nproc", "--", "train.py"], ("--nproc", "")),
+        (["python", "train.py", "--nproc", "two"], None),
+    ],
+)
+def test_values_that_the_launcher_refuses_are_found(line: list[str], wrong: tuple[str, str] | None) -> None:
+    assert wrong_launcher_value(line) == wrong
+
+
+def test_a_job_with_a_value_that_the_launcher_refuses_is_refused() -> None:
+    job = container_job({"command": [sys.executable, *LAUNCH[1:], "--nproc", "two", "--", "train.py"]})
+    message = "]: --nproc of muster_components.launch must be an integer of at least 1; got 'two'"
+    with pytest.raises(InvalidSpec, match=re.escape(message)):
+        check_local_support(job, BASE)
 
 
 @pytest.mark.parametrize(

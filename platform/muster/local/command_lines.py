@@ -86,6 +86,24 @@ def unknown_launcher_argument(line: list[str]) -> str | None:
     return None
 
 
+def wrong_launcher_value(line: list[str]) -> tuple[str, str] | None:
+    """Option and value of the first argument of Muster's launcher that is not a positive integer; None if there is
+    none, or another program runs. `$(NAME)` is known when the pod starts."""
+    arguments = line[1:]
+    if not _runs_launcher(arguments) or unknown_launcher_argument(line) is not None:
+        return None
+    own = _before_separator(arguments[arguments.index("-m") + 2 :])
+    index = 0
+    while index < len(own):
+        name, is_joined, value = own[index].partition("=")
+        if not is_joined:
+            value = next(iter(own[index + 1 :]), "")
+        index += 1 if is_joined else 2
+        if "$" not in value and not (value.isdecimal() and value.strip("0")):
+            return name, value
+    return None
+
+
 def trainer_arguments(line: list[str]) -> list[str] | None:
     """The arguments of Muster's trainer; None if another program runs."""
     arguments = _rank_arguments(line[1:])

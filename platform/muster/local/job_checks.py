@@ -34,6 +34,7 @@ from muster.local.command_lines import (
     records_traces,
     script_argument,
     unknown_launcher_argument,
+    wrong_launcher_value,
 )
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
@@ -244,6 +245,11 @@ def check_program(
         hint = did_you_mean(unknown.partition("=")[0], LAUNCHER_OPTIONS, valid)
         field = field_of(unknown)
         raise InvalidSpec(f"{field}: {LAUNCHER_MODULE} has no argument {unknown!r}; {hint}", field=field)
+    wrong = wrong_launcher_value(line)
+    if wrong is not None:
+        field = field_of(wrong[0])
+        message = f"{wrong[0]} of {LAUNCHER_MODULE} must be an integer of at least 1; got {wrong[1]!r}"
+        raise InvalidSpec(f"{field}: {message}", field=field)
     script = script_argument(line)
     if script is not None and not os.path.isfile(os.path.join(cwd, script)):
         field = field_of(script)
