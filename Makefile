@@ -139,7 +139,9 @@ check: setup
 	$(call section,version)
 	@python tools/version.py --check
 
+# First the format, which shortens lines that the lint would report.
 fix: setup
+	@ruff format .
 	@ruff check --fix .
 	@ruff format .
 

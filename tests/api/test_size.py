@@ -40,8 +40,8 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
 
 def test_memory_of_the_largest_node_is_named_in_mib() -> None:
     host = model.NodeInfo("n1", model.Resources.of({"memory": 24684084 << 10, "pods": 110}), flavor="h200")
-    asked = model.Resources.of({"memory": 999_999 << 20, "pods": 1})
-    large = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, asked),))
+    requested = model.Resources.of({"memory": 999_999 << 20, "pods": 1})
+    large = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, requested),))
     message = refused("LargerThanCluster", check_size, large, COMPANY, (), [host])
     assert message.endswith("the largest node, n1, has 24105Mi memory")
 

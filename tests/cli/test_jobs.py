@@ -263,7 +263,9 @@ def test_the_table_begins_with_the_error_that_a_failed_job_wrote(cluster: Memory
         "b": job("b", status("Failed", "FailurePolicy", message, lastFailure=FAILURE | {"logTail": "step 7\n"})),
     }
     out = " ".join(muster("jobs").out.split())
-    assert f"FailurePolicy: prog: error: argument --nproc: must be an integer of at least 1; got 'two'; {message}" in out
+    assert (
+        f"FailurePolicy: prog: error: argument --nproc: must be an integer of at least 1; got 'two'; {message}" in out
+    )
     assert f"FailurePolicy: {message}; step 7" in out
 
 

@@ -61,7 +61,9 @@ def test_json_has_every_item_with_its_steps(muster: Muster, cluster: MemoryClien
     assert [(row["resource"], row["hours"], len(row["points"])) for row in rows] == [(GPU, 2.0, 1), ("cpu", 1.0, 1)]
 
 
-@pytest.mark.parametrize("words", [("--since", "soon"), ("--since", "0s"), ("--until", "never"), ("--by", "team"), ("--step", "week")])
+@pytest.mark.parametrize(
+    "words", [("--since", "soon"), ("--since", "0s"), ("--until", "never"), ("--by", "team"), ("--step", "week")]
+)
 def test_an_invalid_option_is_refused_with_its_name(
     muster: Muster, cluster: MemoryClient, words: tuple[str, str]
 ) -> None:

@@ -103,7 +103,9 @@ def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(star
             break
     assert [one.reason for one in found] == [""] * 4
     text = describe_stacks(found)
-    assert re.match(re.escape(expected) + r"[\d.]+ s; rank 2 is in all_gather \(", text)  # the stacks alone would name rank 2
+    assert re.match(
+        re.escape(expected) + r"[\d.]+ s; rank 2 is in all_gather \(", text
+    )  # the stacks alone would name rank 2
     pod.process.terminate()  # as the engine does after a stall
     pod.end()
     before_kill = read_stacks(SharedFolder(run_dir), STOP_REQUEST)

@@ -148,14 +148,19 @@ def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("described", "expected"),
     [
-        ({"max_runtime": "2hours"}, "--max_runtime or metadata muster.dev/max-runtime: '2hours' must be a duration"),
-        ({"priority": "high"}, "--priority or metadata muster.dev/priority: 'high' must be an integer"),
+        (
+            train.fsdp(model="gpt:10m", data="DIR", max_runtime="2hours"),
+            "--max_runtime or metadata muster.dev/max-runtime: '2hours' must be a duration",
+        ),
+        (
+            train.fsdp(model="gpt:10m", data="DIR", priority="high"),  # type: ignore[arg-type]  # as TorchX passes it
+            "--priority or metadata muster.dev/priority: 'high' must be an integer",
+        ),
     ],
 )
-def test_a_bad_argument_of_a_component_is_named(arguments: dict[str, str], expected: str) -> None:
-    described = train.fsdp(model="gpt:10m", data="DIR", **arguments)
+def test_a_bad_argument_of_a_component_is_named(described: AppDef, expected: str) -> None:
     with pytest.raises(SubmissionRefused, match=re.escape(expected)):
         to_training_job(described, "a", {})
 

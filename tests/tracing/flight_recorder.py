@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-
 CALLED_NS = 1_795_458_652_000_000_000
 """When collective 0 was called; each later one a nanosecond after the one before."""
 

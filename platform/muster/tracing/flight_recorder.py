@@ -153,9 +153,7 @@ def _groups(
             continue
         descriptions[name] = description
         ranks = members.get(name, ("", ()))[1]
-        operations.setdefault((name, backend), []).append(
-            _operation(entry, sequence, operation, ranks, dumped_us)
-        )
+        operations.setdefault((name, backend), []).append(_operation(entry, sequence, operation, ranks, dumped_us))
     found = [
         GroupProgress(
             name,
@@ -172,9 +170,7 @@ def _groups(
     return tuple(found[:MAX_GROUPS])
 
 
-def _operation(
-    entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...], dumped_us: int
-) -> Operation:
+def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...], dumped_us: int) -> Operation:
     peer = None
     if entry.get("is_p2p") is True and (match := _PEER.fullmatch(name)) is not None:
         local = int(match[1])
@@ -194,7 +190,7 @@ def _operation(
 
 
 def _time(value: object) -> int:
-    """Nanoseconds as microseconds; 0 if there is no time."""
+    """Nanoseconds as microseconds; 0 if the value is none."""
     return value // 1000 if isinstance(value, int) and 0 < value < _MAX_INTEGER else 0
 
 

@@ -60,7 +60,9 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
         found += [sentence for members in groups for sentence in _common(members)]
     if not found and len(waits) < len(seen):
         longest = max(wait.operation.waited_s or 0 for wait in seen)
-        found.append(f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs")
+        found.append(
+            f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs"
+        )
     return list(dict.fromkeys(found))[:_MAX_SENTENCES]
 
 
@@ -149,7 +151,9 @@ def _common(members: _Members) -> list[str]:
     assert group.pending is not None
     if _is_short(group.pending):
         return []
-    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end{_since(group.pending)}"]
+    return [
+        f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end{_since(group.pending)}"
+    ]
 
 
 def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str:

@@ -47,7 +47,11 @@ def usage_table(found: Listing[UsageSummary], width: int) -> Group:
         )
     now = page.source.observed_at
     until = f"now, {_minute(now)}" if page.until > now else _day(page.until)
-    each = f"{'an' if page.step == 'hour' else 'a'} {page.step}" if columns == steps else f"{steps / columns:.2g} {page.step}s"
+    each = (
+        f"{'an' if page.step == 'hour' else 'a'} {page.step}"
+        if columns == steps
+        else f"{steps / columns:.2g} {page.step}s"
+    )
     note = f"{_day(page.since)} to {until} UTC; a column is {each}, the highest of a line is LARGEST"
     return Group(table, Text(note, style="dim"))
 
