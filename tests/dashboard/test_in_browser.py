@@ -200,7 +200,20 @@ def test_html_in_a_message_is_shown_as_text_and_runs_nothing(browser: Browser) -
             tab.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/pending", "/jobs", "/nodes", "/nodes/n0", "/preemptions"])
+@pytest.mark.parametrize("path", ["/", "/pending", "/jobs", "/jobs/default/job-00001"])
+def test_on_a_phone_every_reason_is_readable_without_scrolling_sideways(browser: Browser, path: str) -> None:
+    right = "Array.from(document.querySelectorAll('td.message'), (one) => one.getBoundingClientRect().right)"
+    with many_jobs(3) as server:
+        tab = enter(browser, server.url, path, width=390)
+        assert tab.value("document.querySelectorAll('td.message').length") > 0
+        assert max(tab.value(right)) <= 390
+        tab.close()
+
+
+PATHS = ["/", "/pending", "/jobs", "/jobs/default/job-00001", "/timeline", "/nodes", "/nodes/n0", "/preemptions", "/usage"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_pages_fit_a_phone_in_both_colour_schemes(browser: Browser, path: str) -> None:
     papers = set()
     with many_jobs(3) as server:
