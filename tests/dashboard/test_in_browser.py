@@ -210,7 +210,17 @@ def test_on_a_phone_every_reason_is_readable_without_scrolling_sideways(browser:
         tab.close()
 
 
-PATHS = ["/", "/pending", "/jobs", "/jobs/default/job-00001", "/timeline", "/nodes", "/nodes/n0", "/preemptions", "/usage"]
+PATHS = [
+    "/",
+    "/pending",
+    "/jobs",
+    "/jobs/default/job-00001",
+    "/timeline",
+    "/nodes",
+    "/nodes/n0",
+    "/preemptions",
+    "/usage",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

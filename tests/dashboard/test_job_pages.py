@@ -15,9 +15,12 @@ from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import leader, two_queues
 
+from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
-from muster.dashboard.render import run_time
+from muster.dashboard.render import pods, run_time
+from muster.lifecycle.transitions import finish
+from muster.visibility.items import job_summary
 from muster.visibility.types import ItemMeta, JobSummary
 
 HOUR = 3600.0
@@ -63,6 +66,32 @@ def test_the_page_of_a_job_has_its_state_pods_events_and_the_end_of_its_log() ->
     assert shown.index("second 4 times") < shown.index("first")
     assert "The job has not started yet." in shown
     assert "of the other" in words(page(source, "/jobs/default/a?index=1"))
+
+
+def test_the_log_of_an_earlier_attempt_can_be_chosen() -> None:
+    job = admitted("a")
+    again = job.model_copy(update={"status": job.status.model_copy(update={"attempt": 2, "restarts": 2})})
+    source = client(again, logs={("trainer", 0): ["said"]})
+    newest = page(source, "/jobs/default/a")
+    assert re.findall(r"<option( selected)?>(\d)</option>", newest) == [("", "2"), ("", "1"), ("", "0")]
+    assert "Attempt 2 restarts 2" in words(newest)
+    earlier = page(source, "/jobs/default/a?role=trainer&index=0&attempt=1")
+    assert re.findall(r"<option selected>(\d)</option>", earlier) == ["1"]
+    assert "The last 200 lines of trainer/0 in attempt 1; all of it: muster logs a" in words(earlier)
+    assert "--attempt 1" in words(earlier)
+    assert [call[3] for call in source.calls if call[0] == "logs"] == [None, 1]
+    assert "attempt: must be a number from 0; got" in unescape(page(source, "/jobs/default/a?attempt=x", 400))
+    assert 'name="attempt"' not in page(client(job), "/jobs/default/a"), "there is one attempt"
+
+
+def test_pods_are_counted_as_by_muster_jobs() -> None:
+    running = admitted("a")
+    ready = running.status.model_copy(update={"pods_wanted": 2, "pods_ready": 1})
+    running = running.model_copy(update={"status": ready})
+    elastic = named("b", roles=[named("b").spec.roles[0].model_copy(update={"min_replicas": 1})])
+    ended = running.model_copy(update={"status": finish(ready, "Complete", "Completed", "", NOW)})
+    found = [(pods(job_summary(job)), pod_counts(job)) for job in (running, named("c"), elastic, ended)]
+    assert found == [("1/2", "1/2"), ("2", "2"), ("1-2", "1-2"), ("2", "2")]
 
 
 def test_loss_and_step_time_are_drawn_from_the_run_folder(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def chart(svg: str) -> Markup:
     return Markup(_STYLE.sub(r' width="\1"', svg, count=1))
 
 
+def pods(job: JobSummary) -> str:
+    """Ready and requested pods, `2/4`; of a job without pods what it requests, `2-4`; as in `muster jobs`."""
+    if job.pods_wanted and job.phase in ("Admitted", "Running"):
+        return f"{job.pods_ready}/{max(job.max_pods, job.pods_wanted)}"
+    return str(job.max_pods) if job.min_pods == job.max_pods else f"{job.min_pods}-{job.max_pods}"
+
+
 def run_time(job: JobSummary, now: float) -> Markup:
     """How long a job has run in all its attempts; empty if it has not."""
     if job.started_at is not None and job.finished_at is None:
@@ -116,6 +123,7 @@ class Renderer:
             "tick_time": tick_time,
             "utc_time": utc_time,
             "elapsed": elapsed,
+            "pods": pods,
             "run_time": run_time,
             "bytes": format_bytes,
             "rank_list": rank_list,

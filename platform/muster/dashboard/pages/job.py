@@ -24,6 +24,7 @@ from muster.visibility.types import JobSummary
 LOG_LINES = 200
 _MAX_LINE = 1000  # characters
 _MAX_EVENTS = 50
+_MAX_ATTEMPTS = 100  # to choose from, the newest
 _MAX_POINTS = 400
 _EVENTS_AGE_S = 5.0
 _LOG_AGE_S = 1.5
@@ -73,14 +74,17 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
     # A few replicas are enough to choose from; others are reached by their number.
     placed = {part.role: [i for node in part.nodes for i in index_range(node.indexes)] for part in job.placement}
     role, index = _chosen_pod(request, placed)
+    attempt = _number(request, "attempt")
     return {
         "job": job,
         "roles": list(placed),
         "role": role,
         "index": index,
+        "attempt": attempt,
+        "attempts": range(job.attempt, max(-1, job.attempt - _MAX_ATTEMPTS), -1),
         "log": try_read(
             lambda: request.reader.remember(
-                f"log {key} {role} {index}", partial(_read_log, request, role, index), _LOG_AGE_S
+                f"log {key} {role} {index} {attempt}", partial(_read_log, request, role, index, attempt), _LOG_AGE_S
             )
         ),
         "events": try_read(
@@ -98,24 +102,30 @@ def _chosen_pod(request: PageRequest, placed: Mapping[str, Sequence[int]]) -> tu
     """The role and index of the log to show: by default the first placed pod; no role if nothing is known.
 
     Raises `InvalidSpec` for an index that is not a number."""
-    text = request.get("index")
-    if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
-        raise InvalidSpec(f"index: must be a number from 0; got {text[:80]!r}", field="index")
+    index = _number(request, "index")
     role = request.get("role") or next(iter(placed), None)
     indexes = placed.get(role or "", ())
-    return role, int(text) if text else min(indexes, default=0)
+    return role, min(indexes, default=0) if index is None else index
 
 
-def _read_log(request: PageRequest, role: str | None, index: int) -> PodLog | None:
-    """None if the job has not had a pod."""
+def _number(request: PageRequest, name: str) -> int | None:
+    """The value of a parameter; None if it is not given. Raises `InvalidSpec` for one that is not a number."""
+    text = request.get(name)
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise InvalidSpec(f"{name}: must be a number from 0; got {text[:80]!r}", field=name)
+    return int(text) if text else None
+
+
+def _read_log(request: PageRequest, role: str | None, index: int, attempt: int | None) -> PodLog | None:
+    """The log of an attempt, by default of the newest one that has a log. None if the job has not had a pod."""
     name, namespace = request.get("name"), request.get("namespace")
     if role is None:
         role = request.client.job(name, namespace).spec.roles[0].name
     try:
-        options = LogOptions(tail_lines=LOG_LINES)
+        options = LogOptions(attempt=attempt, tail_lines=LOG_LINES)
         lines = [line[:_MAX_LINE] for line in request.client.log_lines(name, namespace, role, index, options)]
     except NotFound as error:
-        if error.reason in ("RoleNotFound", "ReplicaNotFound"):
+        if attempt is not None or error.reason in ("RoleNotFound", "ReplicaNotFound"):
             raise
         return None
     return PodLog(role, index, lines)
@@ -197,5 +207,7 @@ def _series(label: str, steps: Any, values: Float64) -> LineSeries:
     return LineSeries(label, "c0", tuple((float(steps[i]), float(values[i])) for i in chosen))
 
 
-PAGE = Page("/jobs/{namespace}/{name}", "Job", "job.html", _data, parameters=("role", "index"), in_navigation=False)
+PAGE = Page(
+    "/jobs/{namespace}/{name}", "Job", "job.html", _data, parameters=("role", "index", "attempt"), in_navigation=False
+)
 REPORT = Document("/jobs/{namespace}/{name}/report", _report)
