@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.examples.running import EXAMPLES, run
 from tests.local.support import eventually, processes_of
 
@@ -90,17 +91,31 @@ def test_a_task_whose_job_fails_ends_with_1_and_its_retry_submits_another(task: 
     assert [job.metadata.name for job in task.jobs()] == ["nightly", "nightly-2"]
 
 
-def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> None:
-    page = (EXAMPLES.parent / "docs" / "airflow.md").read_text()
-    (command,) = re.findall(r'bash_command="(.*)"', page)
-    command = command.replace("{{ ts_nodash | lower }}", "20261124t000000").replace("/opt/dags", str(task.folder))
+def run_of_page(task: Task, command: list[str]) -> list[str]:
+    """The names of the jobs, once a command of a page has ended with 0 beside the script and a job file."""
     shutil.copy(SCRIPT, task.folder)
     (task.folder / "job.yaml").write_text(JOB.replace("LINE", "true").replace("QUEUE", "default"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = os.environ | {"PATH": path, "MUSTER_HOME": str(task.home)}
-    ended = subprocess.run(["bash", "-c", command], env=environ, check=False, timeout=LIMIT_S)
-    assert ended.returncode == 0
-    assert [job.metadata.name for job in task.jobs()] == ["nightly-20261124t000000"]
+    assert subprocess.run(command, env=environ, check=False, timeout=LIMIT_S).returncode == 0
+    return [job.metadata.name for job in task.jobs()]
+
+
+def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> None:
+    page = (EXAMPLES.parent / "docs" / "airflow.md").read_text()
+    (command,) = re.findall(r'bash_command="(.*)"', page)
+    command = command.replace("{{ ts_nodash | lower }}", "20261124t000000").replace("/opt/dags", str(task.folder))
+    assert run_of_page(task, ["bash", "-c", command]) == ["nightly-20261124t000000"]
+
+
+def test_the_template_of_the_argo_page_runs_as_a_container_runs_it(task: Task) -> None:
+    page = (EXAMPLES.parent / "docs" / "argo-workflows.md").read_text()
+    ((template,),) = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert template["retryStrategy"]["expression"] == 'lastRetry.exitCode not in ["2", "3"]', "refused and invalid"
+    words = [word.replace("/config", str(task.folder)) for word in template["container"]["command"]]
+    assert run_of_page(task, [word.replace("{{workflow.name}}", "nightly-x7k2p") for word in words]) == [
+        "nightly-x7k2p-train"
+    ]
 
 
 def test_a_refused_job_and_an_invalid_file_have_the_exit_codes_of_submit(task: Task) -> None:
