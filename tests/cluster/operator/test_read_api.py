@@ -226,6 +226,25 @@ def test_a_node_is_drained_by_a_user_who_may_not_list_jobs(served: Served) -> No
     assert dana.notices() == []
 
 
+def test_a_preemption_is_listed_for_those_who_may_read_the_preempted_job(served: Served) -> None:
+    plane, path = served.plane, f"{JOBS.format('team-b')}/urgent"
+    plane.api.create(JOBS.format("team-b"), _job("urgent", 8, priority=10))
+    for operator in (served.leader, 1 - served.leader):
+        served.ask(operator)
+        plane.wait_for("the preemption is listed", lambda: _names(plane, "preemptions", "alice") == ["runs"])
+        (item,) = plane.api_as("alice").get(f"{BASE_PATH}/namespaces/team-a/preemptions")["items"]
+        assert (item["reason"], item["queue"]) == ("Preempted", "research")
+        assert "team-b/urgent" in item["message"]
+        assert _names(plane, "preemptions", "carol") == []
+        assert _names(plane, "namespaces/team-b/preemptions") == []
+        evicted = plane.api_as("alice").get(f"{BASE_PATH}/namespaces/team-a/jobs/runs")["eviction"]
+        assert (evicted["reason"], evicted["message"]) == (item["reason"], item["message"])
+    plane.api.patch(path, {"spec": {"cancel": True}})
+    plane.wait_for("it has ended", lambda: plane.api.get(path)["status"].get("finishedAt"))
+    plane.api.delete(path)
+    plane.wait_for("the other is admitted again", lambda: _names(plane, "pendingjobs", "alice") == ["waits"])
+
+
 def test_jobs_of_three_pages_come_page_by_page(served: Served) -> None:
     api = served.plane.api
     served.ask(served.leader)
