@@ -99,6 +99,12 @@ def test_pins_of_torchx_do_not_apply_to_the_images() -> None:
     assert "urllib3" not in pins("operator")
 
 
+def test_no_image_has_a_package_of_kubeflow_pipelines() -> None:
+    names = {path.stem: pins(path.stem).keys() for path in (CONSTRAINTS / "images").glob("*.txt")}
+    assert {"operator", "trainer"} <= names.keys()
+    assert [name for name, found in names.items() if any("kfp" in one for one in found)] == []
+
+
 def test_the_operators_image_has_only_what_the_operator_and_the_dashboard_import() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
     names, files = json.loads(done.stdout)
