@@ -145,6 +145,35 @@ def test_a_change_is_shown_without_a_reload_and_the_focus_stays(
     assert errors(browser, tab) == []
 
 
+def test_the_log_and_the_next_attempt_of_a_job_are_shown_as_they_come_and_the_earlier_one_can_be_chosen(
+    browser: Browser, client: LocalClient, url: str, tmp_path: Path
+) -> None:
+    line = (
+        "await() { while ! [ -e $1 ]; do sleep 0.05; done; }; "
+        f"echo begin $MUSTER_ATTEMPT; await {tmp_path}/$MUSTER_ATTEMPT; echo later $MUSTER_ATTEMPT; "
+        f"await {tmp_path}/fail; exit 1"
+    )
+    client.submit(shell_job("logs", line, failurePolicy={"maxRestarts": 1}))
+    eventually(lambda: client.job("logs").status.phase == "Running")
+    tab = enter(browser, url, "/jobs/default/logs")
+    log = "(document.querySelector('#log .log')?.innerText.trim() ?? '')"
+    tab.value("window.loaded = 1")
+    tab.wait_for(f"{log} === 'begin 0'")
+    (tmp_path / "0").touch()
+    tab.wait_for(f"{log}.endsWith('later 0')")
+    (tmp_path / "fail").touch()
+    tab.wait_for(f"{log}.startsWith('begin 1')")
+    tab.wait_for("document.getElementById('facts').innerText.includes('restarts 1')")
+    assert tab.value("window.loaded") == 1
+    tab.value("document.querySelector('select[name=attempt]').value = '0'")
+    tab.click("#pod button")
+    tab.wait_for(f"location.search.includes('attempt=0') && {log}.startsWith('begin 0')")
+    (tmp_path / "1").touch()
+    eventually(lambda: client.job("logs").status.phase == "Failed")
+    client.delete_all([("TrainingJob", "logs", "default")])
+    tab.close()
+
+
 def test_every_page_is_reached_with_the_keyboard(browser: Browser, url: str) -> None:
     tab = enter(browser, url)
     press(tab, "Tab")
