@@ -113,7 +113,7 @@ def test_where_ranks_were_that_did_not_stop_is_an_event_of_the_job(home: Path, t
     client = LocalClient.up(home, nodes="1x8", idle_s=60)
     launch = f"{sys.executable} -m muster_components.launch --nproc 1 --"
     line = f"exec {launch} -m muster_components.trainer.instrument {tmp_path}/train.py"
-    client.submit(shell_job("hung", line, grace=4))
+    client.submit(shell_job("hung", line, grace=12))
     eventually((tmp_path / "hangs").exists)
     client.suspend("hung")
     reasons = eventually(

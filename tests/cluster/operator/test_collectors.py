@@ -77,6 +77,7 @@ def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool
         lead = running.enter_context(collecting(pool, pods[0], folders[0]))
         pool.wait("its collector listens", lambda: listens(pods[0]))  # both pods have one address here
         other = running.enter_context(collecting(pool, pods[1], folders[1]))
+        pool.wait("the other collector handles signals", lambda: "cannot listen on " in collector_log(folders[1]))
         pool.wait("it stalls", lambda: pool.status("stuck").get("restarts") == 1)
         groups = {"1": ("mesh_fsdp", "[0, 1]")}
         stop_answer(folders[0], 0, "wait (threading.py:10)", dump(entry(7, state="started"), groups=groups))
@@ -97,6 +98,10 @@ def test_the_rank_that_the_others_waited_for_is_in_the_status_after_a_stall(pool
     blamed = f"rank 1 {where} never entered all-gather 7 of group fsdp; rank 0 waits in it"
     assert sentence.startswith(blamed)
     assert f"rank 1 {where} is in sleep (data.py:3)" in sentence
+
+
+def collector_log(run_dir: Path) -> str:
+    return (run_dir / "collector.log").read_text()
 
 
 def stop_answer(run_dir: Path, rank: int, frame: str, recorded: dict[str, Any]) -> None:
