@@ -10,12 +10,12 @@ from pathlib import Path
 
 from muster.api import crdgen
 from muster.kfp import component
-from muster.visibility import openapi
+from muster.visibility.discovery import openapi_file
 
 
 def files() -> dict[str, str]:
     """Text of every generated file by path."""
-    return {**crdgen.files(), **openapi.files(), "platform/muster/kfp/train.yaml": component.component_yaml()}
+    return {**crdgen.files(), **openapi_file(), "platform/muster/kfp/train.yaml": component.component_yaml()}
 
 
 def stale_files(root: Path) -> list[str]:

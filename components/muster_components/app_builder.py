@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
@@ -89,8 +90,30 @@ class SchedulingArgs:
     trace_every: int | None
 
 
-def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
-    """The app of `fsdp`, `ddp` and `pipeline`. Raises InvalidArgument."""
+A = TypeVar("A", TrainerArgs, PodArgs, SchedulingArgs)
+
+
+def _select(kind: type[A], arguments: Mapping[str, Any]) -> A:
+    """The arguments of this kind."""
+    return kind(**{field.name: arguments[field.name] for field in fields(kind)})
+
+
+def training_app(
+    component: str, parallel: str, extra_args: Sequence[str], arguments: Mapping[str, Any]
+) -> specs.AppDef:
+    """The app of `fsdp`, `ddp` and `pipeline`. `parallel` is the default, `arguments` are those of the component by
+    name. Raises InvalidArgument."""
+    pods, scheduling = _select(PodArgs, arguments), _select(SchedulingArgs, arguments)
+    trainer = _select(
+        TrainerArgs,
+        {
+            **arguments,
+            "component": component,
+            "parallel": arguments["parallel"] or parallel,
+            "compile": _parse_switch("compile", arguments["compile"]),
+            "extra_args": extra_args,
+        },
+    )
     return specs.AppDef(
         name=scheduling.name or f"{trainer.component}-{trainer.model}",
         roles=[_role(_trainer_command(trainer, pods, scheduling.trace_steps), pods)],
@@ -98,7 +121,7 @@ def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs
     )
 
 
-def parse_switch(name: str, text: str | bool) -> bool:
+def _parse_switch(name: str, text: str | bool) -> bool:
     """`True` or `False` in any case, since TorchX reads any other word as False. Raises InvalidArgument."""
     values = {"true": True, "false": False}
     if str(text).lower() not in values:
@@ -106,8 +129,9 @@ def parse_switch(name: str, text: str | bool) -> bool:
     return values[str(text).lower()]
 
 
-def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
-    """The app of `script`. Raises InvalidArgument."""
+def script_app(program_args: ScriptArgs, arguments: Mapping[str, Any]) -> specs.AppDef:
+    """The app of `script`. `arguments` are those of the component by name. Raises InvalidArgument."""
+    pods, scheduling = _select(PodArgs, arguments), _select(SchedulingArgs, arguments)
     path, module = program_args.path, program_args.module
     if path is not None and module is None:
         target, stem = [path], Path(path).stem

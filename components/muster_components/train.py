@@ -76,33 +76,7 @@ def fsdp(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return app_builder.training_app(
-        app_builder.TrainerArgs(
-            component="fsdp",
-            parallel=parallel or "fsdp",
-            model=model,
-            data=data,
-            steps=steps,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            lr=lr,
-            precision=precision,
-            float8=float8,
-            compile=app_builder.parse_switch("compile", compile),
-            checkpoint_every=checkpoint_every,
-            extra_args=trainer_args,
-        ),
-        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        app_builder.SchedulingArgs(
-            name=name,
-            queue=queue,
-            priority=priority,
-            max_runtime=max_runtime,
-            trace_steps=trace_steps,
-            trace_ranks=trace_ranks,
-            trace_every=trace_every,
-        ),
-    )
+    return app_builder.training_app("fsdp", "fsdp", trainer_args, locals())
 
 
 def ddp(
@@ -137,33 +111,7 @@ def ddp(
 
     Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
     """
-    return app_builder.training_app(
-        app_builder.TrainerArgs(
-            component="ddp",
-            parallel=parallel or "ddp",
-            model=model,
-            data=data,
-            steps=steps,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            lr=lr,
-            precision=precision,
-            float8=float8,
-            compile=app_builder.parse_switch("compile", compile),
-            checkpoint_every=checkpoint_every,
-            extra_args=trainer_args,
-        ),
-        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        app_builder.SchedulingArgs(
-            name=name,
-            queue=queue,
-            priority=priority,
-            max_runtime=max_runtime,
-            trace_steps=trace_steps,
-            trace_ranks=trace_ranks,
-            trace_every=trace_every,
-        ),
-    )
+    return app_builder.training_app("ddp", "ddp", trainer_args, locals())
 
 
 def pipeline(
@@ -204,33 +152,7 @@ def pipeline(
         *(["--pipeline_schedule", pipeline_schedule] if pipeline_schedule is not None else []),
         *(["--micro_batch", str(micro_batch)] if micro_batch is not None else []),
     ]
-    return app_builder.training_app(
-        app_builder.TrainerArgs(
-            component="pipeline",
-            parallel=parallel or "pp=2,fsdp",
-            model=model,
-            data=data,
-            steps=steps,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            lr=lr,
-            precision=precision,
-            float8=float8,
-            compile=app_builder.parse_switch("compile", compile),
-            checkpoint_every=checkpoint_every,
-            extra_args=(*pipeline_args, *trainer_args),
-        ),
-        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        app_builder.SchedulingArgs(
-            name=name,
-            queue=queue,
-            priority=priority,
-            max_runtime=max_runtime,
-            trace_steps=trace_steps,
-            trace_ranks=trace_ranks,
-            trace_every=trace_every,
-        ),
-    )
+    return app_builder.training_app("pipeline", "pp=2,fsdp", (*pipeline_args, *trainer_args), locals())
 
 
 # These have the arguments of fsdp; TorchX reads their help from the docstring.
@@ -286,16 +208,4 @@ def script(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return app_builder.script_app(
-        app_builder.ScriptArgs(path=script, module=m, args=script_args),
-        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        app_builder.SchedulingArgs(
-            name=name,
-            queue=queue,
-            priority=priority,
-            max_runtime=max_runtime,
-            trace_steps=trace_steps,
-            trace_ranks=trace_ranks,
-            trace_every=trace_every,
-        ),
-    )
+    return app_builder.script_app(app_builder.ScriptArgs(path=script, module=m, args=script_args), locals())

@@ -8,7 +8,7 @@ from typing import Any
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import leader, read, two_queues
 
-from muster.visibility.openapi import openapi_document
+from muster.visibility.discovery import openapi_document
 from muster.visibility.requests import parse_request
 
 SCHEMAS = openapi_document()["components"]["schemas"]

@@ -4,7 +4,7 @@ limits in bytes and in number; which ranks have no trace of steps that others ha
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO
@@ -25,6 +25,7 @@ from muster.tracing.trace_files import (
     TraceEntry,
     TraceName,
     parse_trace_name,
+    read_manifests,
 )
 
 _FOLDERS: tuple[tuple[ArtifactKind, str], ...] = (("trace", TRACES), ("memory", f"{TRACES}/{MEMORY}"))
@@ -141,25 +142,24 @@ class _Request(msgspec.Struct):
     ranks: tuple[int, ...] = ()
 
 
-def missing_ranks(
-    run: SharedFolder,
-    manifests: Iterable[Manifest],
-    own_ranks: frozenset[int] | None,
-    environ: Mapping[str, str] = os.environ,
-) -> tuple[MissingRanks, ...]:
-    """For each attempt and window of steps in the manifests the ranks without an entry, in order.
+def with_missing_ranks(run: SharedFolder, manifest: Manifest, own_ranks: frozenset[int] | None) -> Manifest:
+    """The manifest with the ranks that lack an entry in all manifests of the run, for each attempt and window of steps
+    in order.
 
     Expected are `own_ranks` (None: those with a heartbeat), of them the ranks that were asked to trace these steps: by
     the request for them, else by the job's configuration (`MUSTER_TRACE_RANKS`).
     """
+    others = [other for other in read_manifests(run) if other.name != manifest.name]
     traced: dict[tuple[int, int, int], set[int]] = {}
-    for manifest in manifests:
-        for entry in manifest.traces:
+    for one in (manifest, *others):
+        for entry in one.traces:
             traced.setdefault((entry.attempt, entry.start_step, entry.end_step), set()).add(entry.rank)
     if not traced:
-        return ()
+        return replace(manifest, missing=())
     pod = _ranks_with_heartbeat(run) if own_ranks is None else own_ranks
-    configured = frozenset(int(rank) for rank in environ.get("MUSTER_TRACE_RANKS", "").split(",") if rank.isdecimal())
+    configured = frozenset(
+        int(rank) for rank in os.environ.get("MUSTER_TRACE_RANKS", "").split(",") if rank.isdecimal()
+    )
     request = _request(run)
     found = []
     for (attempt, start, end), ranks in sorted(traced.items()):
@@ -169,7 +169,7 @@ def missing_ranks(
         expected = pod & chosen if chosen else pod
         if missing := tuple(sorted(expected - ranks)):
             found.append(MissingRanks(attempt, start, end, missing))
-    return tuple(found)
+    return replace(manifest, missing=tuple(found))
 
 
 def _ranks_with_heartbeat(run: SharedFolder) -> frozenset[int]:

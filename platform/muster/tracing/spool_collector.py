@@ -26,9 +26,9 @@ from muster.tracing.manifest_updates import (
     claims_to_drop,
     drop_entries,
     drop_oldest,
-    missing_ranks,
     rebuild_manifest,
     trace_entry,
+    with_missing_ranks,
 )
 from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
@@ -286,7 +286,7 @@ class Collector:
         # its entry is kept.
         listed_in = self._find_manifest(entry)
         if listed_in is None:
-            changed = self._with_missing_ranks(self.manifest.with_entry(entry))
+            changed = with_missing_ranks(self.run_folder, self.manifest.with_entry(entry), self.options.ranks)
             write_manifest(self.run_folder, changed, owner=self.options.owner)
             self.manifest = listed_in = changed
         if store is not None:
@@ -312,10 +312,6 @@ class Collector:
     def upload(self, name: str, content: bytes) -> None:
         """Upload a file of the run folder. Raises the errors of the store's backend."""
         self._open_store().put_bytes(name, content)
-
-    def _with_missing_ranks(self, manifest: Manifest) -> Manifest:
-        others = [other for other in read_manifests(self.run_folder) if other.name != manifest.name]
-        return replace(manifest, missing=missing_ranks(self.run_folder, [manifest, *others], self.options.ranks))
 
     def _find_manifest(self, entry: TraceEntry) -> Manifest | None:
         """The manifest that already lists this file with this content, or None."""
