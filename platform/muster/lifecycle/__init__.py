@@ -14,7 +14,6 @@ from muster.lifecycle.conditions import (
     is_condition_true,
     is_evicting,
     is_finished,
-    phase_of,
     set_condition,
 )
 from muster.lifecycle.observation import (
@@ -23,9 +22,8 @@ from muster.lifecycle.observation import (
     ReconcileResult,
     Timeouts,
     max_grace_period_s,
-    role_grace_period_s,
 )
-from muster.lifecycle.placement import from_status, nodes_of, pod_name, pod_slots, to_status
+from muster.lifecycle.placement import from_status, nodes_of, pod_name, pod_slots
 from muster.lifecycle.reconcile import reconcile_job
 from muster.lifecycle.transitions import retained_placement, retained_until
 
@@ -43,13 +41,10 @@ __all__ = [
     "is_finished",
     "max_grace_period_s",
     "nodes_of",
-    "phase_of",
     "pod_name",
     "pod_slots",
     "reconcile_job",
     "retained_placement",
     "retained_until",
-    "role_grace_period_s",
     "set_condition",
-    "to_status",
 ]

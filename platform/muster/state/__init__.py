@@ -7,7 +7,7 @@ makes planning cheap.
 
 from __future__ import annotations
 
-from muster.state.cluster_state import Changes, ClusterState, JobEntry
+from muster.state.cluster_state import ClusterState, JobEntry
 from muster.state.snapshot import BuildResult, build_snapshot, snapshot_of
 
-__all__ = ["BuildResult", "Changes", "ClusterState", "JobEntry", "build_snapshot", "snapshot_of"]
+__all__ = ["BuildResult", "ClusterState", "JobEntry", "build_snapshot", "snapshot_of"]

@@ -14,8 +14,7 @@ import yaml
 
 from muster.api.crdgen.api_reference import api_reference
 from muster.api.crdgen.crds import KINDS, CustomResource, crd
-from muster.api.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES, ValidationRule
-from muster.api.crdgen.schema import object_schema
+from muster.api.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
 
 __all__ = [
     "KINDS",
@@ -23,10 +22,8 @@ __all__ = [
     "QUANTITY_RULES",
     "VALIDATION_RULES",
     "CustomResource",
-    "ValidationRule",
     "crd",
     "files",
-    "object_schema",
 ]
 _PLAIN = "# Written by `make manifests` from platform/muster/api/spec. Without Helm: kubectl apply -f helm/crds.yaml\n"
 _CHART = """\

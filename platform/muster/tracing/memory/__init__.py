@@ -7,17 +7,13 @@ allocations were in use at which time, `categories` says what each is for, `usag
 
 from __future__ import annotations
 
-from muster.tracing.memory.advice import Advice, AdviceKind, describe_advice
-from muster.tracing.memory.categories import Category
+from muster.tracing.memory.advice import Advice, describe_advice
 from muster.tracing.memory.memory_report import MemoryReport, analyse_memory
 from muster.tracing.memory.rank_memory import RankMemory
-from muster.tracing.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits
+from muster.tracing.restricted_pickle import MemoryLimits
 
 __all__ = [
-    "DEFAULT_MEMORY_LIMITS",
     "Advice",
-    "AdviceKind",
-    "Category",
     "MemoryLimits",
     "MemoryReport",
     "RankMemory",
