@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.capture.exchange import PodRanks
+from muster.capture.exchange import MAX_ENCODED, PodRanks, decode_ranks, encode_ranks, stopped_ranks
 from muster.capture.protocol import HungRank
-from muster.capture.termination import MAX_ENCODED, decode_ranks, encode_ranks, stopped_ranks
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.shared_folder import SharedFolder
 

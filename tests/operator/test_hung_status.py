@@ -7,8 +7,8 @@ import json
 from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.capture.exchange import encode_ranks
 from muster.capture.protocol import HungRank
-from muster.capture.termination import encode_ranks
 from muster.cluster import RecordEvent, WriteStatus
 from muster.kube.objects import RawCustomObject, V1ContainerStatus
 from muster.lifecycle import pod_name

@@ -37,7 +37,7 @@ _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 @dataclass(frozen=True, slots=True)
 class TerminationMessage:
     """Termination message of a collector (`muster.tracing.collector`): traces collected, the newest checkpoint in the
-    run folder, and the ranks that did not stop (`muster.capture.termination`). It comes from a program in a user's pod,
+    run folder, and the ranks that did not stop (`muster.capture.exchange`). It comes from a program in a user's pod,
     so only valid values are accepted."""
 
     traces: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
-from muster.capture.termination import decode_ranks
+from muster.capture.exchange import decode_ranks
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name

@@ -1,16 +1,20 @@
-"""What the operator and a collector exchange about a capture: the proposal to write, and what the run folder has."""
+"""What the operator and a collector exchange: of a capture the proposal to write, and what the run folder has; of ranks
+that did not stop where they were, in the termination message of their pod's collector, compressed and shortened."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import base64
+import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from muster.capture.folder import observe, write_request
-from muster.capture.protocol import CaptureObservation, CaptureRequest, HungRank
+from muster.capture.protocol import MAX_REASON, MAX_WORLD_SIZE, CaptureObservation, CaptureRequest, HungRank
 from muster.capture.stacks import read_stacks, request_stacks
+from muster.tracing.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 MAX_STEPS = 1000
@@ -18,6 +22,11 @@ MAX_RANKS = 1024
 MAX_RESPONSE_BYTES = 256 << 10
 _SHARED_BYTES = MAX_RESPONSE_BYTES // 2
 _MAX_FRAMES = 16  # as many as a status has
+MAX_ENCODED = 3500
+"""Of the 4096 bytes that Kubernetes keeps of a termination message."""
+_MAX_DECODED = 256 << 10
+_MESSAGE_RANKS, _MESSAGE_FRAMES, _MESSAGE_FRAME = 64, 3, 200
+_message_decoder = msgspec.json.Decoder(tuple[HungRank, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +115,46 @@ def _concerning(seen: CaptureObservation, wanted: CaptureExchange) -> CaptureObs
         answers=tuple(answer for answer in seen.answers if answer.id == wanted.id),
         traces=tuple(trace for trace in seen.traces if (trace.attempt, trace.start_step) == steps),
     )
+
+
+def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks) -> str:
+    """The ranks of this pod whose launcher saved their stacks before it killed them, encoded; empty without any."""
+    found = read_stacks(run, STOP_REQUEST, attempt)
+    return encode_ranks([one for one in found if own.contains(one.rank, max(one.world_size, one.rank + 1))])
+
+
+def encode_ranks(ranks: Sequence[HungRank]) -> str:
+    """At most `MAX_ENCODED` characters: with their collectives if these fit, else with fewer ranks."""
+    short = [_for_message(one) for one in ranks[:_MESSAGE_RANKS]]
+    if short and len(text := _encode(short)) <= MAX_ENCODED:
+        return text
+    short = [msgspec.structs.replace(one, collectives=None) for one in short]
+    while short and len(text := _encode(short)) > MAX_ENCODED:
+        short = short[: len(short) // 2]
+    return text if short else ""
+
+
+def decode_ranks(text: str, pod: str, node: str) -> tuple[HungRank, ...]:
+    """The ranks of a pod on a node, from a message that any program in it may have written; empty if it is invalid."""
+    try:
+        unpacking = zlib.decompressobj()
+        content = unpacking.decompress(base64.b85decode(text[:MAX_ENCODED]), _MAX_DECODED)
+        found = _message_decoder.decode(content)[:_MESSAGE_RANKS]
+    except (ValueError, zlib.error, msgspec.MsgspecError, RecursionError):
+        return ()
+    shown = (msgspec.structs.replace(_for_message(one), pod=pod, node=node) for one in found)
+    return tuple(one for one in shown if 0 <= one.rank < MAX_WORLD_SIZE)
+
+
+def _for_message(one: HungRank) -> HungRank:
+    return msgspec.structs.replace(
+        one,
+        frames=tuple(frame[:_MESSAGE_FRAME] for frame in one.frames[:_MESSAGE_FRAMES]),
+        reason=one.reason[:MAX_REASON],
+        file="",
+        collectives=None if one.collectives is None else one.collectives.compact(),
+    )
+
+
+def _encode(ranks: Sequence[HungRank]) -> str:
+    return base64.b85encode(zlib.compress(msgspec.json.encode(ranks), 9)).decode()

@@ -23,9 +23,8 @@ from pathlib import Path
 from types import FrameType
 
 from muster.api.quantity import parse_quantity
-from muster.capture.exchange import PodRanks, exchange
+from muster.capture.exchange import PodRanks, exchange, stopped_ranks
 from muster.capture.folder import CAPTURE
-from muster.capture.termination import stopped_ranks
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import finite_number
 from muster.tracing.heartbeat_server import (
@@ -98,7 +97,7 @@ def readable_trace_count(manifest: Manifest) -> int:
 
 def write_termination_message(path: Path, run_folder: SharedFolder, traces: int, hung: str = "") -> None:
     """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `hung`: the
-    ranks that did not stop (`muster.capture.termination`).
+    ranks that did not stop (`muster.capture.exchange`).
 
     Errors are ignored.
     """

@@ -17,8 +17,6 @@ import triton.language as tl
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-IGNORE_INDEX: Final = -1
-"""The target of rows without loss."""
 _BLOCK: Final = 4096
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
@@ -80,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor) -> Tensor:
-    """The sum of the cross-entropies of `hidden @ weight.T` in nats, float32, without targets of IGNORE_INDEX.
+    """The sum of the cross-entropies of `hidden @ weight.T` in nats, float32, without negative targets.
 
     `hidden_ND` and `weight_VD` have the same floating dtype, in which the logits are stored; sums are float32. The
     backward pass must run once at most. On a CPU it needs Triton's interpreter (TRITON_INTERPRET=1).
