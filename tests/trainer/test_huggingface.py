@@ -178,10 +178,23 @@ def test_a_kernel_in_the_configuration_of_a_part_is_rejected(tmp_path: Path) -> 
         ("resnet", "image classification"),
         ("t5", "encoder-decoder language model"),
         ("mt5", "encoder-decoder language model"),
+        ("deit", "image classification"),  # one of two classes of Transformers
     ],
 )
 def test_the_task_follows_from_the_model_type(source: str, task: str) -> None:
-    assert model_of(source).task == task
+    import torch
+
+    model = model_of(source)
+    assert model.task == task
+    with torch.device("meta"):
+        assert isinstance(model.build(), torch.nn.Module)
+
+
+def test_a_vocabulary_without_the_padding_token_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="pad_token_id must be less than vocab_size, 260; got 32000; add pad_token_id=0"
+    ):
+        model_of("phi3", {"vocab_size": "260"})
 
 
 def test_the_size_of_images_is_that_of_the_arguments_or_the_folder_also_for_networks_of_convolutions(
@@ -371,6 +384,32 @@ def test_a_module_that_cannot_be_trained_is_refused(
     run = start(2, *flags, "--data", "user:Pairs", "--global_batch", "4", "--steps", "3", "--no_compile")
     assert run.end() == [EXIT_BAD_INPUT] * 2, run.log_text()
     assert message in run.log_text()
+
+
+def test_a_model_with_a_parameter_that_forward_does_not_use_resumes_on_another_mesh(
+    tmp_path: Path, start: Starter
+) -> None:
+    (tmp_path / "user.py").write_text(USER_MODULE)
+    flags = (
+        "--model",
+        "user:Unused",
+        "--data",
+        "user:Pairs",
+        "--global_batch",
+        "4",
+        "--micro_batch",
+        "2",
+        "--no_compile",
+    )
+    flags = (*flags, "--checkpoint_every", "2", "--warmup", "1", "--steps")
+    meshes = {"meshes": [(2, "fsdp"), (2, "pp=2"), (1, "fsdp")], "one": [(1, "fsdp")] * 3}
+    for name, attempts in meshes.items():
+        for attempt, (ranks, mesh) in enumerate(attempts):
+            steps = str(2 * attempt + 2)
+            run = start(ranks, *flags, steps, "--parallel", mesh, run_dir=tmp_path / name, attempt=attempt)
+            assert run.end() == [0] * ranks, run.log_text()
+    assert list(losses(tmp_path / "one")) == [1, 2, 3, 4, 5, 6]
+    assert losses(tmp_path / "meshes") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 def test_blocks_of_torchs_own_classes_are_compiled_as_full_graphs(tmp_path: Path, start: Starter) -> None:

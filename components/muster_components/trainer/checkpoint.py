@@ -221,6 +221,10 @@ class Checkpointer:
         if failure is not None:
             return failure
         state = self._state_dict()
+        untrained = _without_state(state["optimizer"], metadata[0])
+        state["optimizer"] = {
+            name: value for name, value in state["optimizer"].items() if _parameter_of(name) not in untrained
+        }
         reader = CheckedReader(candidate.path, metadata[0])
         try:
             load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
@@ -230,8 +234,15 @@ class Checkpointer:
             own = get_optimizer_state_dict(module, optimizer, options=_FLAT)
             # Options such as weight decay are those of the flags; the learning rate is set in every step.
             options = {name: value for name, value in own.items() if not name.startswith(_STATE)}
-            loaded = {name: state["optimizer"][self._saved(name)] for name in own if name.startswith(_STATE)}
+            loaded = {
+                name: state["optimizer"].get(self._saved(name), value)
+                for name, value in own.items()
+                if name.startswith(_STATE)
+            }
             set_optimizer_state_dict(module, optimizer, {**options, **loaded}, options=_FLAT)
+            for name, parameter in module.named_parameters():
+                if self._tied.get(name, name) in untrained:
+                    optimizer.state.pop(parameter, None)  # as it was when the checkpoint was saved
             weights = {name: state["model"][self._saved(name)] for name in get_model_state_dict(module)}
             set_model_state_dict(module, weights)
         self.started_step = self.saved_step = candidate.step
@@ -281,12 +292,25 @@ class Checkpointer:
         """The name of a parameter, or of its optimizer state, in checkpoints."""
         if not name.startswith(_STATE):
             return self._tied.get(name, name)
-        parameter, _, kind = name.removeprefix(_STATE).rpartition(".")
-        return f"{_STATE}{self._tied.get(parameter, parameter)}.{kind}"
+        parameter = _parameter_of(name)
+        return f"{_STATE}{self._tied.get(parameter, parameter)}.{name.rpartition('.')[2]}"
 
     def _record_event(self, kind: str, message: str, step: int) -> None:
         if self._is_rank0:
             self._reporter.record_event(kind, message, step=step)
+
+
+def _parameter_of(name: str) -> str:
+    """`blocks.0.weight` of the flattened name `state.blocks.0.weight.exp_avg`."""
+    return name.removeprefix(_STATE).rpartition(".")[0]
+
+
+def _without_state(optimizer_state: Mapping[str, Any], metadata: Metadata) -> set[str]:
+    """The parameters of which a checkpoint has no optimizer state at all: forward had not used them, so they had no
+    gradient. For loading, torch creates the state of all parameters that require one."""
+    saved = metadata.state_dict_metadata
+    with_state = {_parameter_of(name) for name in optimizer_state if f"optimizer.{name}" in saved}
+    return {_parameter_of(name) for name in optimizer_state} - with_state
 
 
 def _root_cause(error: BaseException) -> str:

@@ -16,7 +16,13 @@ from muster_components.trainer.compilation.backends import Backend
 from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.interface import Batch
-from muster_components.trainer.models.module_tree import allocate, copy_part, named_tensors, repeated_blocks
+from muster_components.trainer.models.module_tree import (
+    allocate,
+    copy_part,
+    named_tensors,
+    plain_tensors,
+    repeated_blocks,
+)
 from muster_components.trainer.user_code import load_reference
 
 
@@ -82,9 +88,8 @@ class FactoryModel:
             copy_part(target, values[name].__getitem__)
         sources = dict(created.named_modules())
         for name, part in module.named_modules():
-            for attribute, value in vars(sources[name]).items():
-                if isinstance(value, Tensor) and attribute in vars(part):
-                    setattr(part, attribute, value.to(device))
+            for attribute in plain_tensors(part):
+                setattr(part, attribute, getattr(sources[name], attribute).to(device))
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
         """The fields are the arguments of forward."""

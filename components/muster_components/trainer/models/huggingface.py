@@ -192,6 +192,12 @@ class HuggingFaceModel:
             height, width = (size, size) if isinstance(size, int) else size
             return ImageLabel(config.num_labels, (channels, height, width))
         text = config.get_text_config()
+        padding = getattr(text, "pad_token_id", None)
+        if padding is not None and padding >= text.vocab_size:
+            raise InputError(
+                f"--model_args: pad_token_id must be less than vocab_size, {text.vocab_size}; got {padding}; "
+                "add pad_token_id=0, or give the vocabulary of the tokenizer"
+            )
         positions = getattr(text, "max_position_embeddings", None)
         if positions is not None and self._seq_len > positions:
             raise InputError(

@@ -90,16 +90,19 @@ def choose_task(config: Any) -> tuple[str, Any]:
     """
     import transformers
 
-    classes = {task: getattr(transformers, auto)._model_mapping for task, auto in TASKS.items()}
-    if not config.is_encoder_decoder:  # also maps models that read speech
-        del classes["encoder-decoder language model"]
+    found: dict[str, tuple[Any, ...]] = {}
+    for task, auto in TASKS.items():
+        mapping = getattr(transformers, auto)._model_mapping
+        speech = task == "encoder-decoder language model" and not config.is_encoder_decoder
+        if type(config) in mapping and not speech:
+            classes = mapping[type(config)]
+            found[task] = classes if isinstance(classes, tuple) else (classes,)  # DeiT has two, the usual one first
     for architecture in config.architectures or ():
-        for task, mapping in classes.items():
-            if type(config) in mapping and mapping[type(config)].__name__ == architecture:
-                return task, mapping[type(config)]
-    for task, mapping in classes.items():
-        if type(config) in mapping:
-            return task, mapping[type(config)]
+        for task, classes in found.items():
+            if (named := next((one for one in classes if one.__name__ == architecture), None)) is not None:
+                return task, named
+    for task, classes in found.items():
+        return task, classes[0]
     raise InputError(
         f"--model: {config.model_type} has no {', '.join(TASKS)} in Transformers; "
         "give a function that returns the model: --model my.module:factory"

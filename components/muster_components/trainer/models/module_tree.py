@@ -55,6 +55,11 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, buffer
 
 
+def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The attributes of the module itself that are tensors, but neither parameters nor buffers."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+
+
 def unique_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """As named_tensors; tied ones under the first of their names."""
     seen = set()

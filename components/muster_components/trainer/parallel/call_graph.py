@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.models.module_tree import plain_tensors
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -342,9 +343,10 @@ def check_leaf(name: str, leaf: object) -> None:
 
 
 def _tensors_outside(module: nn.Module, replaced: Collection[int]) -> Iterator[Tensor]:
-    """Parameters and buffers of the modules whose ids are not in `replaced`."""
+    """Parameters, buffers and other tensors of the modules whose ids are not in `replaced`."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
+    yield from plain_tensors(module).values()
     for child in module.children():
         if id(child) not in replaced:
             yield from _tensors_outside(child, replaced)

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from muster_components.trainer.config import RECOMPUTE_MODES, Float8Config, Recompute
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
+from muster_components.trainer.models.module_tree import plain_tensors
 from muster_components.trainer.parallel.float8 import convert_to_float8
 from muster_components.trainer.parallel.sharding import apply_activation_checkpointing, selective_policy
 from muster_components.trainer.planning.compiled_cost import Policies, compiled_costs
@@ -285,6 +286,8 @@ def _replace_tensors(module: nn.Module, dtype: torch.dtype | None) -> None:
                     values = torch.empty(tensor.shape, dtype=cast or tensor.dtype, device="cpu")
                     replaced[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
                 tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
+        for name, tensor in plain_tensors(owner).items():
+            setattr(owner, name, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
 
 
 def _shared_parameters(module: nn.Module) -> set[int]:
