@@ -391,17 +391,9 @@ def test_a_model_with_a_parameter_that_forward_does_not_use_resumes_on_another_m
 ) -> None:
     (tmp_path / "user.py").write_text(USER_MODULE)
     flags = (
-        "--model",
-        "user:Unused",
-        "--data",
-        "user:Pairs",
-        "--global_batch",
-        "4",
-        "--micro_batch",
-        "2",
-        "--no_compile",
+        *("--model", "user:Unused", "--data", "user:Pairs", "--global_batch", "4", "--micro_batch", "2"),
+        *("--no_compile", "--checkpoint_every", "2", "--warmup", "1", "--steps"),
     )
-    flags = (*flags, "--checkpoint_every", "2", "--warmup", "1", "--steps")
     meshes = {"meshes": [(2, "fsdp"), (2, "pp=2"), (1, "fsdp")], "one": [(1, "fsdp")] * 3}
     for name, attempts in meshes.items():
         for attempt, (ranks, mesh) in enumerate(attempts):
