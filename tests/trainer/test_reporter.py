@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import text
+from muster_components.trainer.__main__ import main
 from muster_components.trainer.config import parse_trace_config
-from muster_components.trainer.context import RunContext, run_context
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.context import RunContext, require_run_dir, run_context
+from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
 from muster_components.trainer.reporter import (
     RankHeartbeat,
     Reporter,
@@ -161,6 +162,22 @@ def test_the_environment_variable_of_the_run_folder_takes_precedence_over_the_fl
     assert run_context({}, "/mine").run_dir == Path("/mine")
     alone = run_context({})
     assert (alone.run_dir, alone.world_size, alone.rank) == (Path.cwd() / "muster-run", 1, 0)
+
+
+@pytest.mark.parametrize(("folder", "problem"), [("file", "File exists"), ("file/run", "Not a directory")])
+def test_a_run_folder_that_cannot_be_written_ends_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, problem: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path / folder))
+    assert main(["--model", "gpt:1m", "--data", str(tmp_path)]) == EXIT_BAD_INPUT
+    assert f"must be a folder that can be written; got {tmp_path / folder}: {problem}" in capsys.readouterr().err
+
+
+def test_the_run_folder_is_created(tmp_path: Path) -> None:
+    require_run_dir(tmp_path / "new" / "run")
+    require_run_dir(tmp_path / "new" / "run")
+    assert (tmp_path / "new" / "run").is_dir()
 
 
 def test_a_fifo_without_reader_in_place_of_the_metrics_does_not_block(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 
 from muster_components.trainer.config import TrainConfig
-from muster_components.trainer.context import install_stack_handler, run_context, silence_kineto
+from muster_components.trainer.context import install_stack_handler, require_run_dir, run_context, silence_kineto
 from muster_components.trainer.data.cache_folder import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
 from muster_components.trainer.flags import parse_train_config
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
 def _train(config: TrainConfig) -> int:
     try:
         context = run_context(os.environ, config.output)
+        if config.planning.layout is None:  # --plan writes nothing
+            require_run_dir(context.run_dir)
         install_stack_handler(os.environ)
         serve_flight_recorder(os.environ)
         prepare_environment(os.environ, deterministic=config.deterministic)

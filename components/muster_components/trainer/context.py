@@ -6,7 +6,9 @@ Without torchrun a process is the only rank.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
+import os
 import signal
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from muster_components.trainer.errors import InputError
 
 DEFAULT_OUTPUT = "muster-run"
+_NEVER_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,26 @@ def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     if text and not text.isdecimal():
         raise InputError(f"environment variable {name} must be an integer of at least 0; got {text!r}")
     return int(text) if text else default
+
+
+def require_run_dir(folder: Path) -> None:
+    """Create the run folder. Raises InputError if it can never be written, since a run without checkpoints and metrics
+    is lost; a full disk may have space again."""
+    problem = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in _NEVER_WRITABLE:
+            problem = error.strerror
+    else:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            problem = "no permission to write, or a read-only file system"
+    if problem is not None:
+        raise InputError(
+            f"the run folder ($MUSTER_RUN_DIR, else --output) must be a folder that can be written; got {folder}: "
+            f"{problem}",
+            same_on_all_ranks=False,
+        )
 
 
 def install_stack_handler(environ: Mapping[str, str]) -> None:
