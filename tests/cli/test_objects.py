@@ -263,6 +263,12 @@ def test_nodes_show_flavor_use_and_state(cluster: MemoryClient, muster: Muster) 
     assert lines[2].split() == ["n1", "h200", "█" * 5 + "░" * 5, "4/8", "░" * 10, "0/64", "1", "virtual"]
 
 
+def test_gpus_of_nodes_come_before_what_every_node_has(cluster: MemoryClient, muster: Muster) -> None:
+    amounts = {"ephemeral-storage": "1Ti", "memory": "1Ti", "cpu": "64", "nvidia.com/gpu": 8}
+    cluster.node_rows = [node_row("n0", allocatable=amounts)]
+    assert muster("nodes").out.split()[2:6] == ["GPU", "CPU", "EPHEMERAL-STORAGE", "MEMORY"]
+
+
 def test_nodes_that_take_no_jobs_say_why(cluster: MemoryClient, muster: Muster) -> None:
     rows = [node_row("n0", cordoned=True), node_row("n1", draining=True), node_row("n2", draining=True, ready=False)]
     cluster.node_rows = rows

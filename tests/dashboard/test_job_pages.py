@@ -65,6 +65,7 @@ def test_the_page_of_a_job_has_its_state_pods_events_and_the_end_of_its_log() ->
     assert "line 0 " not in shown
     assert shown.index("second 4 times") < shown.index("first")
     assert "The job has not started yet." in shown
+    assert "in Perfetto" not in shown
     assert "of the other" in words(page(source, "/jobs/default/a?index=1"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.engine.objects import flavor, nodes, queue
 from tests.state.observed_states import NOW, admitted, named, observed_state, pod
-from tests.visibility.states import in_namespace, leader, two_queues
+from tests.visibility.states import failed, in_namespace, leader, two_queues
 
 from muster.dashboard.page import MAX_ROWS
 from muster.errors import ClusterError, Refused
@@ -121,6 +121,16 @@ def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages
     assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, unescape(following))) == [f"b-{MAX_ROWS:04}"]
 
 
+def test_a_failed_job_is_listed_with_the_error_that_it_wrote() -> None:
+    state = leader(two_queues(failed("a", "step 7\nRuntimeError: no space\n")))
+    assert "Error RuntimeError: no space exited with code 1" in text(one_page(state, "/jobs"))
+
+
+def test_without_preemptions_the_page_says_since_when() -> None:
+    page = text(one_page(leader(two_queues()), "/preemptions"))
+    assert "since the operator that answers started" in page
+
+
 def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
     kind = flavor(levels={"block": "block", "rack": "rack", "host": "host"})
     hosts = [
@@ -133,7 +143,10 @@ def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
     state = leader(observed_state(job, nodes=tuple(hosts), flavors=(kind,), pods={job.metadata.uid: (runs,)}))
     page = text(one_page(state, "/nodes"))
     assert "Ready 2 Cordoned 1 NotReady 1" in page
-    assert "block b0, rack r0 any n0 8/8 n1 8/8 block b0, rack r1 any n2 0/8 NotReady n3 0/8 Cordoned" in page
+    assert (
+        "block b0, rack r0 any n0 8/8 gpu n1 8/8 gpu block b0, rack r1 any n2 0/8 gpu NotReady n3 0/8 gpu Cordoned"
+        in page
+    )
     one = text(one_page(state, "/nodes/n0"))
     assert "State Ready Flavor any block b0 rack r0 host n0" in one
     assert "nvidia.com/gpu 8 8" in one

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.engine.objects import queue
-from tests.state.observed_states import observed_state
+from tests.state.observed_states import NOW, admitted, observed_state
 
 from muster.api import spec
 from muster.cluster import ObservedState
+from muster.lifecycle import transitions
 from muster.model import Wait
 from muster.state import snapshot_of
 from muster.visibility.items import MayRead
@@ -20,6 +21,14 @@ from muster.visibility.types import BASE_PATH
 
 def in_namespace(job: spec.TrainingJob, namespace: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+
+
+def failed(name: str, log_tail: str) -> spec.TrainingJob:
+    """A job that has failed, with this end of its log."""
+    job = admitted(name)
+    status = transitions.finish(job.status, "Failed", "Error", "exited with code 1", NOW)
+    failure = spec.LastFailure(pod=f"{name}-trainer-0", exit_code=1, log_tail=log_tail)
+    return job.model_copy(update={"status": status.model_copy(update={"last_failure": failure, "phase": "Failed"})})
 
 
 def two_queues(*jobs: spec.TrainingJob) -> ObservedState:

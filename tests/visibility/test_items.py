@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.engine.objects import flavor, nodes
 from tests.state.observed_states import NOW, PLACED, admitted, named, observed_state, pod
-from tests.visibility.states import in_namespace, leader, names, read, two_queues
+from tests.visibility.states import failed, in_namespace, leader, names, read, two_queues
 
 from muster.api.spec import EvictionStatus
 from muster.errors import NotFound
@@ -92,6 +92,17 @@ def test_one_job_has_conditions_and_placement_and_no_template() -> None:
     assert "template" not in str(found)
     (listed,) = read(state, "jobs")["items"]
     assert {**found, "conditions": [], "placement": []} == listed
+
+
+def test_a_failed_job_has_the_line_of_its_log_that_explains_it() -> None:
+    job = failed("a", "step 7\nRuntimeError: no space\n")
+    (found,) = read(leader(two_queues(job)), "jobs")["items"]
+    assert (found["phase"], found["error"]) == ("Failed", "RuntimeError: no space")
+    restarted = job.model_copy(update={"status": job.status.model_copy(update={"phase": "Pending"})})
+    (found,) = read(leader(two_queues(restarted)), "jobs")["items"]
+    assert found["error"] == ""
+    (found,) = read(leader(two_queues(failed("a", "x" * 4000))), "jobs")["items"]
+    assert found["error"] == "x" * 300
 
 
 @pytest.mark.parametrize("route", ["namespaces/default/jobs/none", "namespaces/default/pendingjobs/a", "queues/none"])

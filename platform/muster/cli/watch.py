@@ -106,12 +106,13 @@ def _hint_on_interrupt(name: str, namespace: str) -> Iterator[None]:
 def print_end_and_reason(job: TrainingJob) -> None:
     """One line; for a job that did not succeed also the reason, exit code, last log line and the next command."""
     from muster.cli.views import job_text
+    from muster.lifecycle.failure_log import last_log_line
 
     out, (code, message) = console(), job_text.phase_reason(job)
     out.print(f"{job_text.qualified_name(job)} {job.status.phase}", markup=False)
     if job.status.phase == "Succeeded":
         return
-    failure, last = job.status.last_failure, job_text.last_log_line(job)
+    failure, last = job.status.last_failure, last_log_line(job.status.last_failure)
     facts = [
         f"{code}: {message}" if code or message else "",
         f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",

@@ -9,6 +9,7 @@ from typing import Any
 from muster.api import spec
 from muster.lifecycle import is_finished, nodes_of
 from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition, last_eviction
+from muster.lifecycle.failure_log import last_log_line
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
@@ -33,6 +34,7 @@ MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
 _PREEMPTION_REASONS = ("Preempted", "Reclaimed")
 _MAX_KEPT = 1000
+_MAX_ERROR = 300  # characters
 
 
 def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
@@ -127,6 +129,7 @@ def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
         ran_seconds=status.ran_seconds,
         attempt=status.attempt,
         restarts=status.restarts,
+        error=last_log_line(status.last_failure)[:_MAX_ERROR] if status.phase == "Failed" else "",
         eviction=last_eviction(status),
         progress=status.progress,
         **details,

@@ -201,6 +201,8 @@ class JobSummary(StatusModel):
     """The nodes by role; only in the answer for one job."""
     last_failure: LastFailure | None = None
     """The last failure; only in the answer for one job."""
+    error: str = ""
+    """Of a failed job, the line of the failed pod's log that best explains it, at most 300 characters."""
 
 
 class PodReference(StatusModel):

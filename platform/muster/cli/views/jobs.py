@@ -20,6 +20,7 @@ from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition, last_eviction
+from muster.lifecycle.failure_log import is_error_line, last_log_line
 from muster.text import (
     format_bytes,
     format_duration,
@@ -131,9 +132,9 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         text.append(message)
     elif status.phase in ("Failed", "Cancelled", "Terminating"):
         code, message = job_text.phase_reason(job)
-        line = job_text.truncate(job_text.last_log_line(job), _MAX_LAST_LINE)
+        line = job_text.truncate(last_log_line(status.last_failure), _MAX_LAST_LINE)
         text.append(f"{code}: " if code else "", style="red")
-        parts = (line, message) if job_text.is_error_line(line) else (message, line)
+        parts = (line, message) if is_error_line(line) else (message, line)
         text.append(parts[0])
         text.append(f"{'; ' if all(parts) else ''}{parts[1]}", style="dim")
     elif status.phase in ("Running", "Admitted"):

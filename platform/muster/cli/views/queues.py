@@ -215,7 +215,7 @@ def node_table(rows: Sequence[NodeTableRow], width: int = 160) -> Table:
 
 def _node_columns(rows: Sequence[NodeTableRow], bar: int) -> Table:
     names = {name for row in rows for name in row["allocatable"] if name != "pods"}
-    resources = sorted(names, key=lambda name: (name in ("cpu", "memory"), name))
+    resources = sorted(names, key=lambda name: (name in ("cpu", "memory", "ephemeral-storage"), name))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("NODE", no_wrap=True, min_width=max((len(row["name"]) for row in rows), default=None))
     for title in ("FLAVOR", *(short_resource_name(name).upper() for name in resources), "PODS", ""):
