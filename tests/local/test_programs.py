@@ -16,6 +16,7 @@ from muster.errors import InvalidSpec, Refused
 from muster.local.client import LocalClient
 from muster.local.command_lines import (
     data_argument,
+    misspelled_module,
     processes_per_pod,
     script_argument,
     unknown_launcher_argument,
@@ -94,6 +95,32 @@ def test_unknown_arguments_of_the_launcher_are_found(line: list[str], wrong: str
 )
 def test_values_that_the_launcher_refuses_are_found(line: list[str], wrong: tuple[str, str] | None) -> None:
     assert wrong_launcher_value(line) == wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (["python", "-m", "muster_component.launch"], ("muster_component.launch", "muster_components.launch")),
+        (
+            [*LAUNCH, "--", "-m", "muster.components.trainer"],
+            ("muster.components.trainer", "muster_components.trainer"),
+        ),
+        ([*LAUNCH, "--", "-m", "muster_components.trainer.instrument", "train.py"], None),
+        ([*LAUNCH, "--", "-m", "muster_components.trainer.__main__"], None),
+        (["python", "-m", "my_components.launch"], None),
+        (["python", "train.py", "--module", "muster_component.launch"], None),
+    ],
+)
+def test_a_misspelled_module_of_muster_is_found(line: list[str], found: tuple[str, str] | None) -> None:
+    assert misspelled_module(line) == found
+
+
+def test_a_job_that_starts_a_misspelled_module_is_refused() -> None:
+    """Python would end with 1, so that the job would be restarted."""
+    job = container_job({"command": [sys.executable, "-m", "muster_components.lauch", "--", "train.py"]})
+    message = "command[2]: there is no module 'muster_components.lauch'; did you mean 'muster_components.launch'?"
+    with pytest.raises(InvalidSpec, match=re.escape(message)):
+        check_local_support(job, BASE)
 
 
 def test_a_job_with_a_value_that_the_launcher_refuses_is_refused() -> None:

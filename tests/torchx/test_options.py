@@ -61,3 +61,5 @@ def test_any_text_becomes_a_name_that_kubernetes_takes(text: str, longest: int) 
 
 def test_a_name_keeps_what_can_be_kept() -> None:
     assert to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"
+    assert to_kubernetes_name("Über café №2") == "uber-cafe-no2"
+    assert to_kubernetes_name("модель") == "job"

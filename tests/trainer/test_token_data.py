@@ -438,6 +438,7 @@ def test_a_data_set_of_a_module_is_stacked(tmp_path: Path, module: str, name: st
         ("empty", "must have at least one sample"),
         ("number", "must have __len__ and __getitem__; got int"),
         ("absent", "has no 'absent'"),
+        ("numbr", "has no 'numbr'; did you mean 'number'?"),
     ],
 )
 def test_a_wrong_data_set_is_rejected_with_the_sample(tmp_path: Path, module: str, name: str, message: str) -> None:

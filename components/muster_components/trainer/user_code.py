@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from pathlib import Path
@@ -31,7 +32,9 @@ def load_reference(flag: str, reference: str) -> Any:
         ) from error
     for name in path.split("."):
         if not hasattr(value, name):
-            raise InputError(f"{flag} {reference}: {module_name} has no {name!r}")
+            near = difflib.get_close_matches(name, dir(value), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"{flag} {reference}: {module_name} has no {name!r}{hint}")
         value = getattr(value, name)
     return value
 

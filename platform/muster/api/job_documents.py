@@ -7,6 +7,7 @@ A template is a plain value as in YAML: the spec of a pod, whose first container
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 from muster.api.spec import MAX_JOB_NAME
@@ -17,8 +18,10 @@ _SHM_DIR = "/dev/shm"
 
 
 def to_kubernetes_name(text: str, max_length: int = MAX_JOB_NAME) -> str:
-    """The text as a Kubernetes name: lower-case letters, digits and single dashes; `job` when nothing is left."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
+    """The text as a Kubernetes name: lower-case letters without accents, digits and single dashes; `job` when nothing
+    is left."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:max_length].strip("-")
     return name or "job"[:max_length]
 
 

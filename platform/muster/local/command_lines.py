@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import PurePath
+
+from muster.text import closest_match
 
 LAUNCHER_MODULE = "muster_components.launch"
 LAUNCHER_OPTIONS = ("--nproc", "--nnodes")
 _TRAINER_MODULE = "muster_components.trainer"
 INSTRUMENT_MODULE = "muster_components.trainer.instrument"
+_MODULES = (LAUNCHER_MODULE, _TRAINER_MODULE, INSTRUMENT_MODULE)
+_MISSPELLED = 0.9  # similarity; a module below one of these, such as its `__main__`, has less
 _MAX_DIGITS = 18  # of a number of processes; a longer number, cut to these, still exceeds every node
 _NPROC_OPTIONS = {
     LAUNCHER_MODULE: ("--nproc",),
@@ -83,6 +87,15 @@ def unknown_launcher_argument(line: list[str]) -> str | None:
         if name not in LAUNCHER_OPTIONS:
             return own[index]
         index += 1 if is_joined else 2
+    return None
+
+
+def misspelled_module(line: Sequence[str]) -> tuple[str, str] | None:
+    """A module after `-m` that is nearly one of Muster's, and Muster's; None if there is none."""
+    for option, name in pairwise(line):
+        near = closest_match(name, _MODULES, _MISSPELLED) if option == "-m" and name not in _MODULES else None
+        if near is not None:
+            return name, near
     return None
 
 

@@ -30,6 +30,7 @@ from muster.local.command_lines import (
     LAUNCHER_MODULE,
     LAUNCHER_OPTIONS,
     data_argument,
+    misspelled_module,
     processes_per_pod,
     records_traces,
     script_argument,
@@ -239,6 +240,11 @@ def check_program(
         own = len(container.command)
         return f"{path}.command[{index}]" if index < own else f"{path}.args[{index - own}]"
 
+    misspelled = misspelled_module(line)
+    if misspelled is not None:
+        field = field_of(misspelled[0])
+        message = f"there is no module {misspelled[0]!r}; did you mean {misspelled[1]!r}?"
+        raise InvalidSpec(f"{field}: {message}", field=field)
     unknown = unknown_launcher_argument(line)
     if unknown is not None:
         valid = f"valid are {' and '.join(LAUNCHER_OPTIONS)}, then `--` and the command of each rank"
