@@ -4,6 +4,7 @@
 
 `first_paint_ms` is the browser's first contentful paint after a navigation, the median of several; `server_cpu_ms` is
 the CPU time of the dashboard's process for one page, `daemon_cpu_ms` that of the daemon meanwhile; `bytes` is the page.
+`update_ms` is the time from the submission of a job to its appearance on an open page: the median and the largest.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ class PageFigures:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateFigures:
+    """How soon a change is on an open page."""
+
+    page: str
+    jobs: int
+    update_ms: float
+    largest_update_ms: float
+
+
 def main() -> None:
     """Print a line for each page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,6 +73,8 @@ def main() -> None:
             with dashboard(home) as (pid, url), chromium() as browser:
                 for figures in measure(browser, url, pid, daemon, options.jobs, options.repeats):
                     print(json.dumps(asdict(figures)) if options.json else figures, flush=True)
+                updates = measure_updates(browser, url, client, options.jobs, options.repeats)
+                print(json.dumps(asdict(updates)) if options.json else updates, flush=True)
         finally:
             client.down(force=True)
 
@@ -110,6 +123,20 @@ def measure(browser: Browser, url: str, pid: int, daemon: int, jobs: int, repeat
         size = tab.value("performance.getEntriesByType('navigation')[0].decodedBodySize")
         paint, of_server, of_daemon = (round(statistics.median(values), 1) for values in (paints, server, other))
         yield PageFigures(page, jobs, paint, of_server, of_daemon, size)
+
+
+def measure_updates(browser: Browser, url: str, client: LocalClient, jobs: int, repeats: int) -> UpdateFigures:
+    """Jobs that are submitted while the page with the newest ones is open."""
+    page, times = "/jobs?sort=created", []
+    tab = browser.open(f"http://{urlsplit(url).netloc}{page}")
+    tab.wait_for("events?.readyState === EventSource.OPEN")
+    for number in range(repeats):
+        time.sleep(1.3)  # at different times of the server's period of a second
+        began = time.monotonic()
+        client.submit(_job(f"new-{number}", replicas=4))
+        tab.wait_for(f"document.getElementById('jobs').innerText.includes('default/new-{number}')")
+        times.append((time.monotonic() - began) * 1000)
+    return UpdateFigures(page, jobs, round(statistics.median(times)), round(max(times)))
 
 
 def first_paint_ms(tab: Tab, url: str) -> float:
