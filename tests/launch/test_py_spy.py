@@ -14,7 +14,7 @@ import pytest
 from tests.launch.conftest import Pod
 
 from muster.capture.stacks import collect_stacks
-from muster_components.launch.py_spy import SpyDump, spy_dump
+from muster_components.launch.stack_dumps import SpyDump, spy_dump
 
 Start = Callable[..., Pod]
 DUMP = """\

@@ -20,10 +20,9 @@ from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
 from muster.tracing.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
-from muster_components.launch.py_spy import SpyDump
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
-from muster_components.launch.stack_dumps import StackDumper, main_frames
+from muster_components.launch.stack_dumps import SpyDump, StackDumper, main_frames
 
 REGISTERED = """
     from muster_components.trainer.context import install_stack_handler

@@ -27,9 +27,8 @@ from tests.tracing.memory_snapshots import (
     train,
 )
 
-from muster.tracing.memory.allocator import allocator_state, fragmentation
+from muster.tracing.memory.allocator import allocator_state, fragmentation, out_of_memory
 from muster.tracing.memory.categories import categorise, stack_origins
-from muster.tracing.memory.failures import out_of_memory
 from muster.tracing.memory.lifetimes import reconstruct_allocations, reserved_over_events
 from muster.tracing.memory.places import Places
 from muster.tracing.memory.segments import largest_free, segment_maps

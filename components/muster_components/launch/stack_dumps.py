@@ -15,8 +15,10 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +27,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from muster_components.launch.py_spy import SpyDump, spy_dump
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
@@ -40,6 +41,48 @@ _FILE_POLL_S = 0.05
 _QUIET_S = 0.3  # a dump has no end mark: it is complete when nothing more comes
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,79}")
+_SPY_THREAD = re.compile(r"Thread .*?(?:: \"(?P<name>.*)\")?$")
+_SPY_FRAME = re.compile(r"^    (?P<frame>\S.* \(.*\))$")
+_MAX_SPY_ERROR = 200
+_NOT_AN_ERROR = re.compile(r"Caused by:|Stack backtrace:|Error: ?")
+
+
+@dataclass(frozen=True, slots=True)
+class SpyDump:
+    """The text of py-spy, or in `reason` why there is none."""
+
+    text: str = ""
+    reason: str = ""
+
+    def main_frames(self, most: int) -> tuple[str, ...]:
+        """The frames of the main thread, innermost first, as `name (file:line)`."""
+        threads: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if thread := _SPY_THREAD.match(line):
+                threads.append((thread["name"] or "", []))
+            elif threads and (found := _SPY_FRAME.match(line)):
+                threads[-1][1].append(found["frame"])
+        # A process that has not imported threading has no names, and one thread of Python.
+        main = [frames for name, frames in threads if name == "MainThread" or len(threads) == 1]
+        return tuple(main[0][:most]) if main else ()
+
+
+def spy_dump(pid: int, timeout_s: float) -> SpyDump:
+    """The stacks of all threads of a process; py-spy stops it for some milliseconds."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return SpyDump(reason="py-spy is not installed")
+    command = [program, "dump", "--full-filenames", "--pid", str(pid)]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return SpyDump(reason=f"py-spy did not end within {timeout_s:.3g} s")
+    except OSError as error:
+        return SpyDump(reason=f"py-spy cannot be started: {error.strerror or error}")
+    if ended.returncode:
+        errors = (_NOT_AN_ERROR.sub("", line).strip() for line in ended.stderr.decode(errors="replace").splitlines())
+        return SpyDump(reason=f"py-spy: {next(filter(None, errors), 'failed')[:_MAX_SPY_ERROR]}")
+    return SpyDump(ended.stdout.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""What the allocator holds when the snapshot was taken, and how much of it no allocation of the recording needed."""
+"""What the allocator holds when the snapshot was taken, how much of it no allocation of the recording needed, and which
+allocations failed because the device had no memory left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from muster.tracing.memory.snapshot import Action, MemorySegment
 from muster.tracing.memory.usage import DeviceUsage
 
 _DEFAULT_POOL = "0,0"
+MAX_OUT_OF_MEMORY: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +130,40 @@ def fragmentation(usage: DeviceUsage, state: AllocatorState) -> Fragmentation:
         growths=int(beside_free.sum()),
         growth_bytes=int(events.size[beside_free].sum()),
         largest_free_bytes=largest_free(usage, max(highest - 2, -1)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """An allocation that failed. `largest_free_bytes`: the largest free piece within the segments at that time, None
+    if that would take too long to reconstruct."""
+
+    at_s: float
+    event: int
+    requested_bytes: int
+    device_free_bytes: int
+    in_use_bytes: int
+    reserved_bytes: int
+    largest_free_bytes: int | None
+    place: str
+    frames: tuple[str, ...]
+
+
+def out_of_memory(usage: DeviceUsage) -> tuple[int, tuple[OutOfMemory, ...]]:
+    """The number of failed allocations, and the first ones."""
+    events = usage.device.events
+    failed = np.flatnonzero(events.action == Action.OOM)
+    return len(failed), tuple(
+        OutOfMemory(
+            at_s=usage.seconds(event),
+            event=event,
+            requested_bytes=int(events.size[event]),
+            device_free_bytes=int(events.device_free[event]),
+            in_use_bytes=int(usage.in_use[event + 1]),
+            reserved_bytes=int(usage.reserved[event + 1]),
+            largest_free_bytes=largest_free(usage, event),
+            place=usage.places.name(int(events.stack[event])),
+            frames=usage.places.frames(int(events.stack[event])),
+        )
+        for event in failed[:MAX_OUT_OF_MEMORY].tolist()
     )

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from muster.errors import InvalidTrace
-from muster.tracing.memory.allocator import AllocatorState, Fragmentation, allocator_state, fragmentation
+from muster.tracing.memory.allocator import (
+    AllocatorState,
+    Fragmentation,
+    OutOfMemory,
+    allocator_state,
+    fragmentation,
+    out_of_memory,
+)
 from muster.tracing.memory.categories import Category, Origin, categorise, stack_origins
-from muster.tracing.memory.failures import OutOfMemory, out_of_memory
 from muster.tracing.memory.lifetimes import reconstruct_allocations, reserved_over_events
 from muster.tracing.memory.places import Places
 from muster.tracing.memory.segments import SegmentMap, segment_maps
