@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 import yaml
 from tests.cluster.chart import CHART, GROUP, OPERATOR, ROOT, SYSTEM, in_team, install, start
 from tests.cluster.controlplane.api import Api, Refused
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
 from tests.manifests.objects import queue
 
 EXAMPLE = ROOT / "examples" / "05-helm-values"
@@ -77,6 +82,53 @@ def test_an_upgrade_keeps_what_users_wrote_and_adds_what_is_new(tmp_path: Path) 
 
         install(plane)
         assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
+
+
+@pytest.mark.timeout(1200)
+def test_jobs_run_on_through_an_upgrade_and_keep_capacity_that_an_earlier_version_held(tmp_path: Path) -> None:
+    with start(tmp_path / "plane") as plane:
+        no_objects = ("--set-json=flavors=[]", "--set-json=queues=[]")
+        install(plane, earlier(tmp_path), "--set=replicas=1", *no_objects)
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": "team-a"}})
+        pool = Pool(plane, "team-a", None)
+        pool.set_up(nodes=2, gpus=4)
+        with acting(plane, tmp_path / "before.log") as operator:
+            pool.submit("runs", pods=2, queue="blue")
+            pool.submit("low", pods=6, does={"stop_seconds": 3600}, pod={"terminationGracePeriodSeconds": 3600})
+            for name in ("runs", "low"):
+                pool.wait_for_phase(name, "Running")
+            pool.submit("high", pods=6, priority=5)
+            pool.wait("capacity is nominated", lambda: "nomination" in pool.status("high"))
+            pool.wait("the victim is evicted", lambda: "eviction" in pool.status("low"))
+            operator.kill()
+        nomination = pool.status("high")["nomination"]
+        path = f"{GROUP}/namespaces/team-a/trainingjobs/high/status"
+        plane.api.patch(path, {"status": {"hold": nomination, "nomination": None}})
+        pods = {pod["metadata"]["uid"] for pod in pool.pods("runs")}
+
+        install(plane, CHART, *no_objects)
+        with acting(plane, tmp_path / "after.log"):
+            pool.submit("other", pods=1, priority=5)
+            pool.wait("the other job waits", lambda: bool(pool.waits_for("other")))
+            status = pool.status("high")
+            assert (status["hold"], "nomination" in status) == (nomination, False), "it was not planned again"
+            for pod in pool.pods("low"):
+                plane.api.delete(f"/api/v1/namespaces/team-a/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+            pool.wait_for_phase("high", "Running")
+            assert {"hold", "nomination"} & pool.status("high").keys() == set()
+            assert pool.pods("other") == []
+        assert (pool.phase("runs"), pool.attempt("runs")) == ("Running", 0)
+        assert {pod["metadata"]["uid"] for pod in pool.pods("runs")} == pods
+
+
+@contextmanager
+def acting(plane: ControlPlane, log: Path) -> Iterator[Operator]:
+    """An operator that acts: the pods of the chart's Deployment are simulated."""
+    operator = Operator(plane.kubeconfig(), log, "--no-lease")
+    try:
+        yield operator
+    finally:
+        operator.kill()
 
 
 @pytest.mark.timeout(900)

@@ -128,29 +128,3 @@ def test_a_pod_that_a_user_creates_for_a_job_is_stopped_and_admits_nothing(pool:
     path = f"/api/v1/namespaces/{pool.namespace}/pods/{name}"
     pool.wait("the pod is stopped", lambda: pool.api.gone(path))
     assert pool.waits_for("waits") == "LargerThanQuota"
-
-
-def test_capacity_held_by_an_earlier_version_stays_nominated(pool: Pool, start: Start) -> None:
-    operator = start("earlier", "--no-lease")
-    pool.submit("low", pods=16, does={"stop_seconds": 3600}, pod={"terminationGracePeriodSeconds": 3600})
-    pool.wait_for_phase("low", "Running")
-    pool.submit("high", pods=16, priority=5)
-    pool.wait("capacity is nominated", lambda: "nomination" in pool.status("high"))
-    pool.wait("the victim is evicted", lambda: "eviction" in pool.status("low"))  # else it is nominated anew
-    operator.kill()
-    job = f"/apis/muster.dev/v1alpha1/namespaces/{pool.namespace}/trainingjobs/high"
-    nomination = pool.status("high")["nomination"]
-    pool.api.patch(f"{job}/status", {"status": {"hold": nomination, "nomination": None}})
-    assert (pool.status("high")["hold"], "nomination" in pool.status("high")) == (nomination, False)
-
-    start("new", "--no-lease")
-    pool.submit("other", pods=1, priority=5)
-    pool.wait("the other job waits", lambda: bool(pool.waits_for("other")))
-    status = pool.status("high")
-    assert (status["hold"], "nomination" in status) == (nomination, False), "it was not planned again"
-    for pod in pool.pods("low"):
-        path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
-        pool.api.delete(path, gracePeriodSeconds=0)
-    pool.wait_for_phase("high", "Running")
-    assert {"hold", "nomination"} & pool.status("high").keys() == set()
-    assert pool.pods("other") == []
