@@ -97,7 +97,7 @@ def measure(flags: list[str], gpus: int, steps: int) -> tuple[float, float] | No
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         command += ["-m", TRAINER, *flags, "--data", sysconfig.get_path("stdlib"), "--output", folder]
-        command += ["--steps", str(steps), "--checkpoint_every", "0", "--no_memory_check"]
+        command += ["--steps", str(steps), "--keep", "0", "--no_memory_check"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         heartbeat = Path(folder) / "heartbeats" / "rank-0.json"
         if done.returncode or not heartbeat.exists():

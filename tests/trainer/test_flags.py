@@ -159,7 +159,7 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--clip", "inf"), "--clip must be finite and above 0; got inf"),
         (("--weight_decay", "-1"), "--weight_decay must be finite and at least 0; got -1.0"),
         (("--warmup", "100", "--steps", "100"), "--warmup must be less than --steps 100; got 100"),
-        (("--keep", "0"), "--keep must be at least 1; got 0"),
+        (("--keep", "-1"), "--keep must be at least 0; got -1"),
         (("--checkpoint_every", "-1"), "--checkpoint_every must be at least 0; got -1"),
         (("--compiled_autograd",), "--compiled_autograd requires --parallel ddp"),
         (("--backend", "eager", "--no_compile"), "--backend eager requires compilation; remove --no_compile"),

@@ -139,7 +139,7 @@ class CompileConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoint after every `every` steps (0: only at the end), keep the newest `keep`."""
+    """Checkpoint after every `every` steps (0: only at the end), keep the newest `keep` (0: save none)."""
 
     every: int | None = None
     keep: int = 2
@@ -201,7 +201,7 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     _require_at_least("--micro_batch", data.micro_batch, 1)
     _require_at_least("--warmup", optim.warmup, 0)
     _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
-    _require_at_least("--keep", config.checkpoint.keep, 1)
+    _require_at_least("--keep", config.checkpoint.keep, 0)
     _require_at_least("--log_every", config.log_every, 1)
     if not 0 <= config.seed <= MAX_SEED:
         raise InputError(f"--seed must be from 0 to {MAX_SEED}; got {config.seed}")

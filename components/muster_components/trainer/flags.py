@@ -311,7 +311,9 @@ def _flag_parser() -> FlagParser:
         metavar="STEPS",
         help="0: only at the end (default: a quarter, at most 500)",
     )
-    group.add_argument("--keep", type=_integer, default=2, help="number of newest checkpoints to keep (default: 2)")
+    group.add_argument(
+        "--keep", type=_integer, default=2, help="number of newest checkpoints to keep (default: 2; 0: save none)"
+    )
     group.add_argument(
         "--resume",
         choices=("auto", "never"),

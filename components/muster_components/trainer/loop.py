@@ -156,6 +156,7 @@ class TrainLoop:
         self._peak_flops = peak_flops(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
         self._tokens_per_step, self._flops_per_step = state.tokens_per_step, state.flops_per_step
         self._read_lag = 1 if self._device.type == "cuda" else 0
+        self._saves = state.plan.config.checkpoint.keep > 0
         self._last_step = 0
         self._stopping = False
         self._tracing_s: dict[ProfilerTransition, float] = {}  # before the next step to report
@@ -173,7 +174,8 @@ class TrainLoop:
         self._train(completed_step)
         self._untimed(lambda: self._tracer.close(self._last_step))
         window.finish(completed_step + 1, self._last_step, self._plan.config.steps)
-        self._write_heartbeat("checkpoint")
+        if self._saves:
+            self._write_heartbeat("checkpoint")
         saved = self._save_last()
         stopped = self._stopping and self._last_step < self._plan.config.steps
         self._write_heartbeat("checkpoint" if stopped else "done")
@@ -190,7 +192,7 @@ class TrainLoop:
 
         All ranks read the same results after the same launch, so all stop after the same step.
         """
-        every, steps = self._plan.checkpoint_every, self._plan.config.steps
+        every, steps = self._plan.checkpoint_every if self._saves else 0, self._plan.config.steps
         pending: deque[StepHandle] = deque()
         for step in range(completed_step + 1, steps + 1):
             transition = self._tracer.next_transition(step)
@@ -324,7 +326,9 @@ class TrainLoop:
         )
 
     def _save_last(self) -> bool:
-        """Save the last step and wait for it; False if rank 0 failed to save it."""
+        """Save the last step, if any is saved, and wait for it; False if rank 0 failed to save it."""
+        if not self._saves:
+            return True
         if self._checkpointer.started_step != self._last_step:
             self._checkpointer.save(self._last_step)
         self._checkpointer.wait()

@@ -53,7 +53,7 @@ def planner(world_size: int, *flags: str, device: GpuKind = H100, gpus_per_host:
 
 
 def total(prediction: Prediction) -> float:
-    return prediction.time.total
+    return prediction.step_s
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -101,6 +101,33 @@ def test_the_choice_is_the_fastest_that_fits() -> None:
     assert total(made.choose(config)) == min(map(total, fitting))
     kinds = {(bool(plan.mesh.tp > 1), bool(plan.mesh.pp > 1), plan.mesh.data) for plan in plans}
     assert kinds >= {(False, False, "fsdp"), (False, False, "ddp"), (True, False, "fsdp"), (False, True, "fsdp")}
+
+
+def test_sharded_plans_that_leave_the_allocator_little_memory_take_longer() -> None:
+    made = planner(2, *LARGE, "--parallel", "fsdp")
+    plan = resolve_plan(config_of(*LARGE, "--parallel", "fsdp"), host(2))
+    first = made.predict(plan)
+    assert first is not None
+    made.device = dataclasses.replace(H100, memory_bytes=int(1.2 * first.needed))
+    assert (wide := made.predict(plan)) is not None
+    made.device = dataclasses.replace(H100, memory_bytes=int(1.05 * first.needed))
+    assert (tight := made.predict(plan)) is not None
+    assert (wide.fits, wide.is_tight, tight.fits, tight.is_tight) == (True, False, True, True)
+    assert wide.step_s == wide.time.total
+    assert tight.step_s == pytest.approx(1.19 * wide.step_s)
+    made.device = dataclasses.replace(H100, memory_bytes=int(0.95 * first.needed))
+    assert (large := made.predict(plan)) is not None
+    assert (large.fits, large.is_tight) == (False, False)
+
+
+def test_pipelines_without_sharding_are_not_tight() -> None:
+    made = planner(2, *LARGE, "--parallel", "pp=2")
+    plan = resolve_plan(config_of(*LARGE, "--parallel", "pp=2"), host(2))
+    first = made.predict(plan)
+    assert first is not None
+    made.device = dataclasses.replace(H100, memory_bytes=int(1.01 * first.needed))
+    assert (exact := made.predict(plan)) is not None
+    assert (exact.fits, exact.is_tight) == (True, False)
 
 
 def test_float8_takes_less_time_and_gathers_blocks_in_half_the_bytes_of_bf16() -> None:

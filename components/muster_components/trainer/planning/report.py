@@ -31,17 +31,17 @@ def plan_table(predictions: Sequence[Prediction], flops_per_step: int | None, pe
     rows = [heads]
     for prediction in predictions:
         plan, memory = prediction.plan, prediction.memory
-        share = mfu(flops_per_step, prediction.time.total, peak_flops, plan.mesh.world_size)
+        share = mfu(flops_per_step, prediction.step_s, peak_flops, plan.mesh.world_size)
         rows.append(
             [
                 (str(plan.mesh) or "1 rank") + (f" {plan.schedule.name}" if plan.mesh.pp > 1 else ""),
                 f"{plan.micro_batch} x {plan.gradient_accumulation_steps}",
                 plan.config.parallel.recompute,
-                "fits" if prediction.fits else "too large",
+                "tight" if prediction.is_tight else "fits" if prediction.fits else "too large",
                 f"{prediction.needed / GIB:.1f}",
                 *(f"{getattr(memory, name) / GIB:.1f}" for _, name in _MEMORY),
                 f"{prediction.reserved / GIB:.1f}",
-                f"{1000 * prediction.time.total:.1f}",
+                f"{1000 * prediction.step_s:.1f}",
                 f"{prediction.tokens_per_s:,.0f}",
                 "" if share is None else f"{share:.1%}",
             ]
@@ -73,11 +73,12 @@ def prediction_values(prediction: Prediction) -> dict[str, object]:
         "micro_steps": plan.gradient_accumulation_steps,
         "recompute": plan.config.parallel.recompute,
         "fits": prediction.fits,
+        "tight": prediction.is_tight,
         "capacity_bytes": round(prediction.capacity),
         "needed_bytes": round(prediction.needed),
         "reserved_bytes": round(prediction.reserved),
         "tensor_bytes": {name: round(value) for name, value in dataclasses.asdict(prediction.memory).items()},
-        "step_s": prediction.time.total,
+        "step_s": prediction.step_s,
         "time_s": dataclasses.asdict(prediction.time),
         "tokens_per_s": prediction.tokens_per_s,
     }
@@ -87,5 +88,5 @@ def summary_line(prediction: Prediction) -> str:
     """For the header of a run."""
     return (
         f"plan: {prediction.flags}; predicted {prediction.memory.total / GIB:.1f} GiB in tensors of "
-        f"{prediction.capacity / GIB:.1f} GiB, {1000 * prediction.time.total:.0f} ms/step"
+        f"{prediction.capacity / GIB:.1f} GiB, {1000 * prediction.step_s:.0f} ms/step"
     )
