@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from muster.tracing.device_tables import (
     queue_changes,
     queue_lengths,
 )
-from muster.tracing.events import EventKind, Events, Trace
+from muster.tracing.events import Events, Trace
 from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
 from muster.tracing.reader import read_trace
 from muster.tracing.trace_tables import TABLES, TableOptions
@@ -70,17 +69,6 @@ def test_the_length_of_a_queue_is_negative_only_as_htas(tmp_path: Path) -> None:
         for name, column in (("queue-changes", "length"), ("queue-lengths", "minimum")):
             rows = TABLES[name].build(trace, trace.device_work, options)
             assert min(found[column] for found in rows) == least
-
-
-def test_annotations_on_the_device_equal_htas() -> None:
-    """get_gpu_user_annotation_breakdown, without the call in the last step: 4 calls, 123,880 us in total."""
-    trace, _ = sample("ns_resolution.pt.trace.json.gz")
-    marks = trace.events[trace.events.name == trace.names.index("DistributedDataParallel.forward")]
-    marks = marks[marks.kind == EventKind.DEVICE_ANNOTATION]
-    (forward,) = annotation_table(replace(trace, events=marks[np.argsort(marks.start)[:4]]))
-    assert (forward.calls, forward.total_ns) == (4, 123_880_000)
-    assert (forward.min_ns, forward.max_ns, forward.mean_ns) == (30_399_000, 32_432_000, 30_970_000)
-    assert forward.stddev_ns == pytest.approx(976_649.033, abs=1e-3)
 
 
 def test_kernels_have_the_spread_of_their_durations(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_without_a_job_name_the_folders_name_is_the_title(tmp_path: Path, folder
 
 
 def test_traces_of_the_same_rank_are_labelled_with_their_files(tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)
+    for name, wait_us in (("before", 200), ("after", 210)):
+        write_trace(tmp_path / f"{name}.json", training_steps(wait_us=wait_us), rank=0)
     assert [row.label for row in build(tmp_path).traces] == ["rank 0 · after", "rank 0 · before"]
 
 
@@ -63,7 +63,8 @@ def test_traces_of_several_windows_of_one_rank_are_labelled_with_attempt_and_ste
     windows = [(0, 0, 20, 25), (0, 0, 40, 45), (0, 1, 40, 45), (1, 0, 20, 25)]
     for rank, attempt, first, end in windows:
         name = f"rank-{rank}.attempt-{attempt}.steps-{first}-{end}.json"
-        write_trace(tmp_path / name, training_steps(first=first), rank=rank, world_size=2)
+        events = training_steps(first=first, wait_us=200 + 10 * attempt)
+        write_trace(tmp_path / name, events, rank=rank, world_size=2)
     report = build(tmp_path)
     labels = [
         "rank 0 · attempt 0, steps 20–24",
@@ -79,8 +80,8 @@ def test_traces_of_several_windows_of_one_rank_are_labelled_with_attempt_and_ste
 
 def test_files_of_one_name_in_different_folders_are_labelled_with_their_folders(tmp_path: Path) -> None:
     name = "rank-0.attempt-0.steps-20-25.json"
-    for folder in ("a", "b"):
-        write_trace(tmp_path / folder / name, training_steps(), rank=0)
+    for folder, wait_us in (("a", 200), ("b", 210)):
+        write_trace(tmp_path / folder / name, training_steps(wait_us=wait_us), rank=0)
     assert [row.label for row in build(tmp_path).traces] == [f"rank 0 · a/{name}", f"rank 0 · b/{name}"]
 
 

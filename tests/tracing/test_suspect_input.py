@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.tracing.kineto import Event, training_steps, write_trace
+from tests.tracing.kineto import Event, GpuRank, gpu_job, training_steps, write_trace
 
 from muster.errors import InvalidTrace
 from muster.tracing.report import build
@@ -17,7 +18,7 @@ def test_events_without_a_valid_duration_are_counted_and_not_included(tmp_path: 
     events = [*training_steps(), Event("aten::mm", 10, duration)]
     report = build(write_trace(tmp_path / "t.json", events))
     assert report.traces[0].trace.window_s == 0.003
-    assert "1 events have no valid time or duration and are not included (rank 0: 1)." in report.findings
+    assert "1 event has no valid time or duration and is not included (rank 0: 1)." in report.findings
 
 
 def test_one_file_given_twice_counts_once(tmp_path: Path) -> None:
@@ -26,9 +27,22 @@ def test_one_file_given_twice_counts_once(tmp_path: Path) -> None:
     assert len(report.traces) == 1
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_copies_of_a_trace_count_once_and_are_named(tmp_path: Path, packed: bool) -> None:
+    ranks = [GpuRank(), GpuRank(extra=4)]
+    alone = build(gpu_job(tmp_path / "alone", ranks))
+    folder = gpu_job(tmp_path / "copied", ranks)
+    text = (folder / "rank0.json").read_bytes()
+    copy = folder / ("zcopy.json.gz" if packed else "zcopy.json")
+    copy.write_bytes(gzip.compress(text) if packed else text)
+    report = build(folder)
+    assert (report.kernels, report.verdicts) == (alone.kernels, alone.verdicts)
+    assert [(one.file, one.reason) for one in report.skipped] == [(copy.name, "has the same events as rank0.json")]
+
+
 def test_several_traces_of_one_rank_are_named(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "a.json", training_steps(), rank=3, world_size=4)
-    shutil.copy(path, tmp_path / "b.json")
+    for name, compute_us in (("a", 600), ("b", 500)):
+        write_trace(tmp_path / f"{name}.json", training_steps(compute_us=compute_us), rank=3, world_size=4)
     assert any("several traces of rank 3" in sentence for sentence in build(tmp_path).findings)
 
 
@@ -45,6 +59,28 @@ def test_traces_of_different_runs_are_not_merged(tmp_path: Path) -> None:
     assert any("different runs" in sentence for sentence in build(tmp_path).findings)
 
 
+def test_ranks_of_runs_of_the_same_size_are_not_compared(tmp_path: Path) -> None:
+    """Rank 1 is of a run 80 minutes later, with other steps."""
+    first = gpu_job(tmp_path / "first", [GpuRank()] * 2)
+    later = gpu_job(tmp_path / "later", [GpuRank(kernel_ms=9)] * 2, clock_us=[5e9, 5e9])
+    shutil.move(later / "rank1.json", first / "rank1.json")
+    report = build(first)
+    assert report.verdicts == ()
+    assert report.findings[0].startswith("These traces are of different runs (rank 1 is 1h23m after rank 0)")
+
+
+def test_hosts_whose_clocks_differ_by_an_hour_are_compared(tmp_path: Path) -> None:
+    """Their collectives end together."""
+    report = build(gpu_job(tmp_path, [GpuRank(), GpuRank(extra=4)], clock_us=[0.0, 3.6e9]))
+    assert [verdict.ranks for verdict in report.verdicts] == [(1,)]
+
+
+def test_more_traced_steps_are_no_extra_work(tmp_path: Path) -> None:
+    folder = gpu_job(tmp_path / "six", [GpuRank()] * 2, steps=6)
+    shutil.move(gpu_job(tmp_path / "four", [GpuRank()] * 2, steps=4) / "rank1.json", folder / "rank1.json")
+    assert build(folder).verdicts == ()
+
+
 def test_different_numbers_of_steps_are_named(tmp_path: Path) -> None:
     for rank, steps in ((0, 3), (1, 2)):
         write_trace(tmp_path / f"{rank}.json", training_steps(steps), rank=rank, world_size=2)
@@ -56,3 +92,13 @@ def test_json_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
     with pytest.raises(InvalidTrace, match="nothing to report"):
         build(tmp_path)
+
+
+def test_files_that_are_given_and_are_no_traces_are_named(tmp_path: Path) -> None:
+    other = tmp_path / "notes.json"
+    other.write_text('{"a": 1}')
+    with pytest.raises(InvalidTrace, match=r"notes\.json \(.*traceEvents"):
+        build(other)
+    trace = write_trace(tmp_path / "t.json", training_steps())
+    assert [one.file for one in build([trace, other]).skipped] == ["notes.json"]
+    assert build(tmp_path).skipped == ()

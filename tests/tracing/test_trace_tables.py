@@ -62,6 +62,64 @@ def test_memory_bandwidths_equal_htas(trace: str, expected: list[tuple[Any, ...]
         assert own == pytest.approx(of_hta[2:], abs=1e-6)
 
 
+def test_annotations_on_the_device_equal_htas() -> None:
+    """get_gpu_user_annotation_breakdown, without those that begin in the last step, in microseconds."""
+    found = rows("annotations", "ns_resolution.pt.trace.json.gz", HTA)
+    assert [(row["name"], row["calls"], row["total_ns"] / 1e3) for row in found] == [
+        ("DistributedDataParallel.forward", 4, 123_880),
+        ("Optimizer.step#SGD.step", 3, 3334),
+        ("## backward ##", 3, 81),
+    ]
+    assert [(row["min_ns"] / 1e3, row["max_ns"] / 1e3) for row in found] == [(30399, 32432), (1109, 1114), (26, 28)]
+    assert [row["stddev_ns"] / 1e3 for row in found] == pytest.approx([976.649033, 2.516611, 1.0])
+
+
+def test_kernels_equal_htas() -> None:
+    """get_gpu_kernel_breakdown: also waits for events of other streams; communication by name only."""
+    found = {row["name"]: row for row in rows("kernels", "simple_add.json.gz", HTA)}
+    assert len(found) == 19
+    wait = found["Stream Wait Event"]
+    assert (wait["kind"], wait["calls"], wait["total_ns"], wait["max_ns"]) == ("compute", 20, 8_000, 3_000)
+    assert "Stream Wait Event" not in {row["name"] for row in rows("kernels", "simple_add.json.gz")}
+
+
+@pytest.mark.parametrize("hta", [False, True])
+def test_kernels_have_their_kind_by_recorded_collectives_except_by_htas_rules(tmp_path: Path, hta: bool) -> None:
+    events = [kernel("hipblasLt_gemm_kernel", 0, 10), kernel("cross_device_reduce_2stage<half>", 20, 5)]
+    path = write_trace(tmp_path / "0.json", events)
+    expected = ["communication", "compute"] if hta else ["compute", "communication"]
+    assert [row["kind"] for row in rows("kernels", path, TableOptions(hta=hta))] == expected
+
+
+def test_times_by_kernel_types_equal_htas() -> None:
+    """get_gpu_kernel_breakdown, its first table, in microseconds and percent."""
+    found = rows("kernel-types", "negative_queue.json.gz", HTA)
+    assert [(row["kinds"], row["time_ns"] / 1e3, round(row["share_pct"], 1)) for row in found] == [
+        (("compute",), 138794, 44.7),
+        (("communication",), 134025, 43.1),
+        (("memory",), 32246, 10.4),
+        (("compute", "memory"), 3171, 1.0),
+        (("compute", "communication"), 1871, 0.6),
+        (("communication", "memory"), 594, 0.2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trace", "operator", "calls"),
+    [("simple_add.json.gz", "aten::conv", [6, 1, 1, 1, 1]), ("control.json.gz", "aten::linear", [10]),
+     ("control.json.gz", "Optimizer.step", [5]), ("control.json.gz", "aten::", [])],
+)  # fmt: skip
+def test_sequences_of_kernels_equal_htas(trace: str, operator: str, calls: list[int]) -> None:
+    """get_frequent_cuda_kernel_sequences, of the operators with the fewest events around them."""
+    found = rows("sequences", trace, TableOptions(operator=operator, hta=True))
+    assert [row["calls"] for row in found] == calls
+
+
+def test_launches_by_the_driver_count_except_by_htas_rules() -> None:
+    assert len(rows("launches", "nccl_self_send.json.gz", HTA)) == 0
+    assert len(rows("launches", "nccl_self_send.json.gz")) == 6
+
+
 def test_memory_bandwidths_at_edges_of_the_same_microsecond_nearly_equal_htas() -> None:
     """HTA sorts edges at the same time in any order, here seven of 2,560, and counts what rounding leaves of sums."""
     copies, memset = rows("memory-bandwidth", "ns_resolution.pt.trace.json.gz", HTA)

@@ -13,10 +13,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muster.tracing.events import EventKind, Events, Trace, build_call_tree
-from muster.tracing.hta_breakdown import KernelType
-from muster.tracing.spans import Int64, groups
+from muster.tracing.hta_breakdown import UNTYPED, KernelType, before_last_step, kernel_types
+from muster.tracing.spans import Int64, coverage, groups
 from muster.tracing.work_kinds import device_work_types, nested_events
 
 FULL_QUEUE = 1024
@@ -38,17 +39,49 @@ class DurationRow:
     stddev_ns: float | None
 
 
-def kernel_table(trace: Trace, work: Events) -> tuple[DurationRow, ...]:
-    """Kernels, copies and memsets by name, longest total first."""
+def kernel_table(trace: Trace, work: Events, *, hta: bool = False) -> tuple[DurationRow, ...]:
+    """Kernels, copies and memsets by name, longest total first; `hta`: with HTA's kinds, by names."""
     kinds = np.array([kind.name.lower() for kind in KernelType])
-    return _durations(trace, work, kinds[device_work_types(trace, work)].tolist())
+    work, types = _typed(trace, work, hta)
+    return _durations(trace, work, kinds[types].tolist())
 
 
-def annotation_table(trace: Trace) -> tuple[DurationRow, ...]:
+def annotation_table(trace: Trace, *, hta: bool = False) -> tuple[DurationRow, ...]:
     """Annotations on the device by name, longest total first: each lasts from the first to the last kernel launched in
-    it. Empty if the profiler wrote none."""
+    it. Empty if the profiler wrote none. `hta`: without those that begin in the last step."""
     marks = trace.of_kind(EventKind.DEVICE_ANNOTATION)
+    marks = before_last_step(trace, marks) if hta else marks
     return _durations(trace, marks, ["annotation"] * len(marks))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTypeRow:
+    """The time in which exactly these kinds of work ran; `share_pct` is that of the time in which any ran."""
+
+    kinds: tuple[str, ...]
+    time_ns: int
+    share_pct: float
+
+
+def kernel_type_table(trace: Trace, work: Events, *, hta: bool = False) -> tuple[KernelTypeRow, ...]:
+    """Each combination of computation, communication and memory work that ran at once, the longest first."""
+    work, types = _typed(trace, work, hta)
+    covered = coverage([work.spans[types == kind] for kind in KernelType])
+    times = {state: covered.total(covered.active == state) for state in np.unique(covered.active).tolist() if state}
+    busy = sum(times.values())
+    rows = [
+        KernelTypeRow(tuple(k.name.lower() for k in KernelType if state & (1 << k)), time, 100 * time / busy)
+        for state, time in times.items()
+        if time
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.kinds)))
+
+
+def _typed(trace: Trace, work: Events, hta: bool) -> tuple[Events, NDArray[np.int8]]:
+    """The work that has a type, and the types."""
+    types = kernel_types(trace, work) if hta else device_work_types(trace, work)
+    known = types != UNTYPED
+    return work[known], types[known]
 
 
 def _durations(trace: Trace, events: Events, kinds: list[str]) -> tuple[DurationRow, ...]:
@@ -182,25 +215,36 @@ class KernelSequence:
     operator_ns: int
 
 
-def kernel_sequences(trace: Trace, work: Events, operator: str, *, min_kernels: int = 3) -> tuple[KernelSequence, ...]:
-    """Of the outermost operators whose name contains `operator`, the most frequent sequences first."""
-    calls, found = launches_of(trace, work)
-    work = work[found]
+def kernel_sequences(
+    trace: Trace, work: Events, operator: str, *, min_kernels: int = 3, hta: bool = False
+) -> tuple[KernelSequence, ...]:
+    """Of the outermost operators whose name contains `operator`, the most frequent sequences first.
+
+    `hta`: only of those with the fewest events around them.
+    """
+    calls, launched_work = launches_of(trace, work)
+    work = work[launched_work]
     wanted = np.array([operator in name for name in trace.names], dtype=bool)
     sums: defaultdict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(lambda: [0, 0, 0])
     nested = nested_events(trace)
+    found = []
     for of_thread in groups(nested.thread):
         tree = build_call_tree(nested.spans[of_thread])
         events = nested[of_thread[tree.order]]
         inside = wanted[events.name]
-        outer = inside.copy()
+        outer, depth = inside.copy(), np.zeros(len(events), dtype=np.int64)
         for i, parent in enumerate(tree.parent.tolist()):  # parents come first
-            if parent >= 0 and inside[parent]:
-                inside[i], outer[i] = True, False
-        launched = np.flatnonzero(calls.thread == nested.thread[of_thread[0]])
+            if parent >= 0:
+                depth[i] = depth[parent] + 1
+                if inside[parent]:
+                    inside[i], outer[i] = True, False
+        found.append((events, outer, depth))
+    least = min((int(depth[outer].min()) for _, outer, depth in found if outer.any()), default=0)
+    for events, outer, depth in found:
+        launched = np.flatnonzero(calls.thread == events.thread[0]) if len(events) else np.empty(0, dtype=np.int64)
         launched = launched[np.argsort(calls.start[launched], kind="stable")]
         begins = calls.start[launched]
-        for i in np.flatnonzero(outer).tolist():
+        for i in np.flatnonzero(outer & (depth == least) if hta else outer).tolist():
             first, last = np.searchsorted(begins, (events.start[i], events.end[i])).tolist()
             selected = launched[first:last]
             if len(selected) >= min_kernels:

@@ -36,8 +36,9 @@ def derive_findings(
     skews: Sequence[StepSkew],
     overheads: Sequence[ProfilerOverhead],
     skipped: Sequence[SkippedFile],
+    apart: str = "",
 ) -> tuple[str, ...]:
-    """All findings, the most general first."""
+    """All findings, the most general first. `apart`: why traces that look like those of one job are of several."""
     traces = [row.trace for row in rows]
     sentences = [
         *_loss(folder),
@@ -46,7 +47,7 @@ def derive_findings(
         *_slow_rank(folder, overheads),
     ]
     sentences += missing_trace_reasons(folder)
-    if is_single_job(folder, traces):
+    if is_single_job(folder, traces) and not apart:
         sentences += [
             *_time_breakdown(traces),
             *_overlap(traces),
@@ -60,8 +61,11 @@ def derive_findings(
             *_different_steps(traces),
         ]
     else:
-        if len({row.trace.world_size for row in rows}) > 1 or len({row.trace.job for row in rows}) > 1:
-            sentences.append("These traces are of different runs: they are described one by one, not compared.")
+        apart = apart or _different_runs(traces)
+        if apart:
+            sentences.append(
+                f"These traces are of different runs ({apart}): they are described one by one, not compared."
+            )
         sentences += [_describe_trace(row) for row in rows]
     sentences += _invalid_events(rows)
     return (*sentences, *_skipped(skipped))
@@ -99,6 +103,14 @@ def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
     """Whether all traces are of one job; in a plain folder: of one job's name, world size, device and kind."""
     runs = {(t.world_size, t.device, t.on_device, t.job) for t in traces}
     return bool(traces) and (folder.is_muster_run or len(runs) == 1)
+
+
+def _different_runs(traces: Sequence[TraceSummary]) -> str:
+    """How traces differ in what the ranks of one run have in common."""
+    sizes, jobs = {t.world_size for t in traces}, {t.job for t in traces}
+    if len(sizes) > 1:
+        return f"of {format_list(sorted('unknown' if size is None else str(size) for size in sizes))} ranks"
+    return f"jobs {format_list(sorted(job or 'unknown' for job in jobs))}" if len(jobs) > 1 else ""
 
 
 def _loss(folder: RunFolder) -> list[str]:
@@ -329,7 +341,8 @@ def _invalid_events(rows: Sequence[LabelledTrace]) -> list[str]:
         return []
     total = sum(count for count, _ in invalid)
     where = format_list([f"{label}: {count:,}" for count, label in invalid])
-    return [f"{total:,} events have no valid time or duration and are not included ({where})."]
+    verbs = ("event has", "is") if total == 1 else ("events have", "are")
+    return [f"{total:,} {verbs[0]} no valid time or duration and {verbs[1]} not included ({where})."]
 
 
 def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:

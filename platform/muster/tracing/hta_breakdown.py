@@ -87,14 +87,29 @@ def select_device_work(trace: Trace, *, include_last_step: bool, with_synchronis
     work = trace.device_work
     if with_synchronisation:
         work = trace.of_kind(*DEVICE_WORK, EventKind.SYNC)
-    names = [code for code, name in enumerate(trace.names) if "ProfilerStep" in name]
-    events = trace.events
-    on_cpu = ~np.isin(events.kind, (*DEVICE_WORK, EventKind.SYNC)) & ((events.stream < 0) | (events.correlation < 0))
-    steps = events[on_cpu & np.isin(events.name, names)]
+    steps, events = _htas_steps(trace), trace.events
     if len(np.unique(steps.name)) < 2:
         return work
     before = events.start <= steps.end.max() if include_last_step else events.start < steps.start.max()
-    return work[np.isin(work.correlation, events.correlation[on_cpu & before & (events.correlation >= 0)])]
+    return work[np.isin(work.correlation, events.correlation[_on_cpu(events) & before & (events.correlation >= 0)])]
+
+
+def before_last_step(trace: Trace, events: Events) -> Events:
+    """Those that HTA takes for events of the CPU, without the ones from the beginning of its last step on."""
+    steps = _htas_steps(trace)
+    return events if len(np.unique(steps.name)) < 2 else events[events.start < steps.start.max()]
+
+
+def _htas_steps(trace: Trace) -> Events:
+    names = [code for code, name in enumerate(trace.names) if "ProfilerStep" in name]
+    return trace.events[_on_cpu(trace.events) & np.isin(trace.events.name, names)]
+
+
+def _on_cpu(events: Events) -> Mask:
+    mask: Mask = ~np.isin(events.kind, (*DEVICE_WORK, EventKind.SYNC)) & (
+        (events.stream < 0) | (events.correlation < 0)
+    )
+    return mask
 
 
 def _of_type(types: NDArray[np.int8], wanted: KernelType) -> Mask:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.text import format_duration
 from muster.tracing.compilation import SteadyCompilation
 from muster.tracing.pipeline_bubble import PipelineBubble, pipeline_bubble
 from muster.tracing.rank_record import RankRecord
 from muster.tracing.transfers import match_transfers
 
 Matrix = NDArray[np.float64]
+MAX_CLOCK_DIFFERENCE_NS = 60e9  # of hosts, unless their collectives end together
+MAX_END_SPREAD = 0.01  # of a step: how far the ends of a collective are apart on ranks of one run
 MIN_SAMPLES = 3  # collectives that two ranks share, or transfers in each direction, to compare their clocks
 
 
@@ -117,6 +120,26 @@ def compare_ranks(records: Sequence[RankRecord], compiled: Sequence[SteadyCompil
     clocks = _clock_offsets(ordered, rows, common)
     matched = tuple(_measure(ordered, members, clocks) for members in rows)
     return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks, tuple(compiled))
+
+
+def different_runs(ranks: RankComparison) -> str:
+    """Which rank is of another run than the first one, and why; empty if all can be of one run.
+
+    It was traced at another time, and its collectives do not end together with those of the first rank: no difference
+    of the clocks of two hosts explains both.
+    """
+    first, *others = ranks.records
+    base = first.origin_us * 1000
+    for record, clock in zip(others, ranks.clocks[1:], strict=True):
+        shift = record.origin_us * 1000 - base
+        later = shift + float(record.windows.start[0] - first.windows.end[-1])
+        earlier = float(first.windows.start[0] - record.windows.end[-1]) - shift
+        if max(later, earlier) < MAX_CLOCK_DIFFERENCE_NS:
+            continue
+        if clock.error_ns is None or clock.error_ns > MAX_END_SPREAD * ranks.step_ms * 1e6:
+            when = f"{format_duration(max(later, earlier) / 1e9)} {'after' if later > 0 else 'before'}"
+            return f"rank {record.rank} is {when} rank {first.rank}"
+    return ""
 
 
 def match_collectives(records: Sequence[RankRecord], steps: set[int]) -> list[dict[int, int]]:

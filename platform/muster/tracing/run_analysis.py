@@ -20,7 +20,7 @@ from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.operator_stats import OperatorStats, merge_operators
 from muster.tracing.pipeline_bubble import PipelineBubble, bubble_sentence
-from muster.tracing.rank_comparison import ClockOffset, compare_ranks
+from muster.tracing.rank_comparison import ClockOffset, compare_ranks, different_runs
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
 from muster.tracing.step_grid import StepGrid, grid_without_waiting, step_grid
 from muster.tracing.summary import (
@@ -120,13 +120,17 @@ def analyse_run(
     summaries = [trace.summary for trace in analysed]
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
-    comparison = None
+    comparison, apart = None, ""
     if is_single_job(folder, summaries):
-        summaries = [_with_named_graphs(folder, trace) for trace in in_common_steps(summaries)]
         records = [trace.record for trace in analysed if trace.record is not None]
         if len({record.rank for record in records}) == len(records) == len(analysed):
             last_step = {m.rank: int(m.step[-1]) for m in folder.metrics}
             comparison = compare_ranks(records, steady_compilations(folder.compilation, last_step))
+        if comparison is not None and not folder.is_muster_run:
+            apart = different_runs(comparison)
+            comparison = None if apart else comparison
+        if not apart:
+            summaries = [_with_named_graphs(folder, trace) for trace in in_common_steps(summaries)]
     verdicts = derive_verdicts(comparison) if comparison is not None else ()
     rows = label_traces(summaries)
     overheads = profiler_overheads(folder.metrics)
@@ -166,7 +170,9 @@ def analyse_run(
     sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
     others = _other_windows(folder, window)
     others += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
-    return replace(report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped)))
+    return replace(
+        report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped, apart))
+    )
 
 
 def _with_named_graphs(folder: RunFolder, trace: TraceSummary) -> TraceSummary:
@@ -192,11 +198,28 @@ def _newest_readable(
     for window in folder.windows:
         found = summarise_trace_files(window.files, workers=workers, limits=limits, critical_path=with_critical_path)
         # A plain folder may contain other JSON files, which are not reported.
-        unreadable += [f for f in found if isinstance(f, UnreadableTrace) and (f.is_trace or folder.is_muster_run)]
-        analysed = [f for f in found if isinstance(f, AnalysedTrace)]
+        named = folder.is_muster_run or folder.selected
+        unreadable += [f for f in found if isinstance(f, UnreadableTrace) and (f.is_trace or named)]
+        analysed = sorted((f for f in found if isinstance(f, AnalysedTrace)), key=_by_rank)
         if analysed:
-            return window, sorted(analysed, key=_by_rank), unreadable
+            return window, _each_once(analysed, unreadable), unreadable
     return None, [], unreadable
+
+
+def _each_once(traces: Sequence[AnalysedTrace], skipped: list[UnreadableTrace]) -> list[AnalysedTrace]:
+    """The traces without copies of others, which are added to `skipped`."""
+    kept: dict[object, AnalysedTrace] = {}
+    for trace in traces:
+        one = trace.summary
+        origin_us = None if trace.record is None else trace.record.origin_us
+        steps = tuple((step.step, step.duration_s) for step in one.steps)
+        content = (one.rank, one.world_size, one.events, origin_us, steps, one.window_s, one.operators, one.kernels)
+        if content in kept:
+            reason = f"has the same events as {Path(kept[content].summary.source).name}"
+            skipped.append(UnreadableTrace(one.source, reason))
+        else:
+            kept[content] = trace
+    return list(kept.values())
 
 
 def _by_rank(trace: AnalysedTrace) -> tuple[bool, int, str]:

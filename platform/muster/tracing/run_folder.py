@@ -110,7 +110,10 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The content of a run folder, with traces as paths. `windows` are ordered newest first."""
+    """The content of a run folder, with traces as paths. `windows` are ordered newest first.
+
+    `selected`: the traces were given one by one, so that a file that is no trace is named.
+    """
 
     path: Path
     is_muster_run: bool
@@ -121,6 +124,7 @@ class RunFolder:
     skipped: tuple[SkippedFile, ...]
     compilation: Mapping[int, Sequence[CompilationRecord]] = field(default_factory=dict)
     """Compilations by rank."""
+    selected: bool = False
 
 
 def read_run_folder(path: Path) -> RunFolder:
@@ -160,7 +164,7 @@ def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
             raise InvalidTrace(f"{path}: {problem}")
     files = tuple({path.resolve(): path for path in reversed(traces)}.values())[::-1]  # each once
     within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
-    return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), ())
+    return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), (), selected=True)
 
 
 def _is_muster_run(path: Path) -> bool:

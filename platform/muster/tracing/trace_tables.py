@@ -16,6 +16,7 @@ from muster.tracing.device_tables import (
     annotation_table,
     kernel_sequences,
     kernel_table,
+    kernel_type_table,
     launch_table,
     queue_changes,
     queue_lengths,
@@ -54,8 +55,21 @@ class TraceTable:
     of_device_work: bool = True
 
 
+def _kernels(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    return _rows(kernel_table(trace, _htas_work(trace) if options.hta else work, hta=options.hta))
+
+
+def _kernel_types(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
+    return _rows(kernel_type_table(trace, _htas_work(trace) if options.hta else work, hta=options.hta))
+
+
+def _htas_work(trace: Trace) -> Events:
+    """With synchronisation, which HTA counts in these tables."""
+    return select_device_work(trace, include_last_step=False, with_synchronisation=True)
+
+
 def _launches(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
-    table = launch_table(_htas_launches(trace) if options.hta else trace, work)
+    table = launch_table(_htas_launches(trace, HTAS_MEASURED | HTAS_COPIES) if options.hta else trace, work)
     columns = [column.tolist() for column in (table.correlation, table.call_ns, table.work_ns, table.delay_ns)]
     names = ("correlation", "call_ns", "work_ns", "delay_ns")
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -88,21 +102,21 @@ def _sequences(trace: Trace, work: Events, options: TableOptions) -> Sequence[Ro
         raise InvalidSpec(
             "sequences needs the name of an operator, or a part of it", field="--operator", reason="Usage"
         )
-    return _rows(kernel_sequences(trace, work, options.operator))
+    work = _htas_work(trace) if options.hta else work
+    return _rows(kernel_sequences(trace, work, options.operator, hta=options.hta))
 
 
 def _operator_delays(trace: Trace, work: Events, options: TableOptions) -> Sequence[Row]:
-    calls = _htas_launches(trace, memory=False) if options.hta else trace
+    calls = _htas_launches(trace, HTAS_LAUNCHES) if options.hta else trace
     return _rows(operator_delays(calls, work, hta=options.hta))
 
 
 TABLES = {
-    "kernels": TraceTable(
-        "kernels, copies and memsets by name", lambda trace, work, _: _rows(kernel_table(trace, work)), GPU_WORK
-    ),
+    "kernels": TraceTable("kernels, copies and memsets by name", _kernels, GPU_WORK),
+    "kernel-types": TraceTable("time by the kinds of work that run at once", _kernel_types, GPU_WORK),
     "annotations": TraceTable(
         "annotations on the device by name",
-        lambda trace, _, __: _rows(annotation_table(trace)),
+        lambda trace, _, options: _rows(annotation_table(trace, hta=options.hta)),
         "annotations on the device",
     ),
     "launches": TraceTable(
@@ -160,13 +174,13 @@ def read_table(name: str, path: Path, options: TableOptions | None = None) -> Ta
     return TableOfTrace(trace.rank, rows, "" if rows else lacks)
 
 
-# The calls that HTA takes for launches: neither cooperative ones nor graphs.
-HTAS_LAUNCHES = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "hipLaunchKernel"})
+# The calls that HTA takes for launches: neither cooperative ones nor graphs; in `launches` only those of the runtime.
+HTAS_MEASURED = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC"})
+HTAS_LAUNCHES = HTAS_MEASURED | {"cuLaunchKernel", "hipLaunchKernel"}
 HTAS_COPIES = frozenset({"cudaMemcpyAsync", "cudaMemsetAsync"})
 
 
-def _htas_launches(trace: Trace, *, memory: bool = True) -> Trace:
-    wanted = HTAS_LAUNCHES | HTAS_COPIES if memory else HTAS_LAUNCHES
+def _htas_launches(trace: Trace, wanted: AbstractSet[str] = HTAS_LAUNCHES | HTAS_COPIES) -> Trace:
     known = np.array([name in wanted for name in trace.names], dtype=bool)
     others = (trace.events.kind == EventKind.RUNTIME) & ~known[trace.events.name]
     return replace(trace, events=trace.events[~others], details=None)

@@ -23,6 +23,10 @@ def _work(record: RankRecord) -> dict[str, OperatorStats]:
     return {op.name: op for op in record.work}
 
 
+def _calls_per_step(record: RankRecord) -> dict[str, float]:
+    return {op.name: op.calls / len(record.steps) for op in record.work}
+
+
 def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
     """Kernels that a rank runs more often than its peers, less those that it runs less often.
 
@@ -31,21 +35,20 @@ def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
     """
     for record in ranks.records:
         same = ranks.peers(record)
-        peers = [_work(peer) for peer in same or ranks.inner_stages(record)]
+        peers = same or ranks.inner_stages(record)
         if not peers:
             continue
-        own, steps = _work(record), len(record.steps)
+        own, of_peers = _calls_per_step(record), [_calls_per_step(peer) for peer in peers]
         usual = {
-            name: float(np.median([peer[name].calls if name in peer else 0 for peer in peers]))
-            for name in {*own, *(name for peer in peers for name in peer)}
+            name: float(np.median([calls.get(name, 0.0) for calls in of_peers]))
+            for name in {*own, *(name for calls in of_peers for name in calls)}
         }
-        shared = [own[name].calls / calls for name, calls in usual.items() if calls and name in own]
+        shared = [own[name] / calls for name, calls in usual.items() if calls and name in own]
         scale = 1.0 if same or not shared else float(np.median(shared))
-        differences: dict[str, float] = {}
-        for name, calls in usual.items():
-            known = next((peer[name] for peer in peers if name in peer), None) or own[name]
-            extra = (own[name].calls if name in own else 0) - scale * calls
-            differences[name] = extra * known.mean_ns / 1e6 / steps
+        mean_ns = {op.name: op.mean_ns for one in (record, *reversed(peers)) for op in one.work}
+        differences = {
+            name: (own.get(name, 0.0) - scale * calls) * mean_ns[name] / 1e6 for name, calls in usual.items()
+        }
         cost = sum(differences.values())
         if cost >= MIN_SHARE * ranks.step_ms:  # calls do not depend on the load of CPUs
             most = max(differences, key=lambda name: (differences[name], name))
