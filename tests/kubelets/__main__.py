@@ -1,18 +1,23 @@
-"""Command line: check requirements, run a cluster with real nodes until Ctrl-C, or run the first day on one.
+"""Command line: check requirements, run a cluster until Ctrl-C, run the first day, or measure how soon jobs are traced.
 
 python -m tests.kubelets check
 python -m tests.kubelets up --nodes 2 --gpus 2
 python -m tests.kubelets day
+python -m tests.kubelets captures --repeat 5
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.controlplane import binaries
@@ -22,7 +27,7 @@ from tests.cluster.controlplane.supervised import Died
 from tests.kubelets import archives, machine, operator
 from tests.kubelets.cluster import Cluster
 from tests.kubelets.first_day import steps
-from tests.kubelets.first_day.demo_cluster import demo_cluster
+from tests.kubelets.first_day.demo_cluster import DemoCluster, demo_cluster
 
 KWOK = "`make cluster-up` runs the same control plane with virtual nodes (KWOK) anywhere."
 
@@ -59,37 +64,62 @@ def up(nodes: int, gpus: int) -> None:
         ended.wait()
 
 
-def day() -> None:
-    """Run the first day: each step prints its commands and waits for their result."""
+@contextmanager
+def _demo_cluster() -> Iterator[DemoCluster]:
+    """Two nodes with the operator and storage; prints the commands that are run on it."""
     images = archives.ensure()
     with (
         tempfile.TemporaryDirectory(prefix="muster-kubelets-") as folder,
         Cluster.start(Path(folder, "cluster"), images=images) as cluster,
     ):
-        _heading("1. helm install muster: two operators as pods of their own image")
+        _heading("helm install muster: two operators as pods of their own image")
         operator.install(cluster)
         print(cluster.plane.kubectl("get", "nodes,pods", "-n", operator.SYSTEM, "-o", "wide"))
         Path(folder).chmod(0o755)  # pods that run as another user reach their volume through it
         cache = binaries.cache_folder().parents[1] / "pods"
         with demo_cluster(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
-            _heading("2. Two queues with a node of 2 GPUs each")
-            steps.share_out(one)
-            print(one.muster("queues"))
-            _heading("3. Compiled FSDP on both nodes, traced")
-            first = steps.train_to_the_end(one)
-            print(one.torchx("log", f"muster://torchx/{first}/trainer/0"), one.muster("jobs"), sep="\n")
-            print(one.muster("report", str(one.run_folder(first))))
-            one.wait("the store has its traces", lambda: len(one.traces.objects) >= 2)
-            print("in the store:", *sorted(one.traces.objects), sep="\n  ")
-            _heading("4. The other queue takes its node back; the borrower is preempted, and resumes at its last step")
-            long, before = steps.reclaim(one)
-            print(f"{long} was preempted after step {before} and resumed with {before + 1}\n{one.muster('jobs')}")
-            _heading("5. A node fails")
-            print(f"{long} runs again with all pods in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
-            one.muster("cancel", long)
-            _heading("6. helm uninstall: objects of users are kept")
-            print(steps.uninstall(one))
-            print(cluster.plane.kubectl("get", "trainingjobs,queues.muster.dev,flavors.muster.dev"))
+            yield one
+
+
+def day() -> None:
+    """Run the first day: each step prints its commands and waits for their result."""
+    with _demo_cluster() as one:
+        _heading("Two queues with a node of 2 GPUs each")
+        steps.share_out(one)
+        print(one.muster("queues"))
+        _heading("Compiled FSDP on both nodes, traced")
+        first = steps.train_to_the_end(one)
+        print(one.torchx("log", f"muster://torchx/{first}/trainer/0"), one.muster("jobs"), sep="\n")
+        print(one.muster("report", str(one.run_folder(first))))
+        one.wait("the store has its traces", lambda: len(one.traces.objects) >= 2)
+        print("in the store:", *sorted(one.traces.objects), sep="\n  ")
+        _heading("The other queue takes its node back; the borrower is preempted, and resumes at its last step")
+        long, before = steps.reclaim(one)
+        print(f"{long} was preempted after step {before} and resumed with {before + 1}\n{one.muster('jobs')}")
+        _heading("A node fails")
+        print(f"{long} runs again with all pods in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
+        one.muster("cancel", long)
+        _heading("helm uninstall: objects of users are kept")
+        print(steps.uninstall(one))
+        print(one.kubectl("get", "trainingjobs,queues.muster.dev,flavors.muster.dev"))
+
+
+def captures(repeat: int) -> None:
+    """Trace a running job of two nodes on demand, again and again; prints how long each trace took."""
+    with _demo_cluster() as one:
+        steps.share_out(one)
+        job = steps.train(one, "traced", 100_000, "--checkpoint_every", "0", "--compile", "False")
+        one.wait("it has trained some steps", lambda: steps.steps_done(one, job) > 5)
+        found = []
+        for _ in range(repeat):
+            found.append(steps.trace_on_demand(one, job))
+            print(f"agreed after {found[-1].agreed_s:.2f} s, stored after {found[-1].done_s:.2f} s", flush=True)
+        step_s = statistics.median(line["step_time_s"] for line in one.metrics(job)[2:])
+        agreed = [capture.agreed_s for capture in found]
+        print(
+            f"from the command to agreed steps: median {statistics.median(agreed):.2f} s, {min(agreed):.2f} to "
+            f"{max(agreed):.2f} s, {repeat} captures; step {step_s:.2f} s; load average {os.getloadavg()[0]:.1f}"
+        )
 
 
 def _heading(title: str) -> None:
@@ -105,12 +135,16 @@ def main() -> int:
     verb.add_argument("--nodes", type=int, default=2)
     verb.add_argument("--gpus", type=int, default=2, help="per node")
     verbs.add_parser("day", help="run a platform team's first day")
+    verb = verbs.add_parser("captures", help="measure how soon a running job is traced")
+    verb.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     try:
         if arguments.verb == "check":
             return check()
         if arguments.verb == "day":
             day()
+        elif arguments.verb == "captures":
+            captures(arguments.repeat)
         else:
             up(arguments.nodes, arguments.gpus)
     except (

@@ -84,6 +84,19 @@ def test_a_preempted_job_resumes_from_its_last_step(day: DemoCluster, long: tupl
     assert "reclaimed for default/claim" in day.muster("describe", job)
 
 
+def test_a_running_job_is_traced_on_demand_in_the_same_steps_of_both_nodes(
+    day: DemoCluster, long: tuple[str, int]
+) -> None:
+    job, _ = long
+    status = steps.trace_on_demand(day, job).object["status"]
+    assert (status["phase"], status["endStep"] - status["startStep"]) == ("Complete", 3)
+    traced = f"attempt-1.steps-{status['startStep']}-{status['endStep']}.json.gz"
+    assert {(one["rank"], one["file"]) for one in status["ranks"]} == {(r, f"rank-{r}.{traced}") for r in (0, 1)}
+    assert {pod["spec"]["nodeName"] for pod in day.pods(job)} == {"node-1", "node-2"}
+    folder = f"muster/default/{job}-{day.job(job)['metadata']['uid']}/traces"
+    assert {f"{folder}/rank-{rank}.{traced}" for rank in (0, 1)} <= set(day.traces.objects)
+
+
 def test_a_job_restarts_with_all_pods_after_a_node_failure(day: DemoCluster, long: tuple[str, int]) -> None:
     job, _ = long
     attempt = steps.lose_a_node(day, job)

@@ -20,6 +20,7 @@ from tests.kubelets.layout import HOST
 from tests.kubelets.operator import BUCKET, STORE_SECRET
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+CAPTURES = "/apis/muster.dev/v1alpha1/namespaces/default/tracecaptures"
 PODS = "/api/v1/namespaces/default/pods"
 LIMIT_S = 900  # for what takes seconds on an idle machine, or a minute with compilation
 
@@ -50,7 +51,22 @@ class DemoCluster:
         self.log(f"muster {' '.join(arguments)}")
         return self._run([str(Path(sys.executable).with_name("muster")), *arguments])
 
-    def _run(self, command: list[str]) -> str:
+    def muster_lines(self, *arguments: str) -> Iterator[str]:
+        """Run muster on this cluster; yields each line of its output when it comes. AssertionError where it fails."""
+        self.log(f"muster {' '.join(arguments)}")
+        command = [str(Path(sys.executable).with_name("muster")), *arguments]
+        output, both = subprocess.PIPE, subprocess.STDOUT
+        lines = []
+        with subprocess.Popen(
+            command, env=self._environment(), stdout=output, stderr=both, text=True, cwd=self.runs
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                yield line.rstrip("\n")
+        assert process.returncode == 0, f"{' '.join(arguments)} ended with {process.returncode}\n{''.join(lines)}"
+
+    def _environment(self) -> dict[str, str]:
         ours = {
             "KUBECONFIG": str(self.cluster.plane.kubeconfig()),
             "MUSTER_CLUSTER": "kubernetes",
@@ -58,8 +74,12 @@ class DemoCluster:
             "COLUMNS": "160",
             "HOME": str(self.runs.parent),
         }
+        return os.environ | ours
+
+    def _run(self, command: list[str]) -> str:
+        environment = self._environment()
         done = subprocess.run(
-            command, env=os.environ | ours, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=self.runs
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=self.runs
         )
         assert done.returncode == 0, (
             f"{' '.join(command[-8:])} ended with {done.returncode}\n{done.stdout}{done.stderr}"
@@ -85,6 +105,10 @@ class DemoCluster:
     def pods(self, name: str) -> list[Json]:
         """The job's pods."""
         return self.cluster.plane.api.items(PODS, labelSelector=f"muster.dev/job={name}")
+
+    def captures(self) -> list[Json]:
+        """All TraceCaptures."""
+        return self.cluster.plane.api.items(CAPTURES)
 
     def run_folder(self, name: str) -> Path:
         """The job's run folder."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sysconfig
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.controlplane.api import Json
@@ -59,6 +60,29 @@ def reclaim(demo: DemoCluster) -> tuple[str, int]:
     demo.wait("the other queue's job is done", lambda: demo.phase("claim") == "Succeeded")
     demo.wait("the borrower trains again", lambda: steps_done(demo, job) > before + 5)
     return job, before
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A trace on demand: seconds from the start of the command until it said that the steps are agreed, and until its
+    end, and the finished TraceCapture."""
+
+    agreed_s: float
+    done_s: float
+    object: Json
+
+
+def trace_on_demand(demo: DemoCluster, job: str) -> Capture:
+    """Profile three steps of a running job on all ranks with `muster trace`."""
+    before = {one["metadata"]["name"] for one in demo.captures()}
+    began, agreed = time.monotonic(), None
+    for line in demo.muster_lines("trace", job, "--steps", "3"):
+        if agreed is None and line.startswith(("agreed: ", "recording: ")):
+            agreed = time.monotonic() - began
+    done = time.monotonic() - began
+    (mine,) = [one for one in demo.captures() if one["metadata"]["name"] not in before]
+    assert agreed is not None, mine["status"]
+    return Capture(agreed, done, mine)
 
 
 def lose_a_node(demo: DemoCluster, job: str) -> int:
