@@ -212,8 +212,9 @@ def _each_once(traces: Sequence[AnalysedTrace], skipped: list[UnreadableTrace]) 
     for trace in traces:
         one = trace.summary
         origin_us = None if trace.record is None else trace.record.origin_us
-        steps = tuple((step.step, step.duration_s) for step in one.steps)
-        content = (one.rank, one.world_size, one.events, origin_us, steps, one.window_s, one.operators, one.kernels)
+        times = tuple((step.step, step.duration_s, *step.time_by_category_s.values()) for step in one.steps)
+        counts = (one.events, one.window_s, one.communication_s, one.collectives, one.operators, one.kernels)
+        content = (one.rank, one.world_size, origin_us, times, counts)
         if content in kept:
             reason = f"has the same events as {Path(kept[content].summary.source).name}"
             skipped.append(UnreadableTrace(one.source, reason))
