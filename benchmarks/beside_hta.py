@@ -4,9 +4,10 @@
     python benchmarks/beside_hta.py --hta-python hta/bin/python
 
 One trace of 873,000 events, then 8 ranks of 104 MB of JSON. Both programs run as commands, in turn, with their start
-and imports. Muster does its whole analysis (`muster trace analyze --compat hta`: also verdicts); HTA loads the traces
-and computes the temporal breakdown and the overlap. Wall and CPU time are medians; memory is the highest sum over the
-processes of a command (PSS, read five times per second), the highest of all runs. Ends with 1 if the results differ.
+and imports. Muster does its whole analysis (`muster trace analyze --compat hta`: also the causes of lost time); HTA
+loads the traces and computes the temporal breakdown and the overlap. Wall and CPU time are medians; memory is the
+highest sum over the processes of a command (PSS, read five times per second), the highest of all runs. Ends with 1 if
+the results differ.
 """
 
 from __future__ import annotations
