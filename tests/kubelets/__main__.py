@@ -109,7 +109,8 @@ def captures(repeat: int) -> None:
     with _demo_cluster() as one:
         steps.share_out(one)
         job = steps.train(one, "traced", 100_000, "--checkpoint_every", "0", "--compile", "False")
-        one.wait("it has trained some steps", lambda: steps.steps_done(one, job) > 5)
+        one.wait("it has trained some steps", lambda: steps.steps_done(one, job) > 5 or one.phase(job) == "Failed")
+        assert one.phase(job) == "Running", "\n".join([one.muster("describe", job), *steps.logs(one, job).values()])
         found = []
         for _ in range(repeat):
             found.append(steps.trace_on_demand(one, job))
