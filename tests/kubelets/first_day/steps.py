@@ -6,6 +6,7 @@ import json
 import sysconfig
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tests.cluster.controlplane.api import Json
@@ -65,10 +66,11 @@ def reclaim(demo: DemoCluster) -> tuple[str, int]:
 @dataclass(frozen=True, slots=True)
 class Capture:
     """A trace on demand: seconds from the start of the command until it said that the steps are agreed, and until its
-    end, and the finished TraceCapture."""
+    end; seconds from the first proposal of steps to the last acknowledgement; the finished TraceCapture."""
 
     agreed_s: float
     done_s: float
+    acknowledged_s: float
     object: Json
 
 
@@ -82,7 +84,8 @@ def trace_on_demand(demo: DemoCluster, job: str) -> Capture:
     done = time.monotonic() - began
     (mine,) = [one for one in demo.captures() if one["metadata"]["name"] not in before]
     assert agreed is not None, mine["status"]
-    return Capture(agreed, done, mine)
+    requested_at, agreed_at = (datetime.fromisoformat(mine["status"][name]) for name in ("requestedAt", "agreedAt"))
+    return Capture(agreed, done, (agreed_at - requested_at).total_seconds(), mine)
 
 
 def lose_a_node(demo: DemoCluster, job: str) -> int:
