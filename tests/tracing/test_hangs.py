@@ -137,6 +137,17 @@ def test_ranks_that_wait_for_an_instant_do_not_hang(tmp_path: Path) -> None:
     assert explained(tmp_path, same) == []
 
 
+def test_a_rank_may_have_entered_a_collective_after_its_dump(tmp_path: Path) -> None:
+    """On a host under load, the launcher reaches the second rank seconds after the first one."""
+    ahead = {0: dump(entry(9), entry(10, state="started"), groups=FSDP), 1: dump(entry(9), groups=FSDP)}
+    times = {0: 4.0, 1: 0.5}
+    found = explained(tmp_path, {rank: dumped_after(one, times[rank]) for rank, one in ahead.items()})
+    assert found == ["no rank has waited for another one for longer than 500 ms, as in a job that runs"]
+    apart = {0: 200.0, 1: 1.0}  # clocks of two hosts
+    found = explained(tmp_path, {rank: dumped_after(one, apart[rank]) for rank, one in ahead.items()})
+    assert found == ["rank 1 never entered all-gather 10 of group fsdp; rank 0 waits in it, since 3m20s"]
+
+
 def test_a_long_wait_has_its_duration(tmp_path: Path) -> None:
     ahead = {0: dump(entry(9), entry(10, state="started"), groups=FSDP), 1: dump(entry(9), groups=FSDP)}
     assert explained(tmp_path, {rank: dumped_after(one, 200) for rank, one in ahead.items()}) == [

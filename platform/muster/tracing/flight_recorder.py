@@ -77,10 +77,11 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
 
 class RankCollectives(msgspec.Struct, frozen=True):
-    """The process groups of a rank."""
+    """The process groups of a rank. `dumped_us`: Unix time of the dump; 0 if unknown."""
 
     rank: int
     groups: tuple[GroupProgress, ...] = ()
+    dumped_us: int = 0
 
     def compact(self) -> RankCollectives:
         """With what `muster.tracing.hangs` needs alone: of each group the operation that the rank waits in."""
@@ -116,7 +117,8 @@ def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -
     if rank is None:
         raise InvalidTrace(f"{path}: its name must end with the rank, as torch names its dumps")
     members = _members(content.get("pg_config"), own.get("groups"))
-    return RankCollectives(rank, _groups(entries, members, _time(own.get("time_ns"))))
+    dumped_us = _time(own.get("time_ns"))
+    return RankCollectives(rank, _groups(entries, members, dumped_us), dumped_us)
 
 
 def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -17,6 +17,7 @@ from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollect
 from muster.tracing.formatting import format_seconds
 
 SHORT_WAIT_S = 1.0
+_MAX_LAG_S = 15.0  # dumps of one request are made within this time; more is a difference of clocks
 _MAX_SENTENCES = 8
 _UNNAMED = frozenset({"", "undefined"})
 
@@ -46,7 +47,8 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     groups = _by_group(ranks)
     found = [sentence for members in groups for sentence in _mismatches(members)]
     seen = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
-    waits = [wait for wait in seen if not _is_short(wait.operation)]
+    lag_s = _lag_s(ranks)
+    waits = [wait for wait in seen if not _is_short(wait.operation, lag_s)]
     waits.sort(key=lambda wait: wait.operation.called_us)
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
     awaited = {rank for wait in waits for rank in wait.missing} - waiting_ranks
@@ -57,9 +59,9 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     if waits and not awaited and not found:
         found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in waits[:4])}")
     if not found:
-        found += [sentence for members in groups for sentence in _common(members)]
+        found += [sentence for members in groups for sentence in _common(members, lag_s)]
     if not found and len(waits) < len(seen):
-        longest = max(wait.operation.waited_s or 0 for wait in seen)
+        longest = max(0.0, *((wait.operation.waited_s or 0) - lag_s for wait in seen))
         found.append(
             f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs"
         )
@@ -141,7 +143,7 @@ def _mismatches(members: _Members) -> list[str]:
     return [f"different {what} are number {first} of {label}: {'; '.join(parts)}"]
 
 
-def _common(members: _Members) -> list[str]:
+def _common(members: _Members, lag_s: float) -> list[str]:
     """All ranks are in the same collective, which does not end."""
     first = {one.sequence for group in members.progress.values() if (one := group.pending) is not None}
     inside = [rank for rank, group in members.progress.items() if group.pending is not None]
@@ -149,7 +151,7 @@ def _common(members: _Members) -> list[str]:
         return []
     group = members.progress[inside[0]]
     assert group.pending is not None
-    if _is_short(group.pending):
+    if _is_short(group.pending, lag_s):
         return []
     return [
         f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end{_since(group.pending)}"
@@ -172,8 +174,14 @@ def _state(wait: _Wait) -> str:
     return f"{rank_list(wait.waiting)} in {_called(wait.group, wait.operation)}, without {rank_list(wait.missing)}"
 
 
-def _is_short(operation: Operation) -> bool:
-    return operation.waited_s is not None and operation.waited_s < SHORT_WAIT_S
+def _lag_s(ranks: Iterable[RankCollectives]) -> float:
+    """From the first dump to the last one: a rank may have entered a collective since its dump."""
+    times = [one.dumped_us for one in ranks if one.dumped_us]
+    return min((max(times) - min(times)) / 1e6, _MAX_LAG_S) if times else 0.0
+
+
+def _is_short(operation: Operation, lag_s: float) -> bool:
+    return operation.waited_s is not None and operation.waited_s - lag_s < SHORT_WAIT_S
 
 
 def _since(operation: Operation) -> str:
