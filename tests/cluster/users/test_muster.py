@@ -121,6 +121,24 @@ def test_jobs_are_cancelled_suspended_and_resumed(pool: Pool, muster: Muster) ->
     assert "did you mean 'one'?" in missing.err
 
 
+def test_of_several_jobs_to_cancel_one_that_has_succeeded_is_named_and_the_other_cancelled(
+    pool: Pool, muster: Muster
+) -> None:
+    pool.set_up()
+    for name in ("done", "runs"):
+        pool.submit(name)
+        pool.wait_for_phase(name, "Running")
+    pool.end("done")
+    pool.wait_for_phase("done", "Succeeded")
+    cancelled = muster("cancel", "done", "runs")
+    assert (cancelled.code, cancelled.out) == (
+        0,
+        f"trainingjob {pool.namespace}/done has already ended\ntrainingjob {pool.namespace}/runs is being cancelled\n",
+    )
+    pool.wait_for_phase("runs", "Cancelled")
+    assert "already ended in phase Succeeded" in muster("cancel", "done").err
+
+
 def test_queues_and_flavors_are_applied_and_the_tree_shows_their_use(
     pool: Pool, muster: Muster, tmp_path: Path
 ) -> None:
