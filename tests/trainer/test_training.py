@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from muster_components.trainer.errors import (
@@ -264,6 +265,45 @@ def test_a_checkpoint_that_is_being_written_when_the_loss_diverges_is_saved(
     saved = latest(ranks.run_dir)
     assert saved is not None, ranks.log_text()
     assert (saved["step"], diverged["step"]) == (1, 2)
+    assert events(ranks.run_dir, "checkpoint_failed") == []
+
+
+SAVE_AFTER_A_READ_FAILS = """
+import os, sys, time
+from pathlib import Path
+from muster_components.trainer.__main__ import main
+from muster_components.trainer.checkpoint_files import HashingWriter
+from muster_components.trainer.forward_backward import BatchReader
+failed = Path(os.environ["MUSTER_RUN_DIR"], "failed")
+read, write = BatchReader.read, HashingWriter.write_data
+def noted(self, step):
+    try:
+        return read(self, step)
+    except Exception:
+        failed.touch()
+        raise
+def afterwards(self, *args):
+    while not failed.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # without waiting for this, the trainer would end meanwhile
+    return write(self, *args)
+BatchReader.read, HashingWriter.write_data = noted, afterwards
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_checkpoint_that_is_being_written_when_data_cannot_be_read_is_saved(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "slow_save.py").write_text(SAVE_AFTER_A_READ_FAILS)
+    tokens = np.full(1_001, 5, dtype="<u2")
+    tokens[600] = 300  # beyond the vocabulary, in a window of the third step
+    tokens.tofile(tmp_path / "tokens.bin")
+    run = (*TINY, "--data", str(tmp_path / "tokens.bin"), "--steps", "4", "--checkpoint_every", "2")
+    ranks = start(1, *run, module="slow_save")
+    assert ranks.end() == [EXIT_BAD_INPUT], ranks.log_text()
+    assert f"got 300 at {tmp_path / 'tokens.bin'}, byte 1200" in ranks.log_text()
+    saved = latest(ranks.run_dir)
+    assert saved is not None, ranks.log_text()
+    assert saved["step"] == 2
     assert events(ranks.run_dir, "checkpoint_failed") == []
 
 

@@ -23,7 +23,14 @@ import torch
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.compilation.monitor import CompileMonitor
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, DivergedError
+from muster_components.trainer.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    DivergedError,
+    TrainerError,
+)
 from muster_components.trainer.models.recipes import mfu, peak_flops
 from muster_components.trainer.plan import TrainPlan
 from muster_components.trainer.profile import ProfilerTransition, StepTracer
@@ -206,6 +213,9 @@ class TrainLoop:
                 pending.append(self._stepper.launch(step, stop=self._stop.requested))
             except torch.OutOfMemoryError:
                 self._tracer.save_snapshot(step)
+                raise
+            except TrainerError:  # of the data: as in _raise_diverged
+                self._checkpointer.wait()
                 raise
             save_now = every > 0 and step % every == 0
             self._read(pending, leave=0 if save_now else self._read_lag)

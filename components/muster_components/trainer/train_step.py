@@ -176,17 +176,14 @@ def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
     On CPUs, torch's fused kernel makes one pass over memory instead of ten.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    scalars = [p for p in model.parameters() if p.dim() == 0]  # a group of their own: FSDP2 does not make them DTensors
+    vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": plan.config.optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
-        {"params": scalars, "weight_decay": 0.0},
     ]
     on_gpu = next(model.parameters()).is_cuda
     # A tensor, and counts of steps on the device, since CUDA graphs cannot read numbers of the host.
     lr = torch.tensor(plan.lr, device="cuda") if on_gpu else plan.lr
-    groups = [group for group in groups if group["params"]]
     return ShardedAdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True, capturable=on_gpu)
 
 
