@@ -120,8 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, options = parser.parse_known_args(argv)
     gpus = torch.cuda.device_count()
     device = args.device or ("cuda" if gpus >= args.ranks else "cpu")
-    if device == "cuda" and gpus < args.ranks:
-        parser.error(f"--device cuda: {args.ranks} ranks need {args.ranks} GPUs; this machine has {gpus}")
     rank = args.ranks // 2 if args.rank is None else args.rank
     if not 0 <= rank < args.ranks:
         parser.error(f"--rank must be from 0 to {args.ranks - 1}; got {rank}")
@@ -137,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for run in range(args.clean_runs or args.runs if fault == "none" else args.runs)
         ]
         missing = [case for case in cases if not case.folder.exists()]
+        if missing and device == "cuda" and gpus < args.ranks:
+            parser.error(f"--device cuda: {args.ranks} ranks need {args.ranks} GPUs; this machine has {gpus}")
         for network in (False, True):
             of_network = [case for case in missing if (case.fault == "slow-network") == network]
             record(of_network, options, device, args.ranks, fault_program.NETWORK_ENVIRONMENT if network else {})

@@ -218,6 +218,26 @@ def test_exposed_all_gathers_name_the_blocks_of_fsdp(tmp_path: Path) -> None:
     assert verdict.evidence.endswith("most in layers.0 (30.0 ms) and layers.1 (10.0 ms)")
 
 
+@pytest.mark.parametrize(("elements", "causes"), [(4 << 20, [Cause.SLOW_NETWORK]), (100 << 20, [])])
+def test_a_low_bus_bandwidth_has_a_verdict_from_a_tenth_of_a_step(
+    tmp_path: Path, elements: int, causes: list[Cause]
+) -> None:
+    """All-reduces of 15 ms in steps of 90 ms, with 1.1 and 28 GB/s."""
+    of = (("Collective name", "allreduce"), ("Process Group Name", "0"), ("dtype", "Float"))
+    size = (("In msg nelems", elements), ("Out msg nelems", elements))
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, calls = number * 100_000.0, 2 * number
+            events += [
+                *(step(number, at, 90_000), launch(calls, at + 1), launch(calls + 1, at + 2)),
+                kernel("gemm", at + 10, 75_000, launch=calls),
+                Event("ncclDevKernel_AllReduce", at + 75_010, 14_900, "kernel", 1, 20, calls + 1, (*of, *size)),
+            ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    assert [verdict.cause for verdict in build(tmp_path).verdicts] == causes
+
+
 def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: Muster) -> None:
     folder = gpu_job(tmp_path, [CLEAN, GpuRank(extra=4)])
     found = json.loads(muster("trace", "analyze", str(folder), "--json").out)

@@ -73,8 +73,9 @@ class RankRecord:
 
     `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms` maps an annotation to the time
     in which the host was in it, neither synchronising nor launching work, while the device was idle; `NO_ANNOTATION`
-    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline. `windows` are
-    the steps, in nanoseconds since the origin.
+    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline,
+    `before_pipeline_ms` its compute before the first forward pass of a step. `windows` are the steps, in nanoseconds
+    since the origin.
     """
 
     rank: int
@@ -90,6 +91,7 @@ class RankRecord:
     work: tuple[OperatorStats, ...]
     collectives: CollectiveTable
     stage: int | None
+    before_pipeline_ms: NDArray[np.float64]
     windows: Spans
     transfers: TransferTable
     paths: LocalPaths | None = None
@@ -124,6 +126,7 @@ def rank_record(
         work=_compute_work(trace, steps),
         collectives=collectives,
         stage=_pipeline_stage(trace, communication, group),
+        before_pipeline_ms=_before_pipeline_ms(trace, steps, lanes, transfers),
         windows=windows,
         transfers=transfers,
         paths=local_paths(trace, steps, lanes, (collectives.rows(), transfers)) if critical_path else None,
@@ -259,3 +262,35 @@ def _pipeline_stage(trace: Trace, communication: Events, group: ProcessGroup | N
     if trace.rank is None or not is_transfer(trace, communication).any():
         return None
     return trace.rank if group is None else group.ranks.index(trace.rank)
+
+
+def _before_pipeline_ms(
+    trace: Trace, steps: StepTable, lanes: CategorySpans, transfers: TransferTable
+) -> NDArray[np.float64]:
+    """Per step the compute that the host launches before the first forward pass.
+
+    A stage that begins with a receive has nothing to compute before it. The first stage sends the result of the first
+    forward pass, then that of the second one: what is launched before the first send beyond that is not of the pass.
+    """
+    compute = lanes[TimeCategory.COMPUTE]
+    work = steps.work[device_work_types(trace, steps.work) == KernelType.COMPUTE] if len(steps.work) else steps.work
+    launched = launch_times(trace, work)
+
+    def computed_ns(start: int, end: int) -> int:
+        """The compute that is launched between two times, on the CPU that within them."""
+        found = (launched >= start) & (launched < end)
+        spans = union(work.spans[found]) if len(steps.work) else Spans(np.array([start]), np.array([end]))
+        return int(covered_within(compute, spans).sum())
+
+    sends = np.isin(np.arange(len(transfers.called)), transfers.event[transfers.sends])
+    receives = np.isin(np.arange(len(transfers.called)), transfers.event[~transfers.sends])
+    step = steps.step_of(transfers.called)
+    found = np.zeros(len(steps))
+    for i in range(len(steps)):
+        of_step = np.flatnonzero(step == i)  # by the time of the call
+        if len(of_step) and receives[of_step[0]] and not sends[of_step[0]]:
+            found[i] = computed_ns(int(steps.annotated.start[i]), int(transfers.called[of_step[0]]))
+        elif len(of_step) > 1 and sends[of_step[0]]:
+            first, second = transfers.called[of_step[:2]].tolist()
+            found[i] = max(computed_ns(int(steps.annotated.start[i]), first) - computed_ns(first, second), 0)
+    return found / 1e6

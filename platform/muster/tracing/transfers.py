@@ -28,8 +28,9 @@ class TransferTable:
     """The sends and receives of one rank in its steps.
 
     A transfer is (`event`: position of its event, `step`, `sends`, `peer`: global rank, `message_bytes`: -1 if
-    unknown), in the order of the calls. Of each event, in nanoseconds since the origin: `start` is when it was posted,
-    [`wait_start`, `end`) when the rank waited for it; `exposed_ns` is the time of it in which nothing computed.
+    unknown), in the order of the calls. Of each event, in nanoseconds since the origin: `called` is when the host
+    called it or launched its kernel, `start` when it was posted, [`wait_start`, `end`) when the rank waited for it;
+    `exposed_ns` is the time of it in which nothing computed.
     """
 
     group: str
@@ -38,6 +39,7 @@ class TransferTable:
     sends: Mask
     peer: Int64
     message_bytes: Int64
+    called: Int64
     start: Int64
     wait_start: Int64
     end: Int64
@@ -110,6 +112,7 @@ def transfer_table(
         sends=calls.sends,
         peer=peer,
         message_bytes=calls.message_bytes,
+        called=called,
         start=events.start,
         wait_start=wait_start,
         end=events.end,

@@ -18,6 +18,7 @@ from muster.tracing.verdicts.types import Cause, Verdict
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link
+SLOW_SHARE = 0.1  # of a step, with less than that
 SLOW_LINK_RATIO = 3.0  # to the transfers between other stages
 MAX_BLOCKS = 4
 NETWORK_ADVICE = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
@@ -33,12 +34,13 @@ def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
     for cause, found in by_cause.items():
         exposed_ms = _exposed_ms(ranks, found)
         large = [c.bus_gb_s for c in found if c.bus_gb_s is not None and c.message_bytes >= LARGE_MESSAGE_BYTES]
-        if exposed_ms < EXPOSED_SHARE * ranks.step_ms:
+        bandwidth = float(np.median(large)) if large else np.inf
+        if exposed_ms < (SLOW_SHARE if bandwidth < SLOW_BUS_GB_S else EXPOSED_SHARE) * ranks.step_ms:
             continue
         evidence = (
             f"{format_seconds(exposed_ms / 1e3)} a step of {len(found)} traced collectives{_blocks(ranks, found)}"
         )
-        if large and (bandwidth := float(np.median(large))) < SLOW_BUS_GB_S:
+        if bandwidth < SLOW_BUS_GB_S:
             evidence += f", with a bus bandwidth of {bandwidth:.3g} GB/s"
             yield Verdict((), None, Cause.SLOW_NETWORK, exposed_ms, evidence, 0.8, NETWORK_ADVICE)
         else:
@@ -50,7 +52,8 @@ def slow_links(ranks: RankComparison) -> Iterator[Verdict]:
     """Sends and receives between two stages of a pipeline that take a large part of the step while nothing computes."""
     found = links(ranks) if ranks.on_device else ()
     for link in found:
-        if link.exposed_ms < EXPOSED_SHARE * ranks.step_ms:
+        slow = link.gb_s is not None and link.gb_s < SLOW_BUS_GB_S
+        if link.exposed_ms < (SLOW_SHARE if slow else EXPOSED_SHARE) * ranks.step_ms:
             continue
         others = [other.transfer_ms for other in found if other is not link]
         evidence = f"a transfer between ranks {link.ranks[0]} and {link.ranks[1]} takes {_seconds(link.transfer_ms)}"
@@ -59,7 +62,7 @@ def slow_links(ranks: RankComparison) -> Iterator[Verdict]:
         if others:
             evidence += f", between others {_seconds(float(np.median(others)))}"
         slower = bool(others) and link.transfer_ms >= SLOW_LINK_RATIO * float(np.median(others))
-        if slower or (link.gb_s is not None and link.gb_s < SLOW_BUS_GB_S):
+        if slow or slower:
             yield Verdict(link.ranks, None, Cause.SLOW_NETWORK, link.exposed_ms, evidence, 0.8, NETWORK_ADVICE)
         else:
             advice = "Use larger micro-batches, fewer stages, or a schedule that overlaps transfers"

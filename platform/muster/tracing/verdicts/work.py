@@ -17,6 +17,7 @@ SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary 
 SLOWER_PART = 0.7  # of the shared work by time that must be slower
 EXCESS_BUBBLE = 0.1  # of forward and backward, above the ideal of the schedule
 IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ
+EXTRA_WORK_ADVICE = "Look for work that only this rank does, such as logging, metrics or another process's kernels"
 
 
 def _work(record: RankRecord) -> dict[str, OperatorStats]:
@@ -53,8 +54,7 @@ def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
         if cost >= MIN_SHARE * ranks.step_ms:  # calls do not depend on the load of CPUs
             most = max(differences, key=lambda name: (differences[name], name))
             evidence = f"{format_seconds(cost / 1e3)} a step, most in {short_name(most)}"
-            advice = "Look for work that only this rank does, such as logging, metrics or another process's kernels"
-            yield Verdict((record.rank,), record.stage, Cause.EXTRA_KERNELS, cost, evidence, 0.9, advice)
+            yield Verdict((record.rank,), record.stage, Cause.EXTRA_KERNELS, cost, evidence, 0.9, EXTRA_WORK_ADVICE)
 
 
 def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
@@ -82,7 +82,10 @@ def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
 
 
 def stage_imbalance(ranks: RankComparison) -> Sequence[Verdict]:
-    """A pipeline stage that computes longer than the others; on the CPU, which other processes use, by its calls."""
+    """A pipeline stage that computes longer than the others; on the CPU, which other processes use, by its calls.
+
+    If that is due to work before its first forward pass, the work is extra.
+    """
     measured = {record.rank: float(ranks.per_step(record, record.compute_ms).mean()) for record in ranks.records}
     return _imbalance(ranks, measured if ranks.on_device else _usual_compute_ms(ranks))
 
@@ -113,7 +116,12 @@ def _imbalance(ranks: RankComparison, compute_ms: Mapping[int, float]) -> Sequen
     cost = compute[slowest] - float(np.mean(list(compute.values())))
     if compute[slowest] < IMBALANCE_RATIO * others or cost < MIN_SHARE * ranks.step_ms:
         return ()
-    who = tuple(record.rank for record in ranks.records if record.stage == slowest)
+    of_stage = [record for record in ranks.records if record.stage == slowest]
+    who = tuple(record.rank for record in of_stage)
+    before = float(np.median([ranks.per_step(record, record.before_pipeline_ms).mean() for record in of_stage]))
+    if compute[slowest] - before < IMBALANCE_RATIO * others:  # without it the stages were balanced
+        evidence = "it is launched before the first forward pass of a step"
+        return (Verdict(who, slowest, Cause.EXTRA_KERNELS, before, evidence, 0.8, EXTRA_WORK_ADVICE),)
     times = f"{format_seconds(compute[slowest] / 1e3)} of work a step, the other stages {format_seconds(others / 1e3)}"
     advice = "Move blocks to the other stages"
     return (Verdict(who, slowest, Cause.STAGE_IMBALANCE, cost, times, 0.85, advice),)
