@@ -4,7 +4,8 @@ and the pending gangs of each leaf queue in order.
 It holds no decision. Each value is a function of the objects it was derived from: it is carried over while those
 objects are identical, and updated where few changed. So a plan with a cache equals the plan without one.
 
-The planner caches in three ways, and nothing is ever cleared by hand:
+The planner caches in three ways. Nothing is cleared by hand but two values, each by the one method that changes what it
+is derived from: the available quota of `QuotaUsage`, and the merged releases of `BackfillReservations`.
 - Here: what holds from plan to plan. Requests, feasibility and the messages about requests follow from nodes and queues
   and are replaced together with them; `FreeCapacity` brings its counts of pods up to date by its list of changes.
 - `VersionedCache`: what holds until capacity or quota change within a plan.
