@@ -47,6 +47,18 @@ def test_a_step_ends_when_the_device_has_finished_its_work_and_the_next_begins_t
     assert [time.time_by_category_s["compute"] for time in found.steps] == [0.028, 0.020]
 
 
+def test_the_first_step_begins_when_the_device_has_finished_what_was_launched_before_it(tmp_path: Path) -> None:
+    """The launch of kernel 0 is not in the trace, since the profiler started after it."""
+    events = [
+        kernel("untraced", 0, 25 * MS, launch=0),
+        *(step(1, 10 * MS, 10 * MS), launch(1, 11 * MS), kernel("a", 25 * MS, 28 * MS, launch=1)),
+        *(step(2, 20 * MS, 10 * MS), launch(2, 21 * MS), kernel("b", 53 * MS, 20 * MS, launch=2)),
+    ]
+    found = analyse_trace(read_trace(write_trace(tmp_path / "t.json", events))).summary
+    assert [(time.step, time.duration_s) for time in found.steps] == [(1, 0.028), (2, 0.020)]
+    assert [time.time_by_category_s["compute"] for time in found.steps] == [0.028, 0.020]
+
+
 def test_the_window_of_all_ranks_are_the_steps_that_all_have(tmp_path: Path) -> None:
     for rank, numbers in enumerate(((20, 21, 22), (21, 22, 23))):
         events = [e for n in numbers for e in device_step(n, 100 * n, data_ms=10, work_ms=20 + rank, total_ms=100)]

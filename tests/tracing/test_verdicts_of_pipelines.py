@@ -83,7 +83,7 @@ def test_a_link_with_a_low_bandwidth_has_a_verdict_from_a_tenth_of_a_step(tmp_pa
     ("fault", "ranks", "cause", "cost_ms"),
     [
         ("extra-work", (1,), Cause.EXTRA_KERNELS, 147),
-        ("unbalanced", (1,), Cause.STAGE_IMBALANCE, 49),
+        ("unbalanced", (1,), Cause.STAGE_IMBALANCE, 36.2),
         ("slow-network", (0, 1), Cause.SLOW_NETWORK, 14.5),
     ],
 )

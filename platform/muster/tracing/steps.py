@@ -3,7 +3,8 @@
 A step begins where its annotation `ProfilerStep#n` begins on the host, so it includes what precedes its first kernel,
 such as a slow data loader. It ends when the annotation has ended and the device has finished the work launched in it.
 The host runs ahead of the device, so a step's annotation may begin before the device has finished the step before:
-then the step begins there, and no instant belongs to two steps.
+then the step begins there, and no instant belongs to two steps. So does the first step, after what the device had been
+given before it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def step_table(trace: Trace) -> StepTable:
     end = np.maximum.accumulate(done)
     start = annotated.start.copy()
     start[1:] = np.maximum(start[1:], end[:-1])
+    if len(steps) and (work_step == 0).any():
+        first = work.start[work_step == 0].min()
+        earlier = (work_step == NO_STEP) & (work.start < first)
+        start[0] = min(max(start[0], work.end[earlier].max(initial=start[0])), first)
     return StepTable(numbers, annotated, Spans(start, end), work, work_step)
 
 
