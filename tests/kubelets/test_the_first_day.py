@@ -89,7 +89,7 @@ def test_a_running_job_is_traced_on_demand_in_the_same_steps_of_both_nodes(
 ) -> None:
     job, _ = long
     status = steps.trace_on_demand(day, job).object["status"]
-    assert (status["phase"], status["endStep"] - status["startStep"]) == ("Complete", 3)
+    assert (status["phase"], status["endStep"] - status["startStep"]) == ("Succeeded", 3)
     traced = f"attempt-1.steps-{status['startStep']}-{status['endStep']}.json.gz"
     assert {(one["rank"], one["file"]) for one in status["ranks"]} == {(r, f"rank-{r}.{traced}") for r in (0, 1)}
     assert {pod["spec"]["nodeName"] for pod in day.pods(job)} == {"node-1", "node-2"}
