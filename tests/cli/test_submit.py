@@ -295,6 +295,31 @@ def test_steps_to_trace_after_the_last_step_of_the_trainer_are_refused(
     assert muster("submit", str(file), "--trace-steps", "10:13").code == 0, "the trace has the steps that there are"
 
 
+def test_the_flags_of_a_traced_job_are_checked_once(
+    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muster_components.trainer import submission
+
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", "--steps", "10")
+    checked: list[list[str]] = []
+
+    def record(arguments: list[str], **_layout: object) -> None:
+        checked.append(arguments)
+
+    monkeypatch.setattr(submission, "rejection", record)
+    assert muster("submit", str(file), "--trace-steps", "5:7").code == 0
+    assert checked == [["--trace_steps=5:7", "--data", "texts", "--model", "gpt:10m", "--steps", "10"]]
+
+
+def test_a_rejected_flag_of_a_traced_job_is_named_instead_of_the_trace(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", "--steps", "many")
+    ended = muster("submit", str(file), "--trace-steps", "5:7", "--json")
+    assert (ended.code, cluster.kept_jobs) == (2, {})
+    assert ended.error["field"] == "spec.roles[0].template.spec.containers[0].command"
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -141,6 +141,18 @@ def test_with_keep_0_nothing_is_saved_and_the_run_succeeds(start: Starter, text:
     assert not events(ranks.run_dir, "checkpoint_saved")
 
 
+def test_with_keep_0_neither_the_event_nor_the_last_heartbeat_of_a_stop_tells_of_a_checkpoint(
+    start: Starter, text: Path
+) -> None:
+    ranks = start(1, *TINY, "--data", str(text), "--steps", "100000", "--keep", "0")
+    ranks.wait_until(lambda: ranks.steps_done() > 3)
+    ranks.send(signal.SIGTERM)
+    assert ranks.end() == [EXIT_STOPPED], ranks.log_text()
+    (event,) = events(ranks.run_dir, "stopping")
+    assert event["message"].endswith("; nothing is saved, since --keep is 0")
+    assert json.loads((ranks.run_dir / "heartbeats/rank-0.json").read_text())["phase"] == "train"
+
+
 def test_a_signal_to_one_rank_stops_all_in_the_same_step(start: Starter, text: Path, tmp_path: Path) -> None:
     ranks = start(2, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "0")
     ranks.wait_until(lambda: ranks.steps_done() > 3)

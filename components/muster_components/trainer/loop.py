@@ -185,7 +185,10 @@ class TrainLoop:
             self._write_heartbeat("checkpoint")
         saved = self._save_last()
         stopped = self._stopping and self._last_step < self._plan.config.steps
-        self._write_heartbeat("checkpoint" if stopped else "done")
+        if not stopped:
+            self._write_heartbeat("done")
+        elif self._saves:
+            self._write_heartbeat("checkpoint")
         exit_code = self._stop.exit_code if stopped else EXIT_OK if saved else EXIT_FAILED
         return TrainResult(
             self._last_step,
@@ -239,7 +242,8 @@ class TrainLoop:
             self._stop.first_step_done()
             if result.stop_requested and not self._stopping:
                 self._stopping = True
-                self._record_event("stopping", f"stop requested in step {result.step}; saving a checkpoint")
+                then = "saving a checkpoint" if self._saves else "nothing is saved, since --keep is 0"
+                self._record_event("stopping", f"stop requested in step {result.step}; {then}")
 
     def _report_step(self, result: StepResult, step_time_s: float) -> None:
         """Metrics, heartbeat and, every few steps, a line on the console."""
@@ -347,7 +351,8 @@ class TrainLoop:
     def _raise_diverged(self, result: StepResult) -> None:
         message = (
             f"step {result.step}: loss {result.loss}, gradient norm {result.grad_norm}: must be finite. "
-            "The last checkpoint is of an earlier step; try a lower --lr or a longer --warmup"
+            f"{'The last checkpoint is of an earlier step; try' if self._saves else 'Try'} a lower --lr or a longer "
+            "--warmup"
         )
         self._record_event("diverged", message, echo=False)
         self._checkpointer.wait()  # the process group is destroyed next, in which an earlier step may still be saved

@@ -141,9 +141,10 @@ def check_trainer_flags(read: LoadedJob) -> None:
             on_gpus=bool(pod_request(role.template.spec).get(GPU)),
         )
         field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
-        why = rejection(flags)
-        if why is None and traced:  # flags of the trainer come first there
-            why, field = rejection([*traced, *flags]), "spec.trace.startStep"
+        why = rejection([*traced, *flags])  # once: with `--device`, it measures the model
+        if why is not None and traced:
+            own = rejection(flags)
+            why, field = (why, "spec.trace.startStep") if own is None else (own, field)
         if why is not None:
             error = InvalidSpec(f"{field}: {why}", field=field)
             error.job = read.name
