@@ -123,6 +123,18 @@ def test_a_job_that_starts_a_misspelled_module_is_refused() -> None:
         check_local_support(job, BASE)
 
 
+@pytest.mark.parametrize("folder", ["", "src"])
+def test_a_users_own_module_with_a_similar_name_is_no_misspelled_one(tmp_path: Path, folder: str) -> None:
+    package = tmp_path / folder / "cluster_components"
+    package.mkdir(parents=True)
+    (package / "trainer.py").touch()
+    container = {"command": [sys.executable, "-m", "cluster_components.trainer"], "workingDir": str(tmp_path)}
+    check_local_support(container_job(container | {"env": [{"name": "PYTHONPATH", "value": folder}]}), BASE)
+    (package / "trainer.py").unlink()
+    with pytest.raises(InvalidSpec, match=re.escape("there is no module 'cluster_components.trainer'")):
+        check_local_support(container_job(container), BASE)
+
+
 def test_a_job_with_a_value_that_the_launcher_refuses_is_refused() -> None:
     job = container_job({"command": [sys.executable, *LAUNCH[1:], "--nproc", "two", "--", "train.py"]})
     message = "]: --nproc of muster_components.launch must be an integer of at least 1; got 'two'"

@@ -241,7 +241,7 @@ def check_program(
         return f"{path}.command[{index}]" if index < own else f"{path}.args[{index - own}]"
 
     misspelled = misspelled_module(line)
-    if misspelled is not None:
+    if misspelled is not None and not _has_module(misspelled[0], environment.get("PYTHONPATH", ""), cwd):
         field = field_of(misspelled[0])
         message = f"there is no module {misspelled[0]!r}; did you mean {misspelled[1]!r}?"
         raise InvalidSpec(f"{field}: {message}", field=field)
@@ -268,6 +268,12 @@ def check_program(
             " 'texts/**/*.txt'",
             field=field,
         )
+
+
+def _has_module(name: str, python_path: str, cwd: str) -> bool:
+    """Whether a user's own module has this name."""
+    paths = (os.path.join(cwd, folder, *name.split(".")) for folder in ("", *python_path.split(os.pathsep)))
+    return any(os.path.isfile(f"{path}.py") or os.path.isdir(path) for path in paths)
 
 
 _DATASET_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
