@@ -119,6 +119,29 @@ def overlapping_on_two_streams() -> list[Event]:
     return events
 
 
+def within_one_microsecond() -> list[Event]:
+    """Kernels that begin and end within a microsecond: alone, beside others, and as communication."""
+    events = []
+    for n in range(3):
+        at = 10_000 + 1000 * n
+        events.append(step(n, at, 990))
+        names = ["gemm", "tiny", "tiny", "ncclDevKernel_AllReduce", "tiny", "ncclDevKernel_AllReduce"]
+        places = [(300, 100), (350.2, 0.6), (500.3, 0.5), (600.25, 0.5), (700, 100), (780, 60)]
+        for i, (name, (start, length)) in enumerate(zip(names, places, strict=True)):
+            c = 10 * n + i + 1
+            events += [
+                launch(c, at + 10 + i),
+                kernel(name, at + start, length, stream=20 if "nccl" in name else 7, launch=c),
+            ]
+    return events
+
+
+def test_work_within_one_microsecond_is_subtracted_as_in_hta(tmp_path: Path) -> None:
+    """Expected numbers: HTA 0.5.0 on this trace."""
+    trace = read_trace(write_trace(tmp_path / "t.json", within_one_microsecond()))
+    assert hta_metrics(trace) == HtaMetrics(1064, 398, 78, 1540, 33.9)
+
+
 def test_steps_annotated_on_the_device_count_as_in_hta(tmp_path: Path) -> None:
     """Expected numbers: HTA 0.5.0 on this trace."""
     trace = read_trace(write_trace(tmp_path / "t.json", annotated_on_the_device()))

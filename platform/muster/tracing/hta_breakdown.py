@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
-from muster.tracing.spans import Spans, groups, intersect, total_ns, union
+from muster.tracing.spans import Spans, groups, intersect, total_ns
 
 COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
@@ -64,7 +64,7 @@ def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
 
 
 def round_to_microseconds(trace: Trace) -> Trace:
-    """HTA's rounding: starts up and ends down to whole microseconds; shorter work becomes empty.
+    """HTA's rounding: starts up and ends down to whole microseconds; work within one microsecond takes -1 µs.
 
     HTA adds start and duration as the floats of the file, whose resolution is a quarter of a microsecond in traces
     written before mid-2024. This uses the same floats, else thousands of ends would round differently.
@@ -72,7 +72,7 @@ def round_to_microseconds(trace: Trace) -> Trace:
     ts_us = trace.origin_us + trace.events.start / NS_PER_US
     end_us = np.floor(ts_us + trace.events.duration / NS_PER_US)
     start = ((np.ceil(ts_us) - trace.origin_us) * NS_PER_US).astype(np.int64)
-    end = np.maximum(((end_us - trace.origin_us) * NS_PER_US).astype(np.int64), start)
+    end = ((end_us - trace.origin_us) * NS_PER_US).astype(np.int64)
     return replace(trace, events=replace(trace.events, start=start, end=end))
 
 
@@ -119,12 +119,12 @@ def _of_type(types: NDArray[np.int8], wanted: KernelType) -> Mask:
 
 def temporal_breakdown(types: NDArray[np.int8], work: Spans) -> TemporalBreakdown:
     """Break down the time between the first start and the last end of `work`."""
-    merged = union(work)
+    merged = _merged(work)
     if not len(merged):
         return TemporalBreakdown(0, 0, 0, 0)
     total = int(merged.end[-1] - merged.start[0])
-    idle = total - total_ns(merged)
-    compute = total_ns(work[_of_type(types, KernelType.COMPUTE)])
+    idle = total - _sum_ns(merged)
+    compute = _sum_ns(_merged(work[_of_type(types, KernelType.COMPUTE)]))
     return TemporalBreakdown(idle_ns=idle, compute_ns=compute, non_compute_ns=total - idle - compute, total_ns=total)
 
 
@@ -143,7 +143,22 @@ class Overlap:
 
 def overlap(communication: Spans, computation: Spans) -> Overlap:
     """The overlap of two sets; concurrent spans within a set count once."""
-    return Overlap(total_ns(communication), total_ns(intersect(communication, computation)))
+    return Overlap(_sum_ns(_merged(communication)), total_ns(intersect(communication, computation)))
+
+
+def _merged(spans: Spans) -> Spans:
+    """HTA's `merge_kernel_intervals`: as `union`, but work of -1 µs that meets no other remains, and is subtracted."""
+    if not len(spans):
+        return spans
+    order = np.argsort(spans.start, kind="quicksort")  # pandas' order of equal starts
+    start, end = spans.start[order], spans.end[order]
+    reached = np.maximum.accumulate(end)
+    first = np.append(True, start[1:] > reached[:-1])
+    return Spans(start[first], np.maximum.reduceat(end, np.flatnonzero(first)))
+
+
+def _sum_ns(spans: Spans) -> int:
+    return int((spans.end - spans.start).sum())
 
 
 # HTA's default: a shorter gap between two kernels is launch overhead.
