@@ -55,7 +55,7 @@ def check_submission(arguments: Sequence[str], layout: PodLayout) -> None:
 def _check_memory(config: TrainConfig, layout: PodLayout) -> None:
     """Raises InputError if no GPU of the kind that `--device` names can hold the plan, on the fewest pods.
 
-    Only for recipes and where torch is installed (and torchao for --float8): other models may exist on the nodes
+    Only for recipes and where torch can be imported (and torchao for --float8): other models may exist on the nodes
     alone. The trainer checks again.
     """
     device = config.planning.device
@@ -64,8 +64,10 @@ def _check_memory(config: TrainConfig, layout: PodLayout) -> None:
         return
     if config.float8.recipe is not None and find_spec("torchao") is None:
         return
-    # Imported here: torch takes seconds to import.
-    from muster_components.trainer.planning.command import planner_for
+    try:  # here: torch takes seconds to import
+        from muster_components.trainer.planning.command import planner_for
+    except (ImportError, OSError):  # OSError: a library of torch cannot be loaded
+        return
 
     world_size = layout.min_pods * layout.processes
     host = HostCapabilities(

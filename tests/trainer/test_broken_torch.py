@@ -1,0 +1,30 @@
+"""Submission from a host whose torch cannot be imported: the memory check is left to the ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+from muster_components.trainer.submission import rejection
+flags = ["--model", "gpt:1m", "--data", "text", "--device", "h100"]
+print(rejection(flags, 1, 1, 2, on_gpus=True))
+"""
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_flags_are_accepted_where_torch_cannot_be_imported(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.13: cannot open shared object file')")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("None", 0), done.stderr
