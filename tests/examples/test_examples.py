@@ -87,3 +87,13 @@ def test_a_pipeline_has_the_losses_of_one_process() -> None:
     assert re.search(
         r"20 steps, loss \d+\.\d+ -> \d+\.\d+; largest difference 0\.000", run("09-pipeline", limit_s=1200)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_torchx_project_runs_with_the_defaults_of_its_configuration() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchx")
+    out = run("14-torchx-project", limit_s=600)
+    assert re.search(r"the ranks of sum-\w+ sum up to 1", out)
+    assert "workspace.tar.gz" in out
