@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell without job control starts `command &` with SIGINT ignored, which programs inherit: those that tests end by
+# Ctrl-C would then run on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines that run tests are shared and slow at times; a deadline per example would fail there for no fault.
 # Two runs of one commit test the same examples, few of them; `make fuzz` tests many (deep), and then new ones (fuzz).
