@@ -26,7 +26,9 @@ class _Handler(LoopbackHandler):
 
 
 class _Server(LoopbackServer):
-    """Answers `/slow` once it may."""
+    """Answers `/slow` once it may. Its threads may be slow."""
+
+    close_s = 60.0
 
     def __init__(self) -> None:
         super().__init__(0, _Handler, max_connections=LIMIT)

@@ -28,7 +28,6 @@ HTML = "text/html; charset=utf-8"
 MAX_CONNECTIONS = 128
 """Open connections, each with a thread. A browser opens six at most."""
 _TIMEOUT_S = 60.0
-_CLOSE_S = 2.0  # within which the thread of a connection that is closed notices
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 LOOPBACK_ADDRESS = "127.0.0.1"
 HOST_NAMES = (LOOPBACK_ADDRESS, "localhost")
@@ -41,6 +40,8 @@ class HttpServer(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = MAX_CONNECTIONS  # of the kernel, which lets clients above it wait for a second
+    close_s = 2.0
+    """Within which the thread of a connection that is closed must end; else the new one is refused."""
 
     def __init__(
         self, address: tuple[str, int], handler: type[HttpHandler], max_connections: int = MAX_CONNECTIONS
@@ -54,7 +55,7 @@ class HttpServer(ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread, or refuse what exceeds the limit."""
         if not self._free.acquire(blocking=False) and not (
-            self._close_oldest() and self._free.acquire(timeout=_CLOSE_S)
+            self._close_oldest() and self._free.acquire(timeout=self.close_s)
         ):
             with suppress(OSError):
                 self.refuse_connection(request)

@@ -27,6 +27,7 @@ from muster.dashboard.users import (
     TokenPages,
     TooManyUsers,
 )
+from muster.http_server import HttpServer
 
 TARGETS = ["/", "/jobs", "/jobs/team-a/a", "/events/jobs", "/static/dashboard.js", "/none"]
 STATE = leader(two_queues(in_namespace(named("alices"), "team-a"), in_namespace(named("bobs"), "team-b")))
@@ -43,7 +44,8 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def served(api: TokenApi, now: list[float], tmp_path: Path) -> Iterator[Service]:
+def served(api: TokenApi, now: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(HttpServer, "close_s", 60.0)  # threads may be slow
     with service(api, tmp_path, lambda: now[0]) as served:
         yield served
 

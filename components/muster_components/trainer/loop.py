@@ -181,8 +181,6 @@ class TrainLoop:
         self._train(completed_step)
         self._untimed(lambda: self._tracer.close(self._last_step))
         window.finish(completed_step + 1, self._last_step, self._plan.config.steps)
-        if self._saves:
-            self._write_heartbeat("checkpoint")
         saved = self._save_last()
         stopped = self._stopping and self._last_step < self._plan.config.steps
         if not stopped:
@@ -343,6 +341,7 @@ class TrainLoop:
         """Save the last step, if any is saved, and wait for it; False if rank 0 failed to save it."""
         if not self._saves:
             return True
+        self._write_heartbeat("checkpoint")
         if self._checkpointer.started_step != self._last_step:
             self._checkpointer.save(self._last_step)
         self._checkpointer.wait()

@@ -158,9 +158,9 @@ def seed_generators(seed: int, step: int, data_rank: int) -> None:
 class ShardedAdamW(torch.optim.AdamW):
     """AdamW that computes with this rank's shards instead of DTensors.
 
-    It computes each element by itself, so no placement matters. DTensor's dispatch of one call with all 681 tensors of
-    Llama 8B took a minute in the first step, and takes 50 ms of the CPU in each later one. State and checkpoints keep
-    DTensors.
+    It computes each element by itself, so no placement matters. PyTorch finds a sharding for all DTensors of one call,
+    which takes seconds to a minute for the first one with hundreds of parameters (docs/performance.md). State and
+    checkpoints keep DTensors.
     """
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> Any:

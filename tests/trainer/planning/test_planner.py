@@ -103,30 +103,27 @@ def test_the_choice_is_the_fastest_that_fits() -> None:
     assert kinds >= {(False, False, "fsdp"), (False, False, "ddp"), (True, False, "fsdp"), (False, True, "fsdp")}
 
 
-def test_sharded_plans_that_leave_the_allocator_little_memory_take_longer() -> None:
-    made = planner(2, *LARGE, "--parallel", "fsdp")
-    plan = resolve_plan(config_of(*LARGE, "--parallel", "fsdp"), host(2))
+def with_memory_of(share: float, *flags: str) -> Prediction:
+    """For two GPUs that have this share of the memory that the plan needs."""
+    made, plan = planner(2, *LARGE, *flags), resolve_plan(config_of(*LARGE, *flags), host(2))
     first = made.predict(plan)
     assert first is not None
-    made.device = dataclasses.replace(H100, memory_bytes=int(1.2 * first.needed))
-    assert (wide := made.predict(plan)) is not None
-    made.device = dataclasses.replace(H100, memory_bytes=int(1.05 * first.needed))
-    assert (tight := made.predict(plan)) is not None
+    made.device = dataclasses.replace(H100, memory_bytes=int(share * first.needed))
+    found = made.predict(plan)
+    assert found is not None
+    return found
+
+
+def test_sharded_plans_that_leave_the_allocator_little_memory_take_longer() -> None:
+    wide, tight, large = (with_memory_of(share, "--parallel", "fsdp") for share in (1.2, 1.05, 0.95))
     assert (wide.fits, wide.is_tight, tight.fits, tight.is_tight) == (True, False, True, True)
     assert wide.step_s == wide.time.total
     assert tight.step_s == pytest.approx(1.19 * wide.step_s)
-    made.device = dataclasses.replace(H100, memory_bytes=int(0.95 * first.needed))
-    assert (large := made.predict(plan)) is not None
     assert (large.fits, large.is_tight) == (False, False)
 
 
 def test_pipelines_without_sharding_are_not_tight() -> None:
-    made = planner(2, *LARGE, "--parallel", "pp=2")
-    plan = resolve_plan(config_of(*LARGE, "--parallel", "pp=2"), host(2))
-    first = made.predict(plan)
-    assert first is not None
-    made.device = dataclasses.replace(H100, memory_bytes=int(1.01 * first.needed))
-    assert (exact := made.predict(plan)) is not None
+    exact = with_memory_of(1.01, "--parallel", "pp=2")
     assert (exact.fits, exact.is_tight) == (True, False)
 
 

@@ -30,11 +30,11 @@ NCCL_BYTES: Final = 1 * GIB
 FRAGMENTATION: Final = 0.03
 """Of the tensors: what the allocator cannot use."""
 SHARDED_FRAGMENTATION: Final = 0.17
-"""With FSDP2, of the tensors: what the allocator holds beside them if it never has to release anything, since its
-streams have free blocks of their own. Llama 8B on 2 H200s (2 x 8192, selective): 98.5 GiB in tensors, 115 reserved."""
+"""With FSDP2, of the tensors: what the allocator holds beside them if it has never released anything. Llama 8B on 2
+H200s (2 x 8192, selective): 98.5 GiB in tensors, 115.5 reserved."""
 RELEASES_MEMORY: Final = 1.19
-"""How much longer a step takes otherwise: the same job without recomputation, with 129.5 GiB of tensors in 139.5, took
-1,841 ms where 1,550 were predicted."""
+"""How much longer a step takes with less memory: the same job without recomputation, with 129.5 GiB of tensors in
+139.5, took 1,841 ms where 1,550 were predicted."""
 TOLERANCE: Final = 0.1
 """How far predictions may be off. A plan that the user chose is refused only if it does not fit by more."""
 _MAX_GROWTH: Final = 128
@@ -64,7 +64,7 @@ class Prediction:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits, but the allocator must release blocks in each step."""
+        """Whether it fits, but with less memory than the allocator would hold beside the tensors."""
         tensors = self.memory.total
         held = self.needed - FRAGMENTATION * tensors + SHARDED_FRAGMENTATION * tensors
         return self.fits and self.plan.mesh.shard > 1 and held > self.capacity

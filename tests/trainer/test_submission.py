@@ -1,4 +1,4 @@
-"""Submission from a host whose torch cannot be imported: the memory check is left to the ranks."""
+"""What is checked before a job is submitted, where torch cannot be imported: the memory check is left to the ranks."""
 
 from __future__ import annotations
 
