@@ -32,7 +32,7 @@ FRAGMENTATION: Final = 0.03
 SHARDED_FRAGMENTATION: Final = 0.17
 """With FSDP2, of the tensors: what the allocator holds beside them if it has never released anything. Llama 8B on 2
 H200s (2 x 8192, selective): 98.5 GiB in tensors, 115.5 reserved."""
-RELEASES_MEMORY: Final = 1.19
+TIGHT_SLOWDOWN: Final = 1.19
 """How much longer a step takes with less memory: the same job without recomputation, with 129.5 GiB of tensors in
 139.5, took 1,841 ms where 1,550 were predicted."""
 TOLERANCE: Final = 0.1
@@ -72,7 +72,7 @@ class Prediction:
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
-        return self.time.total * (RELEASES_MEMORY if self.is_tight else 1.0)
+        return self.time.total * (TIGHT_SLOWDOWN if self.is_tight else 1.0)
 
     @property
     def cannot_fit(self) -> bool:
