@@ -122,6 +122,26 @@ def test_sharded_plans_that_leave_the_allocator_little_memory_take_longer() -> N
     assert (large.fits, large.is_tight) == (False, False)
 
 
+def test_plans_that_keep_gathered_weights_need_less_beside_their_tensors() -> None:
+    kept = with_memory_of(1.05, "--parallel", "fsdp", "--reshard", "never")
+    assert (kept.fits, kept.is_tight, kept.reshards) == (True, False, False)
+
+
+def test_auto_keeps_gathered_weights_until_backward_if_there_is_memory_for_them() -> None:
+    config = config_of(*LARGE, "--parallel", "auto")
+    made = planner(2, *LARGE, "--parallel", "auto")
+    roomy = [p for p in made.predictions(config) if str(p.plan.mesh) == "fsdp=2" and p.plan.micro_batch == 1]
+    by_flags = {prediction.flags: prediction for prediction in roomy}
+    for flags, freed in by_flags.items():
+        if freed.reshards:
+            kept = by_flags[f"{flags} --reshard=never"]
+            assert kept.time.communication < freed.time.communication
+            assert kept.memory.gathered > freed.memory.gathered
+    assert any(prediction.reshards for prediction in roomy)
+    given = config_of(*LARGE, "--parallel", "auto", "--reshard", "always")
+    assert all(p.plan.config.parallel.reshard is True for p in made.predictions(given))
+
+
 def test_pipelines_without_sharding_are_not_tight() -> None:
     exact = with_memory_of(1.01, "--parallel", "pp=2")
     assert (exact.fits, exact.is_tight) == (True, False)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muster_components.trainer.parallel.spec import MeshShape
+
+_PIPELINE_CTAS: Final = 2
+"""Thread blocks of an NCCL kernel between stages. A receive waits on the GPU until its sender is ready, and each of its
+blocks (NCCL's default is 16) takes a multiprocessor from the matrix products that run meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +65,13 @@ def build_mesh(shape: MeshShape, device_type: str) -> RankMesh:
         sizes["shard"] = shape.shard
     if shape.tp > 1:
         sizes["tp"] = shape.tp
-    mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
+    if not sizes:
+        return RankMesh(shape, dist.get_rank(), None)
+    options: dict[int | str, Any] = {}
+    if "pp" in sizes and device_type == "cuda":
+        options["pp"] = dist.ProcessGroupNCCL.Options()
+        options["pp"].config.max_ctas = _PIPELINE_CTAS
+    mesh = init_device_mesh(
+        device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=options or None
+    )
     return RankMesh(shape, dist.get_rank(), mesh)

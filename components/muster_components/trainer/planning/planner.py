@@ -19,7 +19,7 @@ from muster_components.trainer.parallel.spec import ParallelSpec
 from muster_components.trainer.plan import HostCapabilities, TrainPlan
 from muster_components.trainer.planning.candidates import plan_or_none, valid_plans, with_choices
 from muster_components.trainer.planning.devices import GIB, GpuKind
-from muster_components.trainer.planning.memory import Candidate, MemoryEstimate, estimate_memory
+from muster_components.trainer.planning.memory import Candidate, MemoryEstimate, estimate_memory, is_resharded
 from muster_components.trainer.planning.profile_model import ModelProfile, Part, ProfileOptions, profile_model
 from muster_components.trainer.planning.step_time import StepTimeEstimate, estimate_step_time
 
@@ -30,8 +30,11 @@ NCCL_BYTES: Final = 1 * GIB
 FRAGMENTATION: Final = 0.03
 """Of the tensors: what the allocator cannot use."""
 SHARDED_FRAGMENTATION: Final = 0.17
-"""With FSDP2, of the tensors: what the allocator holds beside them if it has never released anything. Llama 8B on 2
-H200s (2 x 8192, selective): 98.5 GiB in tensors, 115.5 reserved."""
+"""With FSDP2 that frees weights after forward, of the tensors: what the allocator holds beside them if it has never
+released anything. Llama 8B on 2 H200s (2 x 8192, selective): 98.5 GiB in tensors, 115.5 reserved."""
+GATHERED_FRAGMENTATION: Final = 0.07
+"""The same where the weights stay gathered until backward: Llama 8B (float8) ran with 128.1 GiB in tensors of 139.5
+without releasing memory."""
 TIGHT_SLOWDOWN: Final = 1.19
 """How much longer a step takes with less memory: the same job without recomputation, with 129.5 GiB of tensors in
 139.5, took 1,841 ms where 1,550 were predicted."""
@@ -51,6 +54,8 @@ class Prediction:
     """Bytes outside of tensors."""
     capacity: float
     """Bytes of the GPU."""
+    reshards: bool
+    """Whether FSDP2 frees gathered weights after forward, and gathers them again for backward."""
 
     @property
     def needed(self) -> float:
@@ -66,7 +71,8 @@ class Prediction:
     def is_tight(self) -> bool:
         """Whether it fits, but with less memory than the allocator would hold beside the tensors."""
         tensors = self.memory.total
-        held = self.needed - FRAGMENTATION * tensors + SHARDED_FRAGMENTATION * tensors
+        fragmentation = SHARDED_FRAGMENTATION if self.reshards else GATHERED_FRAGMENTATION
+        held = self.needed - FRAGMENTATION * tensors + fragmentation * tensors
         return self.fits and self.plan.mesh.shard > 1 and held > self.capacity
 
     @property
@@ -100,6 +106,7 @@ class Prediction:
             f"--micro_batch={plan.micro_batch}",
             f"--activation_checkpointing={plan.config.parallel.recompute}",
             *(["--offload_activations"] if plan.config.parallel.offload_activations else []),
+            *(["--reshard=never"] if plan.config.parallel.reshard is False else []),
         ]
 
 
@@ -157,7 +164,12 @@ class Planner:
         )
         reserved = CONTEXT_BYTES + (NCCL_BYTES if plan.mesh.world_size > 1 else 0) + FRAGMENTATION * memory.total
         return Prediction(
-            plan=plan, memory=memory, time=time, reserved=reserved, capacity=float(self.device.memory_bytes)
+            plan=plan,
+            memory=memory,
+            time=time,
+            reserved=reserved,
+            capacity=float(self.device.memory_bytes),
+            reshards=candidate.uses_fsdp and plan.mesh.pp == 1 and is_resharded(profile.parameters, candidate),
         )
 
     def predictions(self, config: TrainConfig) -> list[Prediction]:
@@ -170,6 +182,9 @@ class Planner:
         )
         self._report(f"predicting memory and step time of {len(plans)} plans")
         found = [prediction for plan in plans if (prediction := self.predict(plan)) is not None]
+        if "parallel" in config.parallel.auto and config.parallel.reshard is None:
+            kept = [self.predict(_without_resharding(prediction.plan)) for prediction in found if prediction.reshards]
+            found += [prediction for prediction in kept if prediction is not None]
         return sorted(found, key=lambda p: (not p.fits, p.step_s if p.fits else p.needed, p.flags))
 
     def choose(self, config: TrainConfig) -> Prediction:
@@ -275,6 +290,11 @@ class Planner:
                 profile = profile_model(self._model, self._batch, dataclasses.replace(options, fused=False))
             self._profiles[options] = profile
         return self._profiles[options]
+
+
+def _without_resharding(plan: TrainPlan) -> TrainPlan:
+    parallel = dataclasses.replace(plan.config.parallel, reshard=False)
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, parallel=parallel))
 
 
 def split_stages(profile: ModelProfile, stages: int) -> Sequence[Sequence[Part]] | None:

@@ -26,7 +26,8 @@ _MEMORY: Final = (
 def plan_table(predictions: Sequence[Prediction], flops_per_step: int | None, peak_flops: float) -> str:
     """One line for each prediction: memory in GiB, then time."""
     heads = [
-        "parallel", "micro", "recompute", "", "GiB", *(head for head, _ in _MEMORY), "other", "ms/step", "tok/s", "MFU",
+        "parallel", "micro", "recompute", "reshard", "", "GiB", *(head for head, _ in _MEMORY), "other", "ms/step",
+        "tok/s", "MFU",
     ]  # fmt: skip
     rows = [heads]
     for prediction in predictions:
@@ -37,6 +38,7 @@ def plan_table(predictions: Sequence[Prediction], flops_per_step: int | None, pe
                 (str(plan.mesh) or "1 rank") + (f" {plan.schedule.name}" if plan.mesh.pp > 1 else ""),
                 f"{plan.micro_batch} x {plan.gradient_accumulation_steps}",
                 plan.config.parallel.recompute,
+                "yes" if prediction.reshards else "no",
                 "tight" if prediction.is_tight else "fits" if prediction.fits else "too large",
                 f"{prediction.needed / GIB:.1f}",
                 *(f"{getattr(memory, name) / GIB:.1f}" for _, name in _MEMORY),
@@ -47,7 +49,7 @@ def plan_table(predictions: Sequence[Prediction], flops_per_step: int | None, pe
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    left = 4  # columns of text
+    left = 5  # columns of text
     return "\n".join(
         "  ".join(
             cell.ljust(width) if column < left else cell.rjust(width)
@@ -72,6 +74,7 @@ def prediction_values(prediction: Prediction) -> dict[str, object]:
         "micro_batch": plan.micro_batch,
         "micro_steps": plan.gradient_accumulation_steps,
         "recompute": plan.config.parallel.recompute,
+        "reshards": prediction.reshards,
         "fits": prediction.fits,
         "tight": prediction.is_tight,
         "capacity_bytes": round(prediction.capacity),
