@@ -12,7 +12,7 @@ from muster.dashboard.analyses import TraceAnalyses
 from muster.dashboard.reader import PageReader
 from muster.errors import InvalidSpec, NotFound
 
-MAX_ROWS = 200
+MAX_ROWS = 100
 """Rows of a page with a list of jobs or nodes."""
 _MAX_QUERY = 4096  # characters
 
