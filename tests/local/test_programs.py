@@ -109,6 +109,13 @@ def test_values_that_the_launcher_refuses_are_found(line: list[str], wrong: tupl
         ([*LAUNCH, "--", "-m", "muster_components.trainer.__main__"], None),
         (["python", "-m", "my_components.launch"], None),
         (["python", "train.py", "--module", "muster_component.launch"], None),
+        (["python", "train.py", "-m", "muster_component.launch"], None),
+        (["python", "-m", "my.module", "-m", "muster_component.launch"], None),
+        ([*LAUNCH, "--", "train.py", "-m", "muster_component.launch"], None),
+        (
+            ["python", "-m", "torch.distributed.run", "-m", "muster_component.trainer"],
+            ("muster_component.trainer", "muster_components.trainer"),
+        ),
     ],
 )
 def test_a_misspelled_module_of_muster_is_found(line: list[str], found: tuple[str, str] | None) -> None:

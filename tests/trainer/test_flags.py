@@ -150,6 +150,11 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
     ("flags", "message"),
     [
         (("--steps", "0"), "--steps must be at least 1; got 0"),
+        (("--json",), "--json prints the plan, and requires --plan NODESxGPUS"),
+        (
+            ("--reshard", "never", "--parallel", "pp=2"),
+            "--reshard is for fsdp and hsdp, which gather weights; got --parallel pp=2",
+        ),
         (("--steps", "many"), "--steps: must be an integer; got 'many'"),
         (("--seq_len", "4"), "--seq_len must be at least 8; got 4"),
         (("--global_batch", "-3"), "--global_batch must be at least 1; got -3"),

@@ -9,11 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from muster_components.trainer.submission import rejection
+
 PROGRAM = """
 from muster_components.trainer.submission import rejection
 flags = ["--model", "gpt:1m", "--data", "text", "--device", "h100"]
 print(rejection(flags, 1, 1, 2, on_gpus=True))
 """
+
+
+def test_an_elastic_job_that_would_save_no_checkpoint_is_refused() -> None:
+    flags = ["--model", "gpt:1m", "--data", "text", "--keep", "0"]
+    assert rejection(flags, 1, 2, 1, on_gpus=False) == (
+        "--keep must be at least 1 in an elastic job, which continues from a checkpoint when its size changes; got 0"
+    )
+    assert rejection(flags, 2, 2, 1, on_gpus=False) is None
 
 
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])

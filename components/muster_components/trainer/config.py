@@ -231,6 +231,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
             raise InputError(
                 f"--pipeline_schedule requires pipeline parallelism, such as --parallel pp=2; got --parallel {spec}"
             )
+    if config.planning.as_json and config.planning.layout is None:
+        raise InputError("--json prints the plan, and requires --plan NODESxGPUS")
     if config.parallel.reshard is not None and spec.data == "ddp":
         raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
     if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):

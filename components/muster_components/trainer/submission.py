@@ -47,6 +47,11 @@ def check_submission(arguments: Sequence[str], layout: PodLayout) -> None:
     config = parse_train_config(arguments, {})
     if config.planning.layout is not None:
         return  # --plan trains nothing
+    if config.checkpoint.keep == 0 and layout.min_pods < layout.pods:
+        raise InputError(
+            "--keep must be at least 1 in an elastic job, which continues from a checkpoint when its size changes; "
+            "got 0"
+        )
     for pods in range(layout.min_pods, layout.pods + 1):
         require_plan(config, pods * layout.processes, layout.devices)
     _check_memory(config, layout)

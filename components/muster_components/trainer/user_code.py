@@ -5,12 +5,39 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from muster_components.trainer.errors import InputError
 
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PROGRAMMING_ERRORS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+@contextmanager
+def programming_errors(flag: str, reference: str) -> Iterator[None]:
+    """Print the traceback of an error of the user's code that a retry would repeat, and raise InputError instead.
+
+    Errors that may not occur again (files, network, memory) are not changed.
+    """
+    try:
+        yield
+    except _PROGRAMMING_ERRORS as error:
+        traceback.print_exc()
+        raise InputError(f"{flag} {reference} raised {type(error).__name__}: {error}") from error
 
 
 def is_reference(text: str) -> bool:
@@ -19,17 +46,18 @@ def is_reference(text: str) -> bool:
 
 
 def load_reference(flag: str, reference: str) -> Any:
-    """Import the module and return the object. Raises InputError; errors in the module itself keep their traceback."""
+    """Import the module and return the object. Raises InputError, after the traceback of an error in the module."""
     module_name, _, path = reference.partition(":")
-    try:
-        value: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and imports one that does not
-        raise InputError(
-            f"{flag} {reference}: no module {error.name!r}; the module must be in the working folder, in PYTHONPATH or "
-            "installed"
-        ) from error
+    with programming_errors(flag, reference):
+        try:
+            value: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module exists, and imports one that does not
+            raise InputError(
+                f"{flag} {reference}: no module {error.name!r}; the module must be in the working folder, in "
+                "PYTHONPATH or installed"
+            ) from error
     for name in path.split("."):
         if not hasattr(value, name):
             near = difflib.get_close_matches(name, dir(value), n=1)
@@ -39,6 +67,8 @@ def load_reference(flag: str, reference: str) -> Any:
     return value
 
 
-def call_if_callable(value: Any) -> Any:
-    """The value, or what it returns if it is a function or a class."""
-    return value() if callable(value) else value
+def load_and_call(flag: str, reference: str) -> Any:
+    """The object, or what it returns if it is a function or a class. Raises InputError, as `load_reference`."""
+    value = load_reference(flag, reference)
+    with programming_errors(flag, reference):
+        return value() if callable(value) else value

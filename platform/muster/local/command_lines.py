@@ -91,11 +91,14 @@ def unknown_launcher_argument(line: list[str]) -> str | None:
 
 
 def misspelled_module(line: Sequence[str]) -> tuple[str, str] | None:
-    """A module after `-m` that is nearly one of Muster's, and Muster's; None if there is none."""
+    """A module that Python starts and that is nearly one of Muster's, and Muster's; None if there is none. What follows
+    a script, or a module that starts nothing itself, are its own arguments."""
     for option, name in pairwise(line):
-        near = closest_match(name, _MODULES, _MISSPELLED) if option == "-m" and name not in _MODULES else None
-        if near is not None:
-            return name, near
+        if option.endswith(".py") and not option.startswith("-"):
+            return None
+        if option == "-m" and name not in (*_MODULES, *_NPROC_OPTIONS):
+            near = closest_match(name, _MODULES, _MISSPELLED)
+            return None if near is None else (name, near)
     return None
 
 

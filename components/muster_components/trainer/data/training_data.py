@@ -36,7 +36,7 @@ from muster_components.trainer.data.saved_datasets import (
 from muster_components.trainer.data.token_files import digest_of, find_token_files, open_token_files
 from muster_components.trainer.data.tokenizer import ByteEncoder, Encoder, TokenizerEncoder
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.user_code import call_if_callable, is_reference, load_reference
+from muster_components.trainer.user_code import is_reference, load_and_call
 
 _DEFAULT_TOKEN_DTYPE: Final = "uint16"
 
@@ -79,7 +79,7 @@ def _open_fields(config: DataConfig, spec: SampleSpec) -> TrainingData:
             "saved data set with the column text or input_ids"
         )
     if is_reference(path):
-        dataset = call_if_callable(load_reference("--data", path))
+        dataset = load_and_call("--data", path)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(f"--data {path} must have __len__ and __getitem__; got {type(dataset).__name__}")
         fingerprint = f"{len(dataset):,} samples of {path}"

@@ -23,7 +23,7 @@ from muster_components.trainer.models.module_tree import (
     plain_tensors,
     repeated_blocks,
 )
-from muster_components.trainer.user_code import load_reference
+from muster_components.trainer.user_code import load_reference, programming_errors
 
 
 class FactoryModel:
@@ -42,6 +42,7 @@ class FactoryModel:
         self._args = {key: _literal(text) for key, text in args.items()}
         self._compile_blocks = compile_blocks
         self._factory: Callable[..., Any] = load_reference("--model", reference)
+        self._forward: inspect.Signature | None = None
         if not callable(self._factory):
             raise InputError(f"--model {reference} must be a function or a class; got {type(self._factory).__name__}")
         try:
@@ -55,12 +56,18 @@ class FactoryModel:
         return ", ".join(f"{key} {value}" for key, value in self._args.items()) or "no arguments"
 
     def build(self) -> nn.Module:
-        """What the factory returns. Raises InputError if that is no module, or has nothing to train."""
-        module = self._factory(**self._args)
+        """What the factory returns. Raises InputError if that is no module, has nothing to train, or if it fails by an
+        error that a retry would repeat."""
+        with programming_errors("--model", self.name):
+            module = self._factory(**self._args)
         if not isinstance(module, nn.Module):
             raise InputError(f"--model {self.name} must return a torch.nn.Module; got {type(module).__name__}")
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise InputError(f"--model {self.name} must have a parameter that requires a gradient; got none")
+        try:
+            self._forward = inspect.signature(module.forward)
+        except (TypeError, ValueError):  # some callables have none
+            self._forward = None
         return module
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
@@ -92,7 +99,15 @@ class FactoryModel:
                 setattr(part, attribute, getattr(sources[name], attribute).to(device))
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
-        """The fields are the arguments of forward."""
+        """The fields are the arguments of forward. Raises InputError if forward does not take them."""
+        if self._forward is not None:
+            try:
+                self._forward.bind(**samples)
+            except TypeError as error:
+                raise InputError(
+                    f"--model {self.name}: forward{self._forward} does not take the fields {', '.join(samples)} of the "
+                    f"data: {error}"
+                ) from error
         return samples
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
