@@ -5,14 +5,14 @@ Quota is counted by `muster.quota`, as the planner counts it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypedDict
 
 from muster import model
 from muster.api import spec
 from muster.api.quantity import format_quantity
-from muster.api.validation import queue_readiness
+from muster.api.validation import QueueReadiness, queue_readiness
 from muster.api.validation.queues import path_to_root, quota_tree
 from muster.cluster import VIRTUAL_NODE_LABEL, NodeView
 from muster.quota import QuotaUsage
@@ -69,14 +69,16 @@ class NodeTableRow(TypedDict):
 
 
 def queue_rows(
-    queues: Iterable[spec.Queue],
+    queues: Sequence[spec.Queue],
     snapshot: model.Snapshot | None,
     waiting: Mapping[str, int],
     unreadable: Mapping[str, str] = MappingProxyType({}),
+    flavors: Iterable[spec.Flavor] = (),
 ) -> list[dict[str, Any]]:
     """Rows of `QueueTableRow`. `snapshot` is that of the last plan, `waiting` counts pending jobs by queue,
-    `unreadable` has the error of each queue that cannot be decoded completely."""
-    tree = _QueueTable(list(queues), snapshot, waiting, unreadable)
+    `unreadable` has the error of each queue that cannot be decoded completely, `flavors` those that exist, if known."""
+    readiness = queue_readiness(queues, unreadable, {flavor.metadata.name for flavor in flavors})
+    tree = _QueueTable(list(queues), snapshot, waiting, readiness)
     return [tree.row(name, depth) for name, depth in tree.depth_first()]
 
 
@@ -95,12 +97,12 @@ class _QueueTable:
         queues: list[spec.Queue],
         snapshot: model.Snapshot | None,
         waiting: Mapping[str, int],
-        unreadable: Mapping[str, str],
+        readiness: dict[str, QueueReadiness],
     ) -> None:
         self.by_name = {queue.metadata.name: queue for queue in queues}
         self.tree = quota_tree(queues)
         self.charges = QuotaUsage(self.tree)
-        self.readiness = queue_readiness(queues, unreadable)
+        self.readiness = readiness
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
         self.subtree_usage: dict[str, dict[_FlavorResource, int]] = {name: {} for name in self.by_name}
         self.decayed_usage: dict[str, dict[_FlavorResource, float]] = {name: {} for name in self.by_name}

@@ -34,6 +34,24 @@ def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_pa
     assert "a → b → c → a" in readiness["leaf"].message
 
 
+def test_a_flavor_that_does_not_exist_is_named_and_the_queue_stays_active() -> None:
+    tree = [queue("typo", resources=[*gpus("h20"), *gpus("h200")]), queue("other", resources=gpus("tpu"))]
+    readiness = queue_readiness(tree, flavors=["h200", "a100"])
+    assert {name: (result.active, result.reason, result.message) for name, result in readiness.items()} == {
+        "typo": (
+            True,
+            "FlavorNotFound",
+            "spec.resources[0].flavor: flavor 'h20' does not exist; did you mean 'h200'?",
+        ),
+        "other": (
+            True,
+            "FlavorNotFound",
+            "spec.resources[0].flavor: flavor 'tpu' does not exist; there is a100, h200",
+        ),
+    }
+    assert {result.reason for result in queue_readiness(tree).values()} == {"Ready"}  # flavors are not known
+
+
 def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
     assert queue_readiness([queue("a", "a")])["a"].message.startswith("in a cycle: a → a ")
 

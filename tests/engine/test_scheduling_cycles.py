@@ -264,6 +264,21 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
     assert not any(isinstance(write, WriteQueueStatus) for write in run_cycle(cluster, engine).writes)
 
 
+def test_a_queue_with_a_flavor_that_does_not_exist_says_so_until_it_does() -> None:
+    cluster = SimCluster(nodes(2, zone="z"), [flavor("other", {"zone": "y"})], [queue()])
+    engine = Engine()
+
+    def active() -> tuple[str, str]:
+        (found,) = cluster.observe().queues
+        return next((line.status, line.reason) for line in found.status.conditions if line.type == "Active")
+
+    run_cycle(cluster, engine)
+    assert active() == ("True", "FlavorNotFound")
+    cluster.put_flavor(flavor())
+    run_cycle(cluster, engine)
+    assert active() == ("True", "Ready")
+
+
 def test_a_node_that_comes_back_changes_what_can_start() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()

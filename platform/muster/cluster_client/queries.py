@@ -83,7 +83,8 @@ def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[
         operator.notices.append(_WRITTEN_USAGE)
         return rows
     state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
-    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), state.decode_errors.queues)
+    waiting = waiting_by_queue(every)
+    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting, state.decode_errors.queues, state.flavors)
 
 
 def _queue_rows_of_statuses(queues: list[Queue], errors: Mapping[str, str]) -> list[dict[str, Any]] | None:

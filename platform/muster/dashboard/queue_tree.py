@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from muster.api.validation.queues import UNUSABLE_REASONS
 from muster.queue_bars import BarUsage, FlavorResource, SegmentKind, bar_segments, bar_totals, usage_by_resource
 from muster.tables import QueueTableRow
 from muster.visibility.reader import queue_row
@@ -127,7 +128,7 @@ def _segments(usage: BarUsage, total: int) -> tuple[Segment, ...]:
 
 
 def _warnings(queue: QueueSummary) -> Iterable[str]:
-    if not queue.active or queue.reason == "NoResources":
+    if not queue.active or queue.reason in UNUSABLE_REASONS:
         yield queue.message
     if queue.overcommitted:
         yield queue.overcommitted

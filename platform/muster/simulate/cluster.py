@@ -149,6 +149,10 @@ class SimCluster:
         old = self._queues.get(queue.metadata.name)
         self._queues[queue.metadata.name] = queue if old is None else queue.model_copy(update={"status": old.status})
 
+    def put_flavor(self, flavor: spec.Flavor) -> None:
+        """Create or replace a flavor."""
+        self._flavors[flavor.metadata.name] = flavor
+
     def job_uids(self) -> tuple[str, ...]:
         """The uids of all jobs, in the order of submission."""
         return tuple(self._jobs)

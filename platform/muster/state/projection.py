@@ -144,16 +144,20 @@ class QueueProjection:
     readiness: Mapping[str, QueueReadiness] = field(default_factory=dict)
     _key: tuple[object, ...] = ()
     _decode_errors: DecodeErrors = NO_DECODE_ERRORS
+    _flavors: frozenset[str] = frozenset()
 
-    def update(self, queues: tuple[spec.Queue, ...], decode_errors: DecodeErrors) -> bool:
-        """Convert the queues if any changed; returns whether one did."""
+    def update(
+        self, queues: tuple[spec.Queue, ...], flavors: Iterable[spec.Flavor], decode_errors: DecodeErrors
+    ) -> bool:
+        """Convert the queues if any or the names of the flavors changed; returns whether one did."""
         key = tuple(
             item for queue in queues for item in (queue.spec, queue.metadata.name, queue.metadata.deletion_timestamp)
         )
-        if same_objects(key, self._key) and decode_errors == self._decode_errors:
+        names = frozenset(flavor.metadata.name for flavor in flavors)
+        if same_objects(key, self._key) and decode_errors == self._decode_errors and names == self._flavors:
             return False
-        self._key, self._decode_errors = key, decode_errors
-        self.readiness = queue_readiness(queues, decode_errors.queues)
+        self._key, self._decode_errors, self._flavors = key, decode_errors, names
+        self.readiness = queue_readiness(queues, decode_errors.queues, names)
         before = {queue.name: queue for queue in self.queues}
         fresh = [to_queue(queue, self.readiness[queue.metadata.name]) for queue in queues]
         self.queues = reuse_tuple([reuse_equal(before.get(queue.name), queue) for queue in fresh], self.queues)

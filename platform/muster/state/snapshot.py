@@ -58,7 +58,7 @@ def build_snapshot(
 ) -> BuildResult:
     """The snapshot now. `updated_jobs` has jobs, by uid, that are about to be written and count already."""
     state.node_projection.update(observed.nodes, observed.flavors)
-    if state.queue_projection.update(observed.queues, observed.decode_errors):
+    if state.queue_projection.update(observed.queues, observed.flavors, observed.decode_errors):
         state.context = None
     _project_jobs(state, observed, changes, updated_jobs)
     last, now = state.last_snapshot, observed.now

@@ -6,7 +6,7 @@ children have a larger guarantee in total, still admit: the quota formulas remai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +15,14 @@ from muster import model
 from muster.api.quantity import format_quantity, parse_quantity
 from muster.api.spec import FlavorQuota, LabelSelector, Queue
 from muster.quota import QueueTree, queue_tree
+from muster.text import did_you_mean
 
 INVALID_QUEUE_PREFIX = "it cannot be read: "
 """Prefix of the message of an invalid queue."""
 NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so its jobs cannot use any node"
 """Message of a queue without `resources` on its path to the root."""
+UNUSABLE_REASONS = ("NoResources", "FlavorNotFound")
+"""Reasons of queues that are active, and have no flavor or name one that does not exist."""
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
 
@@ -34,12 +37,13 @@ class QueueReadiness:
 
 
 def queue_readiness(
-    queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({})
+    queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({}), flavors: Collection[str] = ()
 ) -> dict[str, QueueReadiness]:
     """The readiness of every queue, by name. `invalid` has error messages by name of queues whose spec cannot be
-    decoded; `queues` contains the valid part or an earlier version of these.
+    decoded; `queues` contains the valid part or an earlier version of these. `flavors`: those that exist, if known.
 
-    Reasons: Ready and NoResources (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
+    Reasons: Ready, NoResources and FlavorNotFound (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive,
+    Deleting.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     readiness = {
@@ -55,7 +59,17 @@ def queue_readiness(
     for name, queue_state in readiness.items():
         if queue_state.active and name not in parents and not usable_flavors(name, by_name):
             readiness[name] = replace(queue_state, reason="NoResources", message=NO_FLAVOR_MESSAGE)
+        elif queue_state.active and flavors and (unknown := _unknown_flavor(by_name[name], flavors)):
+            readiness[name] = replace(queue_state, reason="FlavorNotFound", message=unknown)
     return readiness
+
+
+def _unknown_flavor(queue: Queue, flavors: Collection[str]) -> str | None:
+    for index, entry in enumerate(queue.spec.resources):
+        if entry.flavor not in flavors:
+            hint = did_you_mean(entry.flavor, flavors, f"there is {', '.join(sorted(flavors)[:8])}")
+            return f"spec.resources[{index}].flavor: flavor {entry.flavor!r} does not exist; {hint}"
+    return None
 
 
 def path_to_root(name: str, by_name: Mapping[str, Queue]) -> list[Queue]:
