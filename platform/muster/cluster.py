@@ -31,7 +31,7 @@ Stopping at the first refused write of the flat order satisfies the rules too: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -134,6 +134,10 @@ class DecodeErrors:
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.flavors)
+
+    def flavor_names(self, decoded: Iterable[spec.Flavor]) -> frozenset[str]:
+        """The names of all flavors, of which `decoded` can be decoded."""
+        return frozenset(flavor.metadata.name for flavor in decoded).union(self.flavors)
 
 
 NO_DECODE_ERRORS = DecodeErrors()

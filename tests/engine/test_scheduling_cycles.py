@@ -7,7 +7,9 @@ from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.cluster import (
+    NO_DECODE_ERRORS,
     CreatePod,
+    DecodeErrors,
     DeletePod,
     ObservedState,
     RecordEvent,
@@ -20,6 +22,7 @@ from muster.engine import CycleResult, Engine, run_cycle
 from muster.lifecycle import find_condition
 from muster.model import Admit, Wait
 from muster.simulate import JobBehavior, SimCluster
+from muster.state.projection import QueueProjection
 
 
 def statuses(cycle: CycleResult) -> list[str]:
@@ -277,6 +280,14 @@ def test_a_queue_with_a_flavor_that_does_not_exist_says_so_until_it_does() -> No
     cluster.put_flavor(flavor())
     run_cycle(cluster, engine)
     assert active() == ("True", "Ready")
+
+
+def test_a_flavor_that_cannot_be_decoded_exists() -> None:
+    projection, queues, flavors = QueueProjection(), (queue(),), [flavor("other")]
+    projection.update(queues, flavors, DecodeErrors(flavors={"any": "spec.topology: must be ..."}))
+    assert projection.readiness["default"].reason == "Ready"
+    projection.update(queues, flavors, NO_DECODE_ERRORS)
+    assert projection.readiness["default"].reason == "FlavorNotFound"
 
 
 def test_a_node_that_comes_back_changes_what_can_start() -> None:

@@ -83,8 +83,9 @@ def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[
         operator.notices.append(_WRITTEN_USAGE)
         return rows
     state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
-    waiting = waiting_by_queue(every)
-    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting, state.decode_errors.queues, state.flavors)
+    errors = state.decode_errors
+    flavors = errors.flavor_names(state.flavors)
+    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), errors.queues, flavors)
 
 
 def _queue_rows_of_statuses(queues: list[Queue], errors: Mapping[str, str]) -> list[dict[str, Any]] | None:

@@ -153,7 +153,7 @@ class QueueProjection:
         key = tuple(
             item for queue in queues for item in (queue.spec, queue.metadata.name, queue.metadata.deletion_timestamp)
         )
-        names = frozenset(flavor.metadata.name for flavor in flavors)
+        names = decode_errors.flavor_names(flavors)
         if same_objects(key, self._key) and decode_errors == self._decode_errors and names == self._flavors:
             return False
         self._key, self._decode_errors, self._flavors = key, decode_errors, names

@@ -40,8 +40,9 @@ _MAX_ERROR = 300  # characters
 def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
     """All queues, each with the names of the queues from its root to itself, by which they are ordered."""
     observed = state.observed
-    waiting, errors = waiting_by_queue(state.jobs), observed.decode_errors.queues
-    rows = queue_rows(observed.queues, state.snapshot, waiting, errors, observed.flavors)
+    errors = observed.decode_errors
+    flavors = errors.flavor_names(observed.flavors)
+    rows = queue_rows(observed.queues, state.snapshot, waiting_by_queue(state.jobs), errors.queues, flavors)
     found: list[tuple[tuple[str, ...], QueueSummary]] = []
     path: list[str] = []
     for row in rows:
