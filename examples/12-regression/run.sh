@@ -15,7 +15,7 @@ expect() { # CODE COMMAND...: run the command, which must end with this exit cod
 
 results=$MUSTER_HOME/results
 
-heading "The exponentials are computed twice"
+heading "Exponentials and logarithms are computed again"
 expect 5 muster bench compare . env:VERSION=recomputed --suite suite.yaml --out "$results/slower.jsonl"
 
 heading "Nothing changed"

@@ -21,6 +21,11 @@ from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TIMEOUT_S = 60.0
+_NAVIGATED = ("Inspected target navigated or closed", "Execution context was destroyed.")
+
+
+class NavigatedError(AssertionError):
+    """The page was replaced by another one while a command ran in it."""
 
 
 class Browser:
@@ -40,6 +45,8 @@ class Browser:
         until = time.monotonic() + TIMEOUT_S
         while (answer := self._next(until)).get("id") != number:
             self.events.append(answer)
+        if answer.get("error", {}).get("message") in _NAVIGATED:
+            raise NavigatedError(answer["error"])
         assert "error" not in answer, answer["error"]
         result: dict[str, Any] = answer["result"]
         return result
@@ -97,9 +104,15 @@ class Tab:
     def wait_for(self, condition: str) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + TIMEOUT_S
-        while not self.value(condition):
+        while not self._is_true(condition):
             assert time.monotonic() < until, f"not so: {condition}; {self.value('document.body.innerText')[:2000]}"
             time.sleep(0.05)
+
+    def _is_true(self, condition: str) -> bool:
+        try:
+            return bool(self.value(condition))
+        except NavigatedError:
+            return False  # of the page before; asked again of the next one
 
     def click(self, selector: str) -> None:
         """Click the middle of an element with the mouse, as a user does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -51,7 +52,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             _run_and_delete(plane, "team-b", "past")
             for namespace, name, gpus in (("team-a", "runs", 8), ("team-a", "waits", 8), ("team-b", "hidden", 8)):
                 plane.api.create(JOBS.format(namespace), _job(name, gpus))
+                created = int(time.time())
                 plane.wait_for("it is decided", lambda n=name: n in _names(plane, "jobs") and _decided(plane, n))  # type: ignore[misc]
+                # Jobs created in the same second have no order, since creationTimestamp has whole seconds.
+                plane.wait_for("the next second", lambda c=created: time.time() >= c + 1)  # type: ignore[misc]
             yield served
 
 
