@@ -33,6 +33,17 @@ class _Server(LoopbackServer):
     def __init__(self) -> None:
         super().__init__(0, _Handler, max_connections=LIMIT)
         self.answering, self.may_answer = threading.Semaphore(0), threading.Event()
+        self.waits_again = threading.Semaphore(0)
+        self._answered: set[socket.socket] = set()
+
+    def set_waiting(self, connection: socket.socket, waits: bool) -> None:
+        """Also tell the test when a connection waits for its next request: only then another one may take its place."""
+        super().set_waiting(connection, waits)
+        if not waits:
+            self._answered.add(connection)
+        elif connection in self._answered:
+            self._answered.discard(connection)
+            self.waits_again.release()
 
 
 @pytest.fixture
@@ -84,9 +95,12 @@ def test_a_connection_without_a_whole_request_takes_no_place_of_another(server: 
                 one.sendall(sent)
         for _ in range(2 * LIMIT):
             assert status(connect(server, stack)) == "HTTP/1.1 200 OK"
+            assert server.waits_again.acquire(timeout=30)
         assert slow[0].recv(1) == b""
 
 
 def test_a_connection_kept_open_after_a_request_takes_no_place_of_another(server: _Server) -> None:
     with ExitStack() as stack:
-        assert [status(connect(server, stack)) for _ in range(3 * LIMIT)] == ["HTTP/1.1 200 OK"] * 3 * LIMIT
+        for _ in range(3 * LIMIT):
+            assert status(connect(server, stack)) == "HTTP/1.1 200 OK"
+            assert server.waits_again.acquire(timeout=30)
