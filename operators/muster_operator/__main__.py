@@ -27,6 +27,7 @@ from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import TemplateCache
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
+from muster_operator.collectors.curve_client import CurveReader
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns, PodTemplateReader
@@ -158,7 +159,9 @@ class Operator:
             source = StateSource(
                 cache, self._leader, settings.identity, self._informers.unsynced, fence, recorded_usage
             )
-            self._visibility = VisibilityServer(settings.visibility, api, review_api, source.state)
+            key = SharedKey(review_api, namespace, key_name)
+            curves = CurveReader(cache, CollectorTokens(review_api, collectors.config, key))
+            self._visibility = VisibilityServer(settings.visibility, api, review_api, source.state, curves.read)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.

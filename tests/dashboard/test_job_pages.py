@@ -15,13 +15,15 @@ from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import leader, two_queues
 
+from muster.api.spec import ProgressStatus
 from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
 from muster.dashboard.render import pods, run_time
+from muster.errors import ClusterError, NotFound
 from muster.lifecycle.transitions import finish
 from muster.visibility.items import job_summary
-from muster.visibility.types import ItemMeta, JobSummary
+from muster.visibility.types import API_VERSION, ItemMeta, JobSummary
 
 HOUR = 3600.0
 
@@ -105,6 +107,55 @@ def test_loss_and_step_time_are_drawn_from_the_run_folder(tmp_path: Path) -> Non
     assert (loss, step_time) == (1, 1)
     assert "style=" not in html
     assert max(path.count("L") for path in re.findall(r' d="([^"]*)"', html)) < 500
+
+
+class ClusterClient(ReadStateClient):
+    """No run folder on this host; the read API has a curve, or raises `missing`."""
+
+    missing: Exception | None = None
+
+    def run_dir(self, name: str, namespace: str = "default") -> Any:
+        return None
+
+    def read(self, url: str) -> Any:
+        if "/curves/" not in url:
+            return super().read(url)
+        self.urls.append(url)
+        if self.missing is not None:
+            raise self.missing
+        points = [{"step": n, "loss": 6 - n / 100, "stepSeconds": 0.5} for n in range(1, 301)]
+        meta = {"name": "a", "namespace": "default"}
+        return {"apiVersion": API_VERSION, "kind": "JobCurve", "metadata": meta, "points": points}
+
+
+def on_cluster(*, has_progress: bool = True, **changes: Any) -> ClusterClient:
+    job = admitted("a")
+    progress = ProgressStatus(step=300, at=NOW, loss=3.0) if has_progress else None
+    job = job.model_copy(update={"status": job.status.model_copy(update={"progress": progress, **changes})})
+    return ClusterClient(state=leader(two_queues(job)), kept_jobs={"a": job})
+
+
+def test_loss_and_step_time_of_a_cluster_are_drawn_from_the_read_api() -> None:
+    html = page(on_cluster(), "/jobs/default/a")
+    assert "Step 300" in words(html)
+    labels = re.findall(r'aria-label="([^"]*)"', html)
+    assert (labels.count("Loss over steps"), labels.count("Step time over steps")) == (1, 1)
+
+
+@pytest.mark.parametrize("source", [on_cluster(has_progress=False), on_cluster(finished_at=NOW)])
+def test_a_job_that_has_reported_nothing_or_has_ended_is_not_asked_for_its_curve(source: ClusterClient) -> None:
+    assert "Loss over steps" not in page(source, "/jobs/default/a")
+    assert not any("/curves/" in url for url in source.urls)
+
+
+def test_a_curve_that_cannot_be_read_is_said_and_a_missing_one_is_not() -> None:
+    source = on_cluster()
+    source.missing = NotFound("no pod with a collector runs")
+    assert "collector" not in words(page(source, "/jobs/default/a"))
+    source.missing = ClusterError("no answer within 3 s")
+    shown = words(page(source, "/jobs/default/a"))
+    assert "no answer within 3 s" in shown
+    assert "default/a Admitted" in shown
 
 
 def test_a_job_without_a_run_folder_has_no_curves() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any, cast
 import aiohttp
 from tests.cluster.controlplane.certificates import Authority, Issued
 
-from muster.errors import ClusterError
+from muster.errors import ClusterError, NotFound
+from muster.heartbeats.parse import StepPoint
 from muster.local.nodes import free_port
 from muster.visibility.state import ReadState
 from muster_operator.visibility.server import VisibilityServer, VisibilitySettings
@@ -136,8 +137,17 @@ class ReadApi:
             return Answer(found.status, await found.json(), dict(found.headers))
 
 
+async def _no_curve(uid: str) -> Sequence[StepPoint]:
+    raise NotFound("no pod with a collector runs", reason="NoCollector")
+
+
 @asynccontextmanager
-async def serving(folder: Path, state: Callable[[], ReadState], *rights: Right) -> AsyncIterator[ReadApi]:
+async def serving(
+    folder: Path,
+    state: Callable[[], ReadState],
+    *rights: Right,
+    read_curve: Callable[[str], Awaitable[Sequence[StepPoint]]] | None = None,
+) -> AsyncIterator[ReadApi]:
     """A server that answers from `state`, once it listens."""
     authority, own = Authority(folder / "proxy"), Authority(folder / "own")
     own.issue("serving", HOST, folder=folder / "tls")
@@ -146,7 +156,7 @@ async def serving(folder: Path, state: Callable[[], ReadState], *rights: Right) 
     settings = VisibilitySettings(f"127.0.0.1:{port}", folder / "tls")
     # Two clients with one method each: reviews must not use up the rate limit of the ConfigMap.
     config_api, review_api = SimpleNamespace(get=api.get), SimpleNamespace(post=api.post)
-    server = VisibilityServer(settings, cast(Any, config_api), cast(Any, review_api), state)
+    server = VisibilityServer(settings, cast(Any, config_api), cast(Any, review_api), state, read_curve or _no_curve)
     task = asyncio.create_task(server.run())
     try:
         await until(lambda: listens(port), task)

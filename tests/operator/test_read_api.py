@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,8 @@ from tests.operator.read_api import HOST, PROXY, ReadApi, serving, until
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, two_queues
 
-from muster.errors import ClusterError
+from muster.errors import ClusterError, NotFound
+from muster.heartbeats.parse import StepPoint
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.model import Wait
 from muster.usage.report import RecordedUsage
@@ -234,8 +236,8 @@ def test_kubectl_finds_the_resources_and_gets_tables(tmp_path: Path) -> None:
         async with serving(tmp_path, state, ("alice", LIST, ""), ("alice", "queues", "")) as api:
             found = await api.get(BASE_PATH)
             assert {one["name"]: one["namespaced"] for one in found.body["resources"]} == {
-                "queues": False, "nodes": False, "jobs": True, "pendingjobs": True, "preemptions": True,
-                "usage": True,
+                "queues": False, "nodes": False, "jobs": True, "curves": True, "pendingjobs": True,
+                "preemptions": True, "usage": True,
             }  # fmt: skip
             (group,) = (await api.get("/apis")).body["groups"]
             assert group["preferredVersion"]["groupVersion"] == "visibility.muster.dev/v1alpha1"
@@ -340,6 +342,49 @@ def test_a_config_map_that_cannot_be_read_changes_nothing(
             assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
 
     asyncio.run(run())
+
+
+def test_the_curve_of_a_job_is_read_for_those_who_may_read_the_job(tmp_path: Path) -> None:
+    uids: list[str] = []
+
+    async def read_curve(uid: str) -> list[StepPoint]:
+        uids.append(uid)
+        if uid == "b":
+            raise ClusterError("no answer within 3 s", reason="CollectorUnreachable")
+        return [(1, 5.0, None), (2, None, 0.5)]
+
+    async def run() -> None:
+        async with serving(tmp_path, state, ("alice", LIST, "mine"), ("root", LIST, ""), read_curve=read_curve) as api:
+            found = await api.get(f"{BASE_PATH}/namespaces/mine/curves/a")
+            assert (found.code, found.body["kind"], found.body["metadata"]["name"]) == (200, "JobCurve", "a")
+            assert found.body["points"] == [{"step": 1, "loss": 5.0}, {"step": 2, "stepSeconds": 0.5}]
+            accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+            (row,) = (await api.get(f"{BASE_PATH}/namespaces/mine/curves/a", headers=accept)).body["rows"]
+            assert row["cells"] == ["a", "2", "5"]
+            uids.clear()
+            for path in ("theirs/curves/b", "mine/curves/none", "mine/curves"):
+                assert (await api.get(f"{BASE_PATH}/namespaces/{path}")).code == 404
+            assert uids == []
+            silent = await api.get(f"{BASE_PATH}/namespaces/theirs/curves/b", "root")
+            assert (silent.code, silent.body["message"]) == (503, "no answer within 3 s")
+
+    asyncio.run(run())
+
+
+def test_the_daemon_reads_the_curve_from_the_run_folder(tmp_path: Path) -> None:
+    shown = state()
+    cluster = SimpleNamespace(
+        read_state=lambda: shown.observed, lock=threading.RLock(), run_dir=lambda job: tmp_path / job.metadata.name
+    )
+    unused = cast(Any, None)
+    daemon = DaemonService(unused, unused, cast(Any, cluster), unused, ChangeNotifier())
+    url = f"{BASE_PATH}/namespaces/mine/curves/a"
+    assert json.loads(daemon.read(url).model_dump_json(by_alias=True))["points"] == []
+    (tmp_path / "a" / "metrics").mkdir(parents=True)
+    (tmp_path / "a" / "metrics" / "rank-0.jsonl").write_text('{"step": 3, "loss": 2.5}\n')
+    assert [point["loss"] for point in daemon.read(url).model_dump()["points"]] == [2.5]
+    with pytest.raises(NotFound):
+        daemon.read(f"{BASE_PATH}/namespaces/mine/curves/none")
 
 
 def test_the_answers_of_daemon_and_operator_are_equal(tmp_path: Path) -> None:

@@ -243,3 +243,19 @@ def test_the_process_serves_heartbeats_from_start_to_end(tmp_path: Path) -> None
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_curve_is_signed_and_has_the_steps_of_rank_0(port: int, tmp_path: Path) -> None:
+    write(tmp_path, "metrics/rank-0.jsonl", '{"step": 1, "loss": 5.0}\n{"step": 2, "step_time_s": 0.5}\n')
+    code, answer = ask(port, "/curve")
+    assert (code, answer["job_uid"], answer["pod"]) == (200, "uid-1", "pod-0")
+    assert answer["points"] == [[1, 5.0, None], [2, None, 0.5]]
+    assert ask(port, "/curve", signed())[0] == 401, "signed for another path"
+    assert ask(port, "/curve", "")[0] == 401
+
+
+def test_a_curve_that_cannot_be_read_says_why(port: int, tmp_path: Path) -> None:
+    (tmp_path / "metrics" / "rank-0.jsonl").mkdir(parents=True)
+    code, answer = ask(port, "/curve")
+    assert code == 422
+    assert "rank-0.jsonl" in answer["error"]

@@ -150,7 +150,7 @@ def _is_json(token: str) -> bool:
     "route", ["", "pods", "jobs/a", "jobs/a/b/c", "namespaces/x/queues", "namespaces/x/jobs/a/log", "preemptions/a"]
 )
 def test_other_routes_do_not_exist(route: str) -> None:
-    with pytest.raises(NotFound, match="resources: queues, nodes, jobs, pendingjobs, preemptions"):
+    with pytest.raises(NotFound, match="resources: queues, nodes, jobs, curves, pendingjobs, preemptions"):
         parse_request(f"{BASE_PATH}/{route}")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.lifecycle import is_finished
+from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import MAX_TRACES
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HeartbeatReport
@@ -27,6 +28,22 @@ from muster_operator.pod_builder.run_folder import has_durable_run_folder
 _LOG = logging.getLogger("muster.operator")
 _UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
 _MIN_SWEEP_S = 5.0
+
+
+def heartbeat_target(cache: ClusterCache, tokens: CollectorTokens, known: CachedJob) -> HeartbeatTarget | None:
+    """The collector of the job's lead pod, if it runs and has one. Requires loaded tokens.
+
+    Includes terminating pods and suspended jobs: they write a checkpoint in their grace period."""
+    role = lead_role(known.job.spec)
+    pod = cache.pods.lead_pod(known.uid, role.name)
+    if pod is None or pod.view is None or not pod.has_collector or not pod.ip or role.name not in known.templates:
+        return None
+    if pod.view.phase != "Running":
+        return None
+    on_host = bool(role.template.spec.host_network)
+    port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
+    durable = has_durable_run_folder(role)
+    return HeartbeatTarget(known.uid, pod.name, pod.ip, port, tokens.token(known.uid), durable)
 
 
 @dataclass(slots=True)
@@ -78,26 +95,9 @@ class HeartbeatPoller:
             self.on_change()
 
     def _targets(self) -> Iterator[HeartbeatTarget]:
-        """The lead pods that run and have a collector."""
         for known in self.cache.jobs.all():
-            if is_finished(known.job.status):
-                continue
-            # Includes terminating pods and suspended jobs: they write a checkpoint in their grace period.
-            role = lead_role(known.job.spec)
-            pod = self.cache.pods.lead_pod(known.uid, role.name)
-            if (
-                pod is None
-                or pod.view is None
-                or not pod.has_collector
-                or not pod.ip
-                or role.name not in known.templates
-            ):
-                continue
-            if pod.view.phase == "Running":
-                on_host = bool(role.template.spec.host_network)
-                port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
-                durable = has_durable_run_folder(role)
-                yield HeartbeatTarget(known.uid, pod.name, pod.ip, port, self.tokens.token(known.uid), durable)
+            if not is_finished(known.job.status) and (found := heartbeat_target(self.cache, self.tokens, known)):
+                yield found
 
     def _handle_safely(self, result: PollResult, now: float) -> bool:
         try:

@@ -49,6 +49,14 @@ class SharedKey:
             where = f"Secret {self.namespace}/{self.name}, the key of collector tokens"
             raise ApiError(error.code, error.reason, f"{where}: {error.message or error}") from error
 
+    async def find(self) -> None:
+        """Read the key as a standby may, which creates nothing. Raises ApiError, 404 if there is none yet."""
+        if self._bytes is None:
+            path = SECRETS.path(self.namespace, self.name)
+            self._bytes = await self._read(path)
+            if self._bytes is None:
+                raise ApiError(404, "NotFound", f"Secret {self.namespace}/{self.name}, the key of collector tokens")
+
     def clear(self) -> None:
         """Forget the key: another leader may have created a new one."""
         self._bytes = None
@@ -113,6 +121,10 @@ class CollectorTokens:
     async def load(self) -> None:
         """Load the key. Raises as `SharedKey.load` does."""
         await self.key.load()
+
+    async def find(self) -> None:
+        """Load the key, but do not create it. Raises as `SharedKey.find` does."""
+        await self.key.find()
 
     def clear(self) -> None:
         """Forget the key: another leader may have created a new one."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,13 @@ import msgspec
 from aiohttp import web
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import AsyncKubeClient
 from muster.visibility.discovery import accepts_table, discovery_documents, status_object, to_table
-from muster.visibility.lists import answer, namespaces_in
-from muster.visibility.requests import ReadRequest, parse_request
+from muster.visibility.lists import answer, job_curve, namespaces_in, requested_job
+from muster.visibility.requests import CURVES, ReadRequest, parse_request
 from muster.visibility.state import ReadState
+from muster.visibility.types import Item, ItemList
 from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces
 from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderConfig, User
 
@@ -105,8 +107,8 @@ class TlsListener:
 
 class VisibilityServer:
     """Answers the API server's proxy. `state` returns what is known now, and raises `ClusterError` if that is not
-    everything yet. `api` reads the ConfigMap. `review_api` asks what users may read, with rate limits of its own, so
-    that readers delay neither scheduling nor new certificates."""
+    everything yet. `read_curve` reads the curve of a job, by its uid. `api` reads the ConfigMap. `review_api` asks what
+    users may read, with rate limits of its own, so that readers delay neither scheduling nor new certificates."""
 
     def __init__(
         self,
@@ -114,10 +116,12 @@ class VisibilityServer:
         api: AsyncKubeClient,
         review_api: AsyncKubeClient,
         state: Callable[[], ReadState],
+        read_curve: Callable[[str], Awaitable[Sequence[StepPoint]]],
     ) -> None:
         self._settings = settings
         self._api = api
         self._state = state
+        self._read_curve = read_curve
         self._access = AccessReviewer(review_api)
         # Threads of its own: those of the event loop's executor decide for the leader.
         self._threads = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="read-api")
@@ -211,14 +215,21 @@ class VisibilityServer:
                 raise
             readable = frozenset()  # nodes, without their pods
         as_table = accepts_table(request.headers.get("Accept", ""))
+        if wanted.resource.plural == CURVES:
+            job = requested_job(state, wanted, readable.__contains__)
+            curve = job_curve(job, await self._read_curve(job.metadata.uid))
+            return _json(_encode(curve, state.observed.now, as_table))
         loop = asyncio.get_running_loop()
-        return _json(await loop.run_in_executor(self._threads, _encode, state, wanted, readable, as_table))
+        return _json(await loop.run_in_executor(self._threads, _answer, state, wanted, readable, as_table))
 
 
-def _encode(state: ReadState, request: ReadRequest, readable: frozenset[str], as_table: bool) -> bytes:
-    found = answer(state, request, readable.__contains__)
+def _answer(state: ReadState, request: ReadRequest, readable: frozenset[str], as_table: bool) -> bytes:
+    return _encode(answer(state, request, readable.__contains__), state.observed.now, as_table)
+
+
+def _encode(found: Item | ItemList, now: float, as_table: bool) -> bytes:
     if as_table:
-        return msgspec.json.encode(to_table(found, state.observed.now))
+        return msgspec.json.encode(to_table(found, now))
     return found.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 

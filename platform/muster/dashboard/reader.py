@@ -15,15 +15,17 @@ from pydantic import BaseModel
 
 from muster.errors import MusterError
 from muster.visibility.reader import Listing, decode, read_list
-from muster.visibility.requests import RESOURCES
-from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobSummary, NodeSummary
+from muster.visibility.requests import CURVES, RESOURCES
+from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobCurve, JobSummary, NodeSummary
 
 _REST = 10.0  # times as long as a read took
 MAX_AGE_S = 0.8
 """Less than the period of live updates, so that each sees new answers."""
 L = TypeVar("L", bound=ItemList)
 T = TypeVar("T")
-_PLURALS: dict[type[BaseModel], str] = {resource.page: resource.plural for resource in RESOURCES.values()}
+_PLURALS: dict[type[BaseModel], str] = {
+    resource.page: resource.plural for resource in RESOURCES.values() if resource.page
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,11 @@ class PageReader:
         """One job with conditions and placement."""
         path = f"/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}"
         return cast(JobSummary, self._shared(path, lambda data: decode(JobSummary, data)))
+
+    def curve(self, name: str, namespace: str) -> JobCurve:
+        """Loss and step time of a job that runs."""
+        path = f"{BASE_PATH}/namespaces/{quote(namespace, safe='')}/{CURVES}/{quote(name, safe='')}"
+        return decode(JobCurve, self._read(path))
 
     def remember(self, key: str, read: Callable[[], T], max_age_s: float, rest: float = _REST) -> T:
         """The result of `read`, which may ask for something else than the read API; of at most `max_age_s` ago.

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from muster.cluster import Heartbeat
 
@@ -24,6 +24,8 @@ MAX_GROUPS = 16
 """Process groups whose collectives a heartbeat counts."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})
 """Valid values of the heartbeat field `phase`."""
+StepPoint: TypeAlias = tuple[int, float | None, float | None]
+"""Step, its loss, and its time in seconds; None: not reported."""
 MAX_CLOCK_SKEW_S = 5.0
 """Tolerated difference between clocks; a time further in the future is invalid."""
 _GROUP = re.compile(r"[A-Za-z0-9_.:-]{1,80}")

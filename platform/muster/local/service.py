@@ -8,13 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from muster import model
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
-from muster.errors import InvalidSpec, NotFound, Refused
+from muster.errors import ClusterError, InvalidSpec, NotFound, Refused
+from muster.heartbeats.parse import StepPoint
 from muster.lifecycle import is_admitted, is_finished
 from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
@@ -23,8 +25,8 @@ from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.usage.report import RecordedUsage
 from muster.visibility.items import PreemptionLog
-from muster.visibility.lists import answer
-from muster.visibility.requests import parse_request
+from muster.visibility.lists import answer, job_curve, requested_job
+from muster.visibility.requests import CURVES, parse_request
 from muster.visibility.state import CycleView, ReadState, with_live_wait
 from muster.visibility.types import Item, ItemList
 
@@ -178,6 +180,9 @@ class DaemonService:
             preemptions=notifier.preemptions.newest_first(),
             recorded_usage=usage,
         )
+        if request.resource.plural == CURVES:
+            job = requested_job(state, request, lambda namespace: True)
+            return job_curve(job, _read_curve(self._cluster.run_dir(job)))
         return answer(state, request, lambda namespace: True)
 
     def flavors(self) -> list[spec.Flavor]:
@@ -227,3 +232,14 @@ class DaemonService:
         since = self._log_faults.setdefault(job.metadata.uid, time.time())
         status = set_condition(job.status, LOGS_WRITABLE, False, *fault, since)
         return job.model_copy(update={"status": status})
+
+
+def _read_curve(run_dir: Path) -> list[StepPoint]:
+    # Imported only when asked: the daemon of a user who asks for no curve does not need the package.
+    from muster.tracing.shared_folder import SharedFolder
+    from muster.tracing.step_curve import read_step_curve
+
+    try:
+        return read_step_curve(SharedFolder(run_dir))
+    except OSError as error:
+        raise ClusterError(f"metrics/rank-0.jsonl cannot be read: {error.strerror or error}") from error

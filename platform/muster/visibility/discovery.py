@@ -19,6 +19,7 @@ from muster.visibility.types import (
     VERSION,
     Item,
     ItemList,
+    JobCurve,
     JobSummary,
     ListResponse,
     NodeSummary,
@@ -47,7 +48,7 @@ def discovery_documents() -> Mapping[str, Mapping[str, Any]]:
             "singularName": "",
             "namespaced": resource.namespaced,
             "kind": resource.item.__name__,
-            "verbs": ["get", "list"] if resource.readable else ["list"],
+            "verbs": [*(["get"] if resource.readable else []), *(["list"] if resource.page else [])],
         }
         for resource in RESOURCES.values()
     ]
@@ -131,6 +132,11 @@ def _until(at: float | None, now: float) -> str:
     return "" if at is None else f"in {format_duration(max(0.0, at - now))}"
 
 
+def _last_loss(item: JobCurve) -> str:
+    known = [point.loss for point in item.points if point.loss is not None]
+    return f"{known[-1]:.4g}" if known else ""
+
+
 _Column: TypeAlias = tuple[str, str, Callable[[Any, float], _Cell]]
 _NAME: _Column = ("Name", "string", lambda item, now: item.metadata.name)
 _QUEUE: _Column = ("Queue", "string", lambda item, now: item.queue)
@@ -159,6 +165,11 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _REASON,
         ("Age", "string", lambda item, now: _since(item.metadata.creation_timestamp, now)),
     ),
+    JobCurve.__name__: (
+        _NAME,
+        ("Step", "string", lambda item, now: str(item.points[-1].step) if item.points else ""),
+        ("Loss", "string", lambda item, now: _last_loss(item)),
+    ),
     NodeSummary.__name__: (
         _NAME,
         ("Flavor", "string", lambda item, now: item.flavor or ""),
@@ -185,13 +196,14 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
 @cache
 def openapi_document() -> Mapping[str, Any]:
     """OpenAPI 3.0."""
-    models = [model for resource in RESOURCES.values() for model in (resource.item, resource.page)]
+    models = [model for resource in RESOURCES.values() for model in (resource.item, resource.page) if model]
     _, schemas = models_json_schema([(model, "serialization") for model in models], by_alias=True, ref_template=_REF)
     paths: dict[str, Any] = {}
     for resource in RESOURCES.values():
         prefixes = ["", "/namespaces/{namespace}"] if resource.namespaced else [""]
-        for prefix in prefixes:
-            paths[f"{BASE_PATH}{prefix}/{resource.plural}"] = _list_path(resource, namespaced=bool(prefix))
+        if (page := resource.page) is not None:
+            for prefix in prefixes:
+                paths[f"{BASE_PATH}{prefix}/{resource.plural}"] = _list_path(resource, page, bool(prefix))
         if resource.readable:
             path = f"{BASE_PATH}{prefixes[-1]}/{resource.plural}/{{name}}"
             paths[path] = _read_path(resource)
@@ -212,7 +224,7 @@ def openapi_file() -> Mapping[str, str]:
     return {OPENAPI_FILE: json.dumps(openapi_document(), indent=1) + "\n"}
 
 
-def _list_path(resource: ReadableResource, *, namespaced: bool) -> dict[str, Any]:
+def _list_path(resource: ReadableResource, page: type[ItemList], namespaced: bool) -> dict[str, Any]:
     parameters = [
         _parameter(
             "limit", {"type": "integer"}, f"Maximum number of items; at most {MAX_LIMIT}, which is the default."
@@ -234,9 +246,9 @@ def _list_path(resource: ReadableResource, *, namespaced: bool) -> dict[str, Any
     return {
         "get": {
             "operationId": operation,
-            "description": " ".join(filter(None, (_first_sentence(resource.page), scope))),
+            "description": " ".join(filter(None, (_first_sentence(page), scope))),
             "parameters": parameters,
-            "responses": _responses(resource.page.__name__),
+            "responses": _responses(page.__name__),
         }
     }
 

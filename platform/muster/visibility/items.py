@@ -111,7 +111,7 @@ def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
             "last_failure": status.last_failure,
         }
     return JobSummary(
-        metadata=_job_meta(job),
+        metadata=job_meta(job),
         queue=job.spec.queue,
         priority=_effective_priority(job),
         phase=status.phase,
@@ -143,7 +143,7 @@ def pending_job(job: spec.TrainingJob) -> PendingJob:
     status = job.status
     reason, message = explain_phase(status)
     return PendingJob(
-        metadata=_job_meta(job),
+        metadata=job_meta(job),
         queue=job.spec.queue,
         priority=_effective_priority(job),
         reason=reason,
@@ -206,10 +206,11 @@ def _resource_hours(amount: int, resource: str) -> float:
 
 def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, resized: bool = False) -> Preemption:
     queue = job.spec.queue
-    return Preemption(metadata=_job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
+    return Preemption(metadata=job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
 
 
-def _job_meta(job: spec.TrainingJob) -> ItemMeta:
+def job_meta(job: spec.TrainingJob) -> ItemMeta:
+    """Name, namespace, uid and creation time of a job."""
     namespace, name = job_key(job)
     meta = job.metadata
     return ItemMeta(name=name, namespace=namespace, uid=meta.uid, creation_timestamp=meta.creation_timestamp)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from muster.api import spec
 from muster.errors import InvalidSpec, NotFound
+from muster.heartbeats.parse import StepPoint
 from muster.usage.report import namespaces_with_usage
 from muster.visibility.items import (
     MayRead,
+    job_meta,
     job_summary,
     node_summaries,
     pending_job,
@@ -20,9 +22,9 @@ from muster.visibility.items import (
     usage_list_fields,
     usage_summaries,
 )
-from muster.visibility.requests import BAD_REQUEST, JobOrder, PageKey, ReadRequest, encode_token
+from muster.visibility.requests import BAD_REQUEST, CURVES, JobOrder, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
-from muster.visibility.types import Item, ItemList, PageMeta
+from muster.visibility.types import CurvePoint, Item, ItemList, JobCurve, PageMeta
 
 MAX_PAGE_BYTES = 4 * 2**20
 """A page ends early at this size; one item may be larger."""
@@ -38,8 +40,9 @@ class _Matches:
 
 
 def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | ItemList:
-    """The object, or the page. Items of namespaces that the client may not read are left out. Raises `NotFound` for an
-    object that does not exist or may not be read, `InvalidSpec` BadRequest for a `continue` of another resource."""
+    """The object, or the page; of all resources but curves. Items of namespaces that the client may not read are left
+    out. Raises `NotFound` for an object that does not exist or may not be read, `InvalidSpec` BadRequest for a
+    `continue` of another resource."""
     if request.name is not None:
         return _one(state, request, may_read)
     matches = _MATCHES[request.resource.plural](state, request, may_read)
@@ -65,6 +68,7 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     fields: dict[str, Any] = {"metadata": meta, "source": state.source, "items": items}
     if request.usage is not None:
         fields |= usage_list_fields(state, request.usage)
+    assert request.resource.page is not None, "parse_request refuses lists of others"
     return request.resource.page(**fields)
 
 
@@ -88,24 +92,48 @@ def namespaces_in(state: ReadState, request: ReadRequest) -> set[str]:
 
 
 def _one(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item:
+    assert request.resource.plural != CURVES, "the state has no curves: see job_curve"
     found: Iterable[Item] = ()
     if request.resource.plural == "queues":
         found = (queue for _, queue in queue_summaries(state))
     elif request.resource.plural == "nodes":
         found = node_summaries(state, may_read)
-    elif request.namespace is not None and may_read(request.namespace):
+    else:
         pending = request.resource.plural == "pendingjobs"
-        named = (job for job in state.jobs_by_namespace.get(request.namespace, ()) if job.metadata.name == request.name)
         found = (
             pending_job(state.live(job)) if pending else job_summary(state.live(job), complete=True)
-            for job in named
+            for job in _named_jobs(state, request, may_read)
             if not pending or job.status.phase == "Pending"
         )
     for item in found:
         if item.metadata.name == request.name:
             return item
+    raise _not_found(request)
+
+
+def requested_job(state: ReadState, request: ReadRequest, may_read: MayRead) -> spec.TrainingJob:
+    """The job that a request names. Raises `NotFound` as `answer` does."""
+    for job in _named_jobs(state, request, may_read):
+        return job
+    raise _not_found(request)
+
+
+def job_curve(job: spec.TrainingJob, points: Sequence[StepPoint]) -> JobCurve:
+    """The answer to a request for a job's curve."""
+    found = [CurvePoint(step=step, loss=loss, step_seconds=seconds) for step, loss, seconds in points]
+    return JobCurve(metadata=job_meta(job), points=found)
+
+
+def _named_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Iterator[spec.TrainingJob]:
+    if request.namespace is not None and may_read(request.namespace):
+        for job in state.jobs_by_namespace.get(request.namespace, ()):
+            if job.metadata.name == request.name:
+                yield job
+
+
+def _not_found(request: ReadRequest) -> NotFound:
     where = "" if request.namespace is None else f" in namespace {request.namespace!r}"
-    raise NotFound(f"{request.resource.noun} {request.name!r} does not exist{where}")
+    return NotFound(f"{request.resource.noun} {request.name!r} does not exist{where}")
 
 
 def _queues(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:

@@ -14,6 +14,7 @@ from muster.visibility.types import (
     BASE_PATH,
     Item,
     ItemList,
+    JobCurve,
     JobSummary,
     JobSummaryList,
     NodeSummary,
@@ -32,6 +33,7 @@ from muster.visibility.usage import USAGE_PARAMETERS, UsageQuery, parse_usage_qu
 MAX_LIMIT = 500
 BAD_REQUEST = "BadRequest"
 UNKNOWN_ROUTE = "UnknownEndpoint"
+CURVES = "curves"
 _IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "labelSelector", "watch")
 _MAX_QUERY = 4096  # characters
 
@@ -46,12 +48,12 @@ PageKey: TypeAlias = tuple[str | float, ...]
 @dataclass(frozen=True, slots=True)
 class ReadableResource:
     """A collection. `noun`: what messages call one item. `selectable`: fields that a fieldSelector may name.
-    `readable`: whether one item can be read by name."""
+    `readable`: whether one item can be read by name. `page`: None if there is no list."""
 
     plural: str
     noun: str
     item: type[Item]
-    page: type[ItemList]
+    page: type[ItemList] | None
     namespaced: bool = True
     selectable: tuple[str, ...] = ()
     readable: bool = True
@@ -63,6 +65,7 @@ RESOURCES = {
         ReadableResource("queues", "queue", QueueSummary, QueueSummaryList, namespaced=False),
         ReadableResource("nodes", "node", NodeSummary, NodeSummaryList, namespaced=False),
         ReadableResource("jobs", "job", JobSummary, JobSummaryList, selectable=("queue", "phase")),
+        ReadableResource(CURVES, "job", JobCurve, None),
         ReadableResource("pendingjobs", "pending job", PendingJob, PendingJobList, selectable=("queue",)),
         ReadableResource(
             "preemptions", "preemption", Preemption, PreemptionList, selectable=("queue",), readable=False
@@ -102,6 +105,8 @@ def parse_request(target: str) -> ReadRequest:
     name = rest[1] if len(rest) == 2 else None
     invalid = not url.path.startswith(f"{BASE_PATH}/") or resource is None or len(rest) > 2
     if invalid or resource is None or (namespace is not None and not resource.namespaced):
+        raise _no_route(url.path)
+    if name is None and resource.page is None:
         raise _no_route(url.path)
     if name is not None and (resource.namespaced != (namespace is not None) or not resource.readable):
         raise _no_route(url.path)

@@ -205,6 +205,31 @@ class JobSummary(StatusModel):
     """Of a failed job, the line of the failed pod's log that best explains it, at most 300 characters."""
 
 
+class CurvePoint(StatusModel):
+    """What rank 0 reported of one step."""
+
+    step: int
+    """The step."""
+    loss: float | None = None
+    """Its loss; not set if none was reported."""
+    step_seconds: float | None = None
+    """Its time in seconds; not set if none was reported."""
+
+
+class JobCurve(StatusModel):
+    """Loss and step time of a running job over steps, as its rank 0 has reported them."""
+
+    api_version: _ApiVersion = API_VERSION
+    """Group and version."""
+    kind: Literal["JobCurve"] = "JobCurve"
+    """The kind."""
+    metadata: ItemMeta
+    """Name, namespace and uid of the job."""
+    points: list[CurvePoint] = []
+    """At most 300 steps, evenly chosen, the newest included; of a long run the last 8 MiB of metrics. Empty before the
+    first step."""
+
+
 class PodReference(StatusModel):
     """A pod."""
 
@@ -383,7 +408,7 @@ class UsageSummaryList(ListResponse):
     """The usage."""
 
 
-Item: TypeAlias = QueueSummary | PendingJob | JobSummary | NodeSummary | Preemption | UsageSummary
+Item: TypeAlias = QueueSummary | PendingJob | JobSummary | JobCurve | NodeSummary | Preemption | UsageSummary
 ItemList: TypeAlias = (
     QueueSummaryList | PendingJobList | JobSummaryList | NodeSummaryList | PreemptionList | UsageSummaryList
 )

@@ -55,8 +55,8 @@ class Served:
 
 
 @contextmanager
-def serving(plane: ControlPlane, folder: Path) -> Iterator[Served]:
-    """Register the API, and start the operators, until they answer."""
+def serving(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Served]:
+    """Register the API, and start the operators with these flags too, until they answer."""
     install(plane)
     authority = Authority(folder / "serving")
     authority.issue("serving", HOST, folder=folder / "tls")
@@ -89,7 +89,7 @@ def serving(plane: ControlPlane, folder: Path) -> Iterator[Served]:
     operators = [
         Operator(
             plane.kubeconfig(), folder / f"log-{index}", *QUICK, "--identity", f"identity-{index}",
-            "--visibility-listen", f"127.0.0.1:{port}", "--visibility-tls-dir", str(folder / "tls"),
+            "--visibility-listen", f"127.0.0.1:{port}", "--visibility-tls-dir", str(folder / "tls"), *flags,
         )
         for index, port in enumerate(ports)
     ]  # fmt: skip

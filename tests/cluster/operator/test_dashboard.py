@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,17 +10,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.aggregation import Served, serving
 from tests.cluster.operator.installing import CRDS
+from tests.cluster.operator.sidecars import COLLECTORS, any_address, collecting, heartbeat
 from tests.manifests.objects import job
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium
 
 from muster.cluster_client.client import KubeContext, KubernetesClusterClient
+from muster.visibility.types import BASE_PATH
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")]
 
@@ -41,7 +46,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         quota = [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "8"}, "limit": {"nvidia.com/gpu": "8"}}]
         queue = _named("Queue", "research", {"namespaceSelector": {}, "resources": quota})
         plane.api.create("/apis/muster.dev/v1alpha1/queues", queue)
-        with serving(plane, tmp_path_factory.mktemp("operators")) as served:
+        plane.api.create("/apis/muster.dev/v1alpha1/queues", {**queue, "metadata": {"name": "other"}})
+        with serving(plane, tmp_path_factory.mktemp("operators"), *COLLECTORS) as served:
             submit(plane, "team-a", "runs")
             plane.wait_for("it runs", lambda: phase(plane, "team-a", "runs") in ("Admitted", "Running"))
             submit(plane, "team-a", "waits")
@@ -63,8 +69,8 @@ def _named(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "muster.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def submit(plane: ControlPlane, namespace: str, name: str) -> None:
-    item = job(queue="research")
+def submit(plane: ControlPlane, namespace: str, name: str, queue: str = "research", **fields: Any) -> None:
+    item = job(queue=queue, **fields)
     container = item["spec"]["roles"][0]["template"]["spec"]["containers"][0]
     container["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
     plane.api.create(JOBS.format(namespace), {**item, "metadata": {"name": name}})
@@ -112,7 +118,7 @@ def test_a_user_sees_the_jobs_of_one_namespace_the_usage_of_queues_and_each_chan
     plane = served.plane
     alice = KubernetesClusterClient.connect(KubeContext(str(plane.kubeconfig("alice"))))
     with dashboard_of(plane, "alice", browser) as tab:
-        (row,) = alice.queues()
+        (row,) = (queue for queue in alice.queues() if queue["name"] == "research")
         assert (row["waiting"], row["admitted"]) == (2, 1)
         assert "research 1 2 gpu 8 8 8" in " ".join(tab.value("document.body.innerText").split())
         assert "cannot list nodes" in show(tab, "/nodes")
@@ -125,6 +131,34 @@ def test_a_user_sees_the_jobs_of_one_namespace_the_usage_of_queues_and_each_chan
         tab.wait_for("document.body.innerText.includes('team-a/later')")
         assert "hidden" not in tab.value("document.body.innerText")
         assert "hidden" not in show(tab, "/pending")
+
+
+def test_the_loss_of_a_running_job_comes_from_its_collector(served: Served, browser: Browser, tmp_path: Path) -> None:
+    plane, address = served.plane, any_address()
+    template = job()["spec"]["roles"][0]["template"]
+    template["metadata"] = {"annotations": {"kwok.muster.dev/ip": address}}
+    role = {"name": "trainer", "template": template}
+    submit(plane, "team-a", "learns", queue="other", stallTimeoutSeconds=3600, roles=[role])
+    plane.wait_for("it runs", lambda: phase(plane, "team-a", "learns") == "Running")
+    pods = plane.api.get("/api/v1/namespaces/team-a/pods")["items"]
+    (pod,) = (one for one in pods if one["status"].get("podIP") == address)
+    (tmp_path / "metrics").mkdir()
+    steps = [json.dumps({"step": n, "loss": 5 - n / 100, "step_time_s": 0.5}) for n in range(1, 201)]
+    (tmp_path / "metrics" / "rank-0.jsonl").write_text("\n".join([*steps, ""]))
+    heartbeat(tmp_path, 200, loss=3.0)
+    with (
+        collecting(cast(Any, SimpleNamespace(api=plane.api, namespace="team-a")), pod, tmp_path),
+        dashboard_of(plane, "alice", browser) as tab,
+    ):
+        plane.wait_for("its step is known", lambda: "progress" in status(plane, "team-a", "learns"))
+        for operator in (served.leader, 1 - served.leader):
+            served.ask(operator)
+            assert "Step 200" in show(tab, "/jobs/team-a/learns")
+            tab.wait_for("document.querySelectorAll('#curves svg').length === 2")
+        found = json.loads(plane.kubectl("get", "--raw", f"{BASE_PATH}/namespaces/team-a/curves/learns", user="alice"))
+        assert [found["points"][i]["loss"] for i in (0, -1)] == [4.99, 3.0]
+        with pytest.raises(CommandFailed, match="does not exist"):
+            plane.kubectl("get", "--raw", f"{BASE_PATH}/namespaces/team-a/curves/learns", user="carol")
 
 
 def test_a_user_without_rights_sees_no_job_and_no_queue(served: Served, browser: Browser) -> None:

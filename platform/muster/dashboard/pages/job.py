@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from muster.client import LogOptions
 from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
 from muster.dashboard.page import Document, Page, PageRequest
@@ -16,8 +18,9 @@ from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle.placement import index_range
 from muster.tracing.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.formatting import format_seconds
-from muster.tracing.run_folder import Float64, RankMetrics, read_rank_metrics
+from muster.tracing.run_folder import MAX_PLAUSIBLE_VALUE, Float64, RankMetrics, read_rank_metrics
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.spans import Int64
 from muster.tracing.stored_captures import StoredCapture, stored_captures
 from muster.visibility.types import JobSummary
 
@@ -91,7 +94,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
             lambda: request.reader.remember(f"events {key}", partial(_read_events, request), _EVENTS_AGE_S)
         ),
         "curves": try_read(
-            lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request), _METRICS_AGE_S)
+            lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request, job), _METRICS_AGE_S)
         ),
         "traces": try_read(lambda: _traces(request, job)),
         "log_lines": LOG_LINES,
@@ -137,11 +140,28 @@ def _read_events(request: PageRequest) -> Sequence[Mapping[str, Any]]:
     return list(reversed(found))[:_MAX_EVENTS]
 
 
-def _read_curves(request: PageRequest) -> JobCurves | None:
-    """None without a run folder on this host, or without steps."""
+def _read_curves(request: PageRequest, job: JobSummary) -> JobCurves | None:
+    """None without steps. On a cluster the collector of a running job has them."""
     folder = request.client.run_dir(request.get("name"), request.get("namespace"))
-    metrics = None if folder is None else read_rank_metrics(Path(folder))
+    if folder is None:
+        return None if job.progress is None or job.finished_at is not None else _read_live_curves(request)
+    metrics = read_rank_metrics(Path(folder))
     return None if metrics is None else curves_of(metrics)
+
+
+def _read_live_curves(request: PageRequest) -> JobCurves | None:
+    """None if no pod with a collector runs, or the operator is of a version without curves."""
+    try:
+        points = request.reader.curve(request.get("name"), request.get("namespace")).points
+    except NotFound:
+        return None
+    unknown = float("nan")
+    loss = np.array([unknown if point.loss is None else point.loss for point in points])
+    times = np.array([unknown if point.step_seconds is None else point.step_seconds for point in points])
+    loss[np.abs(loss) > MAX_PLAUSIBLE_VALUE] = unknown
+    times[np.abs(times) > MAX_PLAUSIBLE_VALUE] = unknown
+    # The job's status has the last step, also after the pods have ended.
+    return _charts(np.array([point.step for point in points]), loss, times, {}) if points else None
 
 
 def _traces(request: PageRequest, job: JobSummary) -> JobTraces:
@@ -188,13 +208,17 @@ def curves_of(metrics: RankMetrics) -> JobCurves:
         "step_time_s": float(metrics.step_time_s[-1]),
         "tokens_per_s": float(metrics.tokens_per_s[-1]),
     }
-    times = metrics.step_time_s if len(metrics) == 1 else metrics.step_time_s[1:]
-    steps = metrics.step if len(metrics) == 1 else metrics.step[1:]
-    loss = line_chart([_series("loss", metrics.step, metrics.loss)], LinePlot("Loss over steps"))
-    plot = LinePlot("Step time over steps", y_from_zero=True, y_is_time=True, show_value=format_seconds)
-    step_time = line_chart([_series("step time", steps, times)], plot)
     known = {key: value for key, value in last.items() if value == value}  # NaN: not reported
-    return JobCurves(loss, step_time, known)
+    return _charts(metrics.step, metrics.loss, metrics.step_time_s, known)
+
+
+def _charts(steps: Int64, loss: Float64, times: Float64, last: Mapping[str, float]) -> JobCurves:
+    """NaN: not reported."""
+    losses = line_chart([_series("loss", steps, loss)], LinePlot("Loss over steps"))
+    if len(steps) > 1:
+        steps, times = steps[1:], times[1:]
+    plot = LinePlot("Step time over steps", y_from_zero=True, y_is_time=True, show_value=format_seconds)
+    return JobCurves(losses, line_chart([_series("step time", steps, times)], plot), last)
 
 
 def _series(label: str, steps: Any, values: Float64) -> LineSeries:

@@ -1,0 +1,68 @@
+"""Reads the curve of a job from its collector, when a client of the read API asks for it; leader and standby alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.errors import ClusterError, NotFound
+from muster.heartbeats.parse import StepPoint, finite_number, parse_count
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.collectors.heartbeat_client import (
+    CollectorError,
+    HeartbeatTarget,
+    collector_session,
+    signed_request,
+)
+from muster_operator.collectors.heartbeat_poller import heartbeat_target
+from muster_operator.collectors.tokens import CollectorTokens
+
+MAX_RESPONSE_BYTES = 65_536
+MAX_POINTS = 300
+_PATH = "/curve"
+
+
+class _Response(msgspec.Struct):
+    job_uid: str
+    pod: str
+    points: list[StepPoint]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveReader:
+    """`tokens` are not those of the leader, which forget their key whenever this operator becomes the leader."""
+
+    cache: ClusterCache
+    tokens: CollectorTokens
+
+    async def read(self, uid: str) -> Sequence[StepPoint]:
+        """The steps that rank 0 of the job has reported. Raises `NotFound` NoCollector for a job without a running
+        pod that has a collector, `CollectorError` if that does not answer as it should, and as `CollectorTokens.find`
+        does."""
+        await self.tokens.find()
+        known = self.cache.jobs.get(uid)
+        target = None if known is None else heartbeat_target(self.cache, self.tokens, known)
+        if target is None:
+            raise NotFound("no pod with a collector runs, from which the curve is read", reason="NoCollector")
+        try:
+            return await _read(target)
+        except CollectorError:
+            self.tokens.clear()  # the Secret of the key may have been replaced; read again by the next request
+            raise
+
+
+async def _read(target: HeartbeatTarget) -> Sequence[StepPoint]:
+    async with collector_session() as session:
+        body = await signed_request(session, target, _PATH, b"", MAX_RESPONSE_BYTES)
+    try:
+        answer = msgspec.json.decode(body, type=_Response)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise CollectorError("the answer is not a curve") from error
+    if (answer.job_uid, answer.pod) != (target.uid, target.pod):
+        raise CollectorError("the answer is from another pod")
+    if len(answer.points) > MAX_POINTS:
+        raise ClusterError(f"the answer has more than {MAX_POINTS} steps", reason=CollectorError.reason)
+    known = ((parse_count(step), finite_number(loss), finite_number(time)) for step, loss, time in answer.points)
+    return [(step, loss, time) for step, loss, time in known if step is not None]

@@ -1,0 +1,94 @@
+"""Curves for the read API: asked of the collector of the job's lead pod, by the leader and by standbys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.operator.polling import CHOICES, KEY, POD, UID, PollerHarness
+
+from muster.errors import ClusterError, NotFound
+from muster.heartbeats.parse import StepPoint
+from muster.kube.async_client import ApiError
+from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.shared_folder import SharedFolder
+from muster_operator.collectors import heartbeat_poller
+from muster_operator.collectors.curve_client import CurveReader
+from muster_operator.collectors.tokens import CollectorTokens, SharedKey, derive_token
+
+
+class SecretApi:
+    """Has the Secret of the key, unless it is None, and permits no write."""
+
+    def __init__(self, key: bytes | None = KEY) -> None:
+        self.key = key
+
+    async def get(self, path: str) -> bytes:
+        assert path == "/api/v1/namespaces/muster-system/secrets/key"
+        if self.key is None:
+            raise ApiError(404, "NotFound", path)
+        return json.dumps({"data": {"key": base64.b64encode(self.key).decode()}}).encode()
+
+
+@pytest.fixture(autouse=True)
+def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of the job's lead pod, whose rank 0 has done two steps."""
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "rank-0.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "step_time_s": 0.5}\n')
+    source = HeartbeatSource(SharedFolder(tmp_path), UID, POD)
+    server = HeartbeatServer(ListenAddress("127.0.0.1", 0), derive_token(KEY, UID), source, print)
+    server.start()
+    port = server.wait_for_port(60.0)
+    monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: port)
+    yield
+    server.stop()
+
+
+def reader(api: SecretApi, address: str = "127.0.0.1", **status: Any) -> CurveReader:
+    harness = PollerHarness(address)
+    harness.pod(address, 2, **status)
+    key = SharedKey(cast(Any, api), "muster-system", "key")
+    return CurveReader(harness.cache, CollectorTokens(cast(Any, api), CHOICES, key))
+
+
+def read(curves: CurveReader, uid: str = UID) -> list[StepPoint]:
+    return list(asyncio.run(curves.read(uid)))
+
+
+def test_a_running_job_has_the_steps_of_its_rank_0() -> None:
+    assert read(reader(SecretApi())) == [(1, 5.0, None), (2, None, 0.5)]
+
+
+@pytest.mark.parametrize("status", [{"phase": "Pending"}, {"phase": "Succeeded"}])
+def test_without_a_running_pod_there_is_no_curve(status: dict[str, Any]) -> None:
+    with pytest.raises(NotFound) as caught:
+        read(reader(SecretApi(), **status))
+    assert caught.value.reason == "NoCollector"
+    with pytest.raises(NotFound):
+        read(reader(SecretApi()), uid="deleted")
+
+
+def test_without_a_key_there_is_none_and_it_is_not_created() -> None:
+    with pytest.raises(ClusterError, match="key of collector tokens"):
+        read(reader(SecretApi(None)))
+
+
+def test_a_key_that_was_replaced_is_read_again_after_the_collector_has_rejected_the_old_one() -> None:
+    api = SecretApi(b"o" * 32)
+    curves = reader(api)
+    with pytest.raises(ClusterError, match="HTTP 401"):
+        read(curves)
+    api.key = KEY
+    assert read(curves) == [(1, 5.0, None), (2, None, 0.5)]
+
+
+def test_a_collector_that_does_not_answer_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
+    with pytest.raises(ClusterError) as caught:
+        read(reader(SecretApi()))
+    assert caught.value.reason == "CollectorUnreachable"
