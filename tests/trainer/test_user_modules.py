@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, UserCodeError
 
 if TYPE_CHECKING:
     from muster_components.trainer.models.factory import FactoryModel
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # imports torch
 
 FACTORIES = """
+import ssl
 import torch
 from torch import nn
 
@@ -35,6 +39,45 @@ def wrong_argument():
 
 def missing_file():
     open("/nonexistent")
+
+def certificate():
+    raise ssl.SSLCertVerificationError("of the network, and a ValueError")
+
+def rename(module, args, fields):
+    return args, {"picture": fields["pixels"]}
+
+class Hooked(Tower):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_pre_hook(rename, with_kwargs=True)
+
+class Called(Tower):
+    def __call__(self, pixels):
+        return super().__call__(pixels)
+
+def needs_values():
+    rates = torch.linspace(0, 0.1, 4, device="cpu")
+    assert f"{rates[-1]:.2f}" == "0.10"
+    return Tower()
+
+class Unsized:
+    def __len__(self):
+        return "two"
+    def __getitem__(self, index):
+        return {"picture": [1.0, 2.0]}
+
+class Short:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"picture": [[1.0, 2.0]][index]}
+
+def no_dataset():
+    return {}["missing"]
+"""
+LAZY = """
+def __getattr__(name):
+    raise ImportError(f"{name} needs a package")
 """
 
 
@@ -49,9 +92,10 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (tmp_path / "own_factories.py").write_text(FACTORIES)
     (tmp_path / "own_error.py").write_text("import math\nmath.squareroot(2)\n")
     (tmp_path / "own_import.py").write_text("import a_package_that_is_missing\n")
+    (tmp_path / "own_lazy.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("own_factories", "own_error", "own_import"):
+    for name in ("own_factories", "own_error", "own_import", "own_lazy"):
         sys.modules.pop(name, None)
 
 
@@ -61,21 +105,76 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         ("own_factories:wrong_argument", "--model own_factories:wrong_argument raised TypeError: "),
         ("own_error:build", "--model own_error:build raised AttributeError: module 'math' has no attribute"),
         ("own_import:build", "--model own_import:build raised ModuleNotFoundError: No module named 'a_package_that"),
+        ("own_lazy:build", "--model own_lazy:build raised ImportError: build needs a package"),
+        ("builtins:dict", "--model builtins:dict must return a torch.nn.Module; got dict"),
     ],
 )
 @pytest.mark.usefixtures("factories")
-def test_an_error_of_the_users_code_that_a_retry_repeats_is_invalid_input(
-    reference: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_users_code_that_a_retry_repeats_is_invalid_input(reference: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         factory_model(reference).build()
-    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("factory", "error"), [("missing_file", FileNotFoundError), ("certificate", ssl.SSLCertVerificationError)]
+)
+@pytest.mark.usefixtures("factories")
+def test_an_error_of_the_users_code_that_may_not_occur_again_is_not_changed(
+    factory: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        factory_model(f"own_factories:{factory}").build()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("Unsized", "--data own_factories:Unsized raised TypeError: 'str' object cannot be interpreted as an integer"),
+        ("Short", "--data own_factories:Short: sample 1 raised IndexError: list index out of range"),
+        ("no_dataset", "--data own_factories:no_dataset raised KeyError: 'missing'"),
+    ],
+)
+@pytest.mark.usefixtures("factories")
+def test_an_error_of_the_users_data_set_that_a_retry_repeats_is_invalid_input(dataset: str, message: str) -> None:
+    from muster_components.trainer.config import DataConfig
+    from muster_components.trainer.data.samples import SampleSpec
+    from muster_components.trainer.data.training_data import open_data
+
+    spec = SampleSpec("fields", weight=1.0, allows_padding=False)
+    with pytest.raises(UserCodeError, match=re.escape(message)):
+        open_data(DataConfig(path=f"own_factories:{dataset}"), spec, Path()).samples.read(np.array([0, 1]))
 
 
 @pytest.mark.usefixtures("factories")
-def test_an_error_of_the_users_code_that_may_not_occur_again_is_not_changed() -> None:
-    with pytest.raises(FileNotFoundError):
-        factory_model("own_factories:missing_file").build()
+def test_the_trainer_ends_with_exit_code_2_after_the_traceback(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "muster_components.trainer",
+        "--model",
+        "own_error:build",
+        "--data",
+        "own_factories:Short",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "own_error.py" in ended.stderr
+    assert "trainer: --model own_error:build raised AttributeError: module 'math' has no attribute" in ended.stderr
+
+
+@pytest.mark.usefixtures("factories")
+def test_before_the_module_is_built_its_fields_are_checked_too() -> None:
+    with pytest.raises(InputError, match="does not take the fields digits of the data"):
+        factory_model("own_factories:Tower").collate({"digits": np.zeros((1, 2), np.float32)}, np.arange(1), 0)
+
+
+@pytest.mark.parametrize("name", ["Hooked", "Called"])
+@pytest.mark.usefixtures("factories")
+def test_a_module_that_changes_its_fields_itself_is_not_checked(name: str) -> None:
+    model = factory_model(f"own_factories:{name}")
+    pixels = np.zeros((1, 2), np.float32)
+    assert model.collate({"pixels": pixels}, np.arange(1), 0) == {"pixels": pixels}
 
 
 @pytest.mark.usefixtures("factories")

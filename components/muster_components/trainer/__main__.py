@@ -10,7 +10,7 @@ from collections.abc import MutableMapping, Sequence
 from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import install_stack_handler, require_run_dir, run_context, silence_kineto
 from muster_components.trainer.data.cache_folder import cache_root
-from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError
+from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, MissingTorchError, TrainerError, UserCodeError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
 from muster_components.trainer.models.selection import HuggingFaceSource
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str]) -> int:
         return _train(config)
     except TrainerError as error:
         rank = os.environ.get("RANK", "0")
+        if isinstance(error, UserCodeError):
+            traceback.print_exception(error.__cause__)
         if rank == "0" or not error.same_on_all_ranks:
             print(f"trainer: {escape(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -38,6 +38,10 @@ class InputError(TrainerError):
     exit_code = EXIT_BAD_INPUT
 
 
+class UserCodeError(InputError):
+    """An error of the user's code that a retry would repeat; `__cause__` is that error."""
+
+
 class MissingTorchError(TrainerError):
     """torch, or a module that the trainer needs beside it, cannot be imported; the message names it."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from muster_components.trainer.data.corpus import SkippedText
 from muster_components.trainer.data.tokenizer import TokenizerEncoder
 from muster_components.trainer.data.training_data import TrainingData, open_data
 from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
-from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
+from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError, UserCodeError
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, GradientAccumulation
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
@@ -196,6 +197,8 @@ def open_shared_data(plan: TrainPlan, model: TrainModel, context: RunContext) ->
                 data = open_data(plan.config.data, model.sample_spec, cache_dir, exclude=context.run_dir)
             except InputError as error:
                 failure = str(error)
+                if isinstance(error, UserCodeError):
+                    traceback.print_exception(error.__cause__)  # the other ranks get the message alone
         failures: list[str | None] = [None] * context.world_size
         dist.all_gather_object(failures, failure)
         if first_failure := next((text for text in failures if text), None):

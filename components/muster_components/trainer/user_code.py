@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, UserCodeError
 
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PROGRAMMING_ERRORS: Final = (
@@ -28,16 +27,18 @@ _PROGRAMMING_ERRORS: Final = (
 
 
 @contextmanager
-def programming_errors(flag: str, reference: str) -> Iterator[None]:
-    """Print the traceback of an error of the user's code that a retry would repeat, and raise InputError instead.
+def programming_errors(flag: str, reference: str, *, same_on_all_ranks: bool = True) -> Iterator[None]:
+    """Raise UserCodeError in place of an error of the user's code that a retry would repeat.
 
     Errors that may not occur again (files, network, memory) are not changed.
     """
     try:
         yield
+    except (InputError, OSError):  # some errors of the network are a ValueError, too
+        raise
     except _PROGRAMMING_ERRORS as error:
-        traceback.print_exc()
-        raise InputError(f"{flag} {reference} raised {type(error).__name__}: {error}") from error
+        message = f"{flag} {reference} raised {type(error).__name__}: {error}"
+        raise UserCodeError(message, same_on_all_ranks=same_on_all_ranks) from error
 
 
 def is_reference(text: str) -> bool:
@@ -46,7 +47,7 @@ def is_reference(text: str) -> bool:
 
 
 def load_reference(flag: str, reference: str) -> Any:
-    """Import the module and return the object. Raises InputError, after the traceback of an error in the module."""
+    """Import the module and return the object. Raises InputError, UserCodeError for an error in the module."""
     module_name, _, path = reference.partition(":")
     with programming_errors(flag, reference):
         try:
@@ -58,12 +59,12 @@ def load_reference(flag: str, reference: str) -> Any:
                 f"{flag} {reference}: no module {error.name!r}; the module must be in the working folder, in "
                 "PYTHONPATH or installed"
             ) from error
-    for name in path.split("."):
-        if not hasattr(value, name):
-            near = difflib.get_close_matches(name, dir(value), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"{flag} {reference}: {module_name} has no {name!r}{hint}")
-        value = getattr(value, name)
+        for name in path.split("."):
+            if not hasattr(value, name):  # calls the module's `__getattr__`, if it has one
+                near = difflib.get_close_matches(name, dir(value), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise InputError(f"{flag} {reference}: {module_name} has no {name!r}{hint}")
+            value = getattr(value, name)
     return value
 
 

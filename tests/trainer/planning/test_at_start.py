@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -14,6 +15,19 @@ from muster_components.trainer.planning.at_start import _decide
 from muster_components.trainer.planning.devices import parse_device
 
 pytestmark = pytest.mark.slow  # imports torch
+NEEDS_VALUES = """
+import torch
+from torch import nn
+
+class Model(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean()
+
+def build():
+    rates = torch.linspace(0, 0.1, 4, device="cpu")
+    print(f"rates up to {rates[-1]:.2f}")
+    return Model(2, 1)
+"""
 HOST = HostCapabilities(device="cuda", world_size=1, has_compiler=True, has_bf16=True)
 
 
@@ -33,3 +47,19 @@ def test_a_model_whose_error_has_no_message_is_named_by_the_type(monkeypatch: py
     assert (config is None) == auto
     assert "memory" in message
     assert "cannot run without values (NotImplementedError)" in message
+
+
+def test_a_factory_that_fails_without_values_alone_is_trained_without_a_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muster_components.trainer.data.samples import FieldSamples
+    from muster_components.trainer.session import train_model
+
+    (tmp_path / "needs_values.py").write_text(NEEDS_VALUES)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = resolve_plan(parse_train_config(("--model", "needs_values:build", "--data", "unused"), {}), HOST)
+    model = train_model(plan)
+    samples = FieldSamples([{"x": [1.0, 2.0]}], "unused")
+    config, message = _decide(plan, model, samples, parse_device("h100"), HOST, 1)
+    assert config is plan.config
+    assert "memory is not predicted: needs_values:build cannot run without values (TypeError: unsupported" in message

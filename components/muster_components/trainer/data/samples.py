@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.user_code import programming_errors
 
 Arrays = dict[str, NDArray[Any]]
 """Stacked samples by field: the first dimension of each array counts samples."""
@@ -167,6 +168,22 @@ class MapDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class UserDataset:
+    """A data set of the user's code, named `reference`. Its errors that a retry would repeat become UserCodeError."""
+
+    def __init__(self, dataset: MapDataset, reference: str) -> None:
+        self._dataset = dataset
+        self._reference = reference
+
+    def __len__(self) -> int:
+        with programming_errors("--data", self._reference):
+            return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        with programming_errors("--data", f"{self._reference}: sample {index}", same_on_all_ranks=False):
+            return self._dataset[index]
 
 
 class FieldSamples:

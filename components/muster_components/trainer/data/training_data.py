@@ -23,6 +23,7 @@ from muster_components.trainer.data.samples import (
     SampleSpec,
     TokenArray,
     TokenSamples,
+    UserDataset,
 )
 from muster_components.trainer.data.saved_datasets import (
     TEXT,
@@ -82,6 +83,7 @@ def _open_fields(config: DataConfig, spec: SampleSpec) -> TrainingData:
         dataset = load_and_call("--data", path)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(f"--data {path} must have __len__ and __getitem__; got {type(dataset).__name__}")
+        dataset = UserDataset(dataset, path)
         fingerprint = f"{len(dataset):,} samples of {path}"
     elif is_saved_dataset(path):
         dataset = open_saved_dataset(path).with_format("numpy")

@@ -43,10 +43,13 @@ class FactoryModel:
         self._compile_blocks = compile_blocks
         self._factory: Callable[..., Any] = load_reference("--model", reference)
         self._forward: inspect.Signature | None = None
+        self._is_built = False
         if not callable(self._factory):
             raise InputError(f"--model {reference} must be a function or a class; got {type(self._factory).__name__}")
         try:
             inspect.signature(self._factory).bind(**self._args)
+        except ValueError:
+            pass  # some callables have no signature
         except TypeError as error:
             raise InputError(f"--model_args do not fit {reference}: {error}") from error
 
@@ -56,18 +59,15 @@ class FactoryModel:
         return ", ".join(f"{key} {value}" for key, value in self._args.items()) or "no arguments"
 
     def build(self) -> nn.Module:
-        """What the factory returns. Raises InputError if that is no module, has nothing to train, or if it fails by an
-        error that a retry would repeat."""
+        """What the factory returns. Raises InputError if that is no module or has nothing to train; UserCodeError."""
         with programming_errors("--model", self.name):
             module = self._factory(**self._args)
         if not isinstance(module, nn.Module):
             raise InputError(f"--model {self.name} must return a torch.nn.Module; got {type(module).__name__}")
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise InputError(f"--model {self.name} must have a parameter that requires a gradient; got none")
-        try:
-            self._forward = inspect.signature(module.forward)
-        except (TypeError, ValueError):  # some callables have none
-            self._forward = None
+        self._forward = _forward_signature(module)
+        self._is_built = True
         return module
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
@@ -100,6 +100,9 @@ class FactoryModel:
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
         """The fields are the arguments of forward. Raises InputError if forward does not take them."""
+        if not self._is_built:
+            with torch.device("meta"):
+                self.build()
         if self._forward is not None:
             try:
                 self._forward.bind(**samples)
@@ -128,6 +131,16 @@ class FactoryModel:
     def architecture(self) -> dict[str, object]:
         """The factory and its arguments."""
         return {"factory": self.name, "args": {key: repr(value) for key, value in self._args.items()}}
+
+
+def _forward_signature(module: nn.Module) -> inspect.Signature | None:
+    """None if it does not tell which fields the module takes: hooks may change them, and some callables have none."""
+    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:
+        return None
+    try:
+        return inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
 
 
 def _literal(text: str) -> object:

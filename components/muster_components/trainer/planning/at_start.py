@@ -10,7 +10,7 @@ import torch.distributed as dist
 from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data.samples import Samples
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, UserCodeError
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.planning.devices import GpuKind, gpu_kind
@@ -85,9 +85,10 @@ def _decide(
     planner = Planner(model, example_batches(model, samples), host, kind, gpus_per_host, report_progress)
     try:
         prediction = planner.choose(config) if config.parallel.auto else planner.check(plan)
-    except InputError as error:
-        return None, str(error)
-    except Exception as error:  # whatever the model does that needs values
+    except Exception as raised:  # whatever the model does that needs values
+        if isinstance(raised, InputError) and not isinstance(raised, UserCodeError):
+            return None, str(raised)
+        error = raised.__cause__ if isinstance(raised, UserCodeError) and raised.__cause__ else raised
         cause = ": ".join((type(error).__name__, *str(error)[:200].splitlines()[:1]))  # some have no message
         reason = f"{model.name} cannot run without values ({cause})"
         if config.parallel.auto:
