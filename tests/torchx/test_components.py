@@ -18,6 +18,7 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_component
 
 from muster.torchx.appdef import to_training_job
+from muster.torchx.errors import SubmissionRefused
 from muster_components.app_builder import InvalidArgument
 from muster_components.train import ddp, fsdp, pipeline, script
 
@@ -49,6 +50,13 @@ def test_the_command_of_the_readme_becomes_this_job() -> None:
     assert job.spec.failure_policy.max_restarts == 3
     assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2, 3, 78], "FailJob")]
     assert role.template.spec.termination_grace_period_seconds == 60
+
+
+def test_an_app_that_saves_no_checkpoint_is_not_made_elastic_by_an_option() -> None:
+    app = built("fsdp", "-j 2x1 --model gpt:1m --data DIR --steps 3 -- --keep 0")
+    assert to_training_job(app, "a", {}).spec.roles[0].min_replicas is None
+    with pytest.raises(SubmissionRefused, match="min_replicas: --keep must be at least 1 in an elastic job"):
+        to_training_job(app, "a", {"min_replicas": 1})
 
 
 def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() -> None:

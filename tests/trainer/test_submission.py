@@ -18,12 +18,18 @@ print(rejection(flags, 1, 1, 2, on_gpus=True))
 """
 
 
-def test_an_elastic_job_that_would_save_no_checkpoint_is_refused() -> None:
+@pytest.mark.parametrize("processes", [1, None])
+def test_an_elastic_job_that_would_save_no_checkpoint_is_refused(processes: int | None) -> None:
     flags = ["--model", "gpt:1m", "--data", "text", "--keep", "0"]
-    assert rejection(flags, 1, 2, 1, on_gpus=False) == (
+    assert rejection(flags, 1, 2, processes, on_gpus=False) == (
         "--keep must be at least 1 in an elastic job, which continues from a checkpoint when its size changes; got 0"
     )
-    assert rejection(flags, 2, 2, 1, on_gpus=False) is None
+    assert rejection(flags, 2, 2, processes, on_gpus=False) is None
+
+
+def test_reshard_is_accepted_if_one_size_of_an_elastic_job_gathers_weights() -> None:
+    flags = ["--model", "gpt:1m", "--data", "text", "--parallel", "pp=2", "--reshard", "never"]
+    assert rejection(flags, 1, 2, 2, on_gpus=True) is None
 
 
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])

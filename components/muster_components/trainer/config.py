@@ -202,6 +202,10 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     _require_at_least("--warmup", optim.warmup, 0)
     _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
     _require_at_least("--keep", config.checkpoint.keep, 0)
+    if config.checkpoint.keep == 0 and config.checkpoint.every:
+        raise InputError(
+            f"--keep must be at least 1 with --checkpoint_every {config.checkpoint.every}; got 0, which saves none"
+        )
     _require_at_least("--log_every", config.log_every, 1)
     if not 0 <= config.seed <= MAX_SEED:
         raise InputError(f"--seed must be from 0 to {MAX_SEED}; got {config.seed}")
@@ -233,8 +237,6 @@ def validate_config(config: TrainConfig) -> TrainConfig:
             )
     if config.planning.as_json and config.planning.layout is None:
         raise InputError("--json prints the plan, and requires --plan NODESxGPUS")
-    if config.parallel.reshard is not None and spec.data == "ddp":
-        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
     if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
         raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
     _validate_float8(config)

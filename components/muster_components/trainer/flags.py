@@ -149,6 +149,10 @@ def trace_config(flags: argparse.Namespace, environ: Mapping[str, str]) -> Trace
     """The steps to trace, from flags or else MUSTER_TRACE_STEPS, _RANKS and _EVERY. The interval
     of the variable applies only to the steps of the variable. Raises InputError."""
     by_variable = flags.trace_steps is None
+    if by_variable and TRACE_STEPS_VARIABLE not in environ:
+        for name, value in (("trace_ranks", flags.trace_ranks), ("trace_every", flags.trace_every)):
+            if value is not None:
+                raise InputError(f"--{name} {value} requires --trace_steps")
     return parse_trace_config(
         environ.get(TRACE_STEPS_VARIABLE, "") if by_variable else flags.trace_steps,
         environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,

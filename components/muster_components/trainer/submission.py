@@ -32,7 +32,7 @@ def rejection(
         return None  # argparse would print the help and exit
     try:
         if processes is None:
-            parse_train_config(arguments, {})
+            _require_checkpoints(parse_train_config(arguments, {}), min_pods, pods)
         else:
             devices: tuple[Device, ...] = ("cuda",) if on_gpus else ("cpu", "cuda")
             check_submission(arguments, PodLayout(min_pods, pods, processes, devices))
@@ -47,14 +47,18 @@ def check_submission(arguments: Sequence[str], layout: PodLayout) -> None:
     config = parse_train_config(arguments, {})
     if config.planning.layout is not None:
         return  # --plan trains nothing
-    if config.checkpoint.keep == 0 and layout.min_pods < layout.pods:
+    _require_checkpoints(config, layout.min_pods, layout.pods)
+    for pods in range(layout.min_pods, layout.pods + 1):
+        require_plan(config, pods * layout.processes, layout.devices)
+    _check_memory(config, layout)
+
+
+def _require_checkpoints(config: TrainConfig, min_pods: int, pods: int) -> None:
+    if config.planning.layout is None and config.checkpoint.keep == 0 and min_pods < pods:
         raise InputError(
             "--keep must be at least 1 in an elastic job, which continues from a checkpoint when its size changes; "
             "got 0"
         )
-    for pods in range(layout.min_pods, layout.pods + 1):
-        require_plan(config, pods * layout.processes, layout.devices)
-    _check_memory(config, layout)
 
 
 def _check_memory(config: TrainConfig, layout: PodLayout) -> None:

@@ -17,7 +17,6 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -62,6 +61,7 @@ def to_training_job(
     spec["roles"] = [_role_manifest(role, settings.get(".grace")) for role in roles]
     if ".min_replicas" in settings:
         _make_elastic(spec["roles"], settings[".min_replicas"])
+        _check_elastic(roles[0], settings[".min_replicas"])
     spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
     if ".rules" in settings:
         spec["failurePolicy"]["rules"] = settings[".rules"]
@@ -136,20 +136,32 @@ def _check_traceable(roles: list[Role], steps: object) -> None:
 def _check_trained(roles: list[Role], window: tuple[int, int]) -> None:
     """Raises SubmissionRefused if the steps of the option trace_steps begin after the last step of Muster's trainer."""
     for role in roles:
-        flags = trainer_arguments([role.entrypoint, *role.args])
-        if flags is None or any("$" in flag for flag in flags):
-            continue
-        # By name, as in `muster submit`: no package of `muster` needs the trainer's.
-        rejection = partial(
-            importlib.import_module("muster_components.trainer.submission").rejection,
-            min_pods=1,
-            pods=1,
-            processes=None,  # the flags alone
-            on_gpus=False,
-        )
-        why = rejection([f"--trace_steps={window[0]}:{sum(window)}", *flags])
-        if why is not None and rejection(flags) is None:
+        traced = [f"--trace_steps={window[0]}:{sum(window)}"]
+        if (why := _rejection(role, traced)) is not None and _rejection(role) is None:
             raise SubmissionRefused(f"trace_steps: {why}")
+
+
+def _check_elastic(role: Role, min_replicas: int) -> None:
+    """Raises SubmissionRefused if Muster's trainer cannot run with its flags in an elastic job."""
+    if (why := _rejection(role, min_pods=min_replicas)) is not None and _rejection(role) is None:
+        raise SubmissionRefused(f"min_replicas: {why}")
+
+
+def _rejection(role: Role, more_flags: Sequence[str] = (), min_pods: int | None = None) -> str | None:
+    """Why Muster's trainer rejects its flags in this role; None if it does not, or the role does not start it."""
+    flags = trainer_arguments([role.entrypoint, *role.args])
+    if flags is None or any("$" in flag for flag in flags):
+        return None
+    # By name, as in `muster submit`: no package of `muster` needs the trainer's.
+    rejection = importlib.import_module("muster_components.trainer.submission").rejection
+    found: str | None = rejection(
+        [*more_flags, *flags],
+        min_pods=role.num_replicas if min_pods is None else min_pods,
+        pods=role.num_replicas,
+        processes=None,  # the flags alone
+        on_gpus=False,
+    )
+    return found
 
 
 def _entrypoints(roles: list[Role]) -> str:

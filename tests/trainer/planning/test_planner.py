@@ -140,6 +140,47 @@ def test_auto_keeps_gathered_weights_until_backward_if_there_is_memory_for_them(
     assert any(prediction.reshards for prediction in roomy)
     given = config_of(*LARGE, "--parallel", "auto", "--reshard", "always")
     assert all(p.plan.config.parallel.reshard is True for p in made.predictions(given))
+    for gib, reshard in ((200.0, False), (78.0, None)):  # 72 GiB are the least with freed weights, 85 with kept ones
+        made.device = with_memory(gib)
+        fitting = [p for p in made.predictions(config) if str(p.plan.mesh) == "fsdp=2" and p.fits]
+        assert min(fitting, key=total).plan.config.parallel.reshard is reshard
+
+
+def test_a_given_value_of_reshard_is_among_the_flags_and_no_plan_that_it_does_not_suit_is_predicted() -> None:
+    for value in ("never", "always"):
+        config = config_of(*LARGE, "--parallel", "auto", "--reshard", value)
+        found = planner(2, *LARGE).predictions(config)
+        assert found
+        for prediction in found:
+            assert prediction.plan.mesh.data != "ddp"
+            assert f"--reshard={value}" in prediction.flag_list()
+            resolve_plan(config_of(*LARGE, *prediction.flag_list()), host(2))
+
+
+def test_weights_that_tensor_parallelism_splits_and_those_of_stages_are_freed_as_by_the_trainer() -> None:
+    """It compares all weights of a module, before they are split, with a limit."""
+    found = {}
+    for spec, reshard in (("tp=2,fsdp=2", "auto"), ("pp=2,fsdp=2", "always"), ("pp=2,fsdp=2", "never")):
+        flags = (*LARGE, "--parallel", spec, "--reshard", reshard)
+        prediction = planner(4, *LARGE).predict(resolve_plan(config_of(*flags), host(4)))
+        assert prediction is not None
+        found[spec, reshard] = prediction.reshards
+    assert list(found.values()) == [True, True, False]
+
+
+def test_a_plan_that_fits_only_with_freed_weights_is_advised_to_free_them() -> None:
+    made = planner(2, *LARGE)
+    needed = {}
+    for value in ("always", "never"):
+        plan = resolve_plan(config_of(*LARGE, "--parallel", "fsdp", "--reshard", value, "--micro_batch", "1",
+                                      "--activation_checkpointing", "full"), host(2))  # fmt: skip
+        prediction = made.predict(plan)
+        assert prediction is not None
+        needed[value] = prediction.needed
+    made.device = dataclasses.replace(H100, memory_bytes=int((needed["always"] + needed["never"]) / 2))
+    prediction = made.predict(plan)
+    assert prediction is not None
+    assert [change for change, _ in made.fitting_changes(prediction)] == ["--reshard auto"]
 
 
 def test_pipelines_without_sharding_are_not_tight() -> None:
@@ -202,7 +243,10 @@ def test_planning_reports_each_slow_step_on_standard_error(capsys: pytest.Captur
     printed = capsys.readouterr()
     plans = len(json.loads(printed.out))
     lines = [line for line in printed.err.splitlines() if line.startswith("plan: ")]
-    assert lines[0] == f"plan: predicting memory and step time of {plans} plans ..."
+    assert (
+        lines[0]
+        == f"plan: predicting memory and step time of {plans} plans, some of them also with --reshard never ..."
+    )
     assert lines[1] == "plan: measuring gpt:1m on tensors without values (compiled, bf16) ..."
 
 

@@ -152,8 +152,7 @@ def _pipeline_group(pp_ranks: tuple[int, ...], mesh: RankMesh) -> dist.ProcessGr
     """The group of these ranks of this rank's pipeline, None for one rank. Every rank of the mesh must call this."""
     if len(pp_ranks) == 1:
         return None
-    if len(pp_ranks) == mesh.shape.pp:
-        return mesh.dimension("pp").get_group()
+    # Not that of the mesh, whose thread blocks are limited for what stages send.
     width = mesh.shape.world_size // mesh.shape.pp
     lists = [[pp_rank * width + place for pp_rank in pp_ranks] for place in range(width)]
     group, _ = dist.new_subgroups_by_enumeration(lists)  # type: ignore[no-untyped-call]

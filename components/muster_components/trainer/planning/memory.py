@@ -98,11 +98,11 @@ def estimate_memory(profile: ModelProfile, candidate: Candidate, stages: Sequenc
 
 
 def is_resharded(parameters: Sequence[Parameter], candidate: Candidate) -> bool:
-    """Whether FSDP2 frees a block's gathered weights after forward: see `apply_fsdp`."""
+    """Whether FSDP2 frees a block's gathered weights after forward: see `apply_fsdp`. It counts weights that tensor
+    parallelism splits as a whole."""
     if candidate.reshard is not None:
         return candidate.reshard
-    gathered = sum(parameter.numel for parameter in parameters) / candidate.mesh.tp * candidate.weight_bytes
-    return gathered > MAX_UNSHARDED_BYTES
+    return sum(parameter.numel for parameter in parameters) * candidate.weight_bytes > MAX_UNSHARDED_BYTES
 
 
 def gathered_bytes(parts: Sequence[Part], candidate: Candidate, *, times_in_blocks: int = 1) -> float:

@@ -19,7 +19,7 @@ from muster_components.trainer.parallel.spec import ParallelSpec
 from muster_components.trainer.plan import HostCapabilities, TrainPlan
 from muster_components.trainer.planning.candidates import plan_or_none, valid_plans, with_choices
 from muster_components.trainer.planning.devices import GIB, GpuKind
-from muster_components.trainer.planning.memory import Candidate, MemoryEstimate, estimate_memory, is_resharded
+from muster_components.trainer.planning.memory import Candidate, MemoryEstimate, estimate_memory, is_resharded, unique
 from muster_components.trainer.planning.profile_model import ModelProfile, Part, ProfileOptions, profile_model
 from muster_components.trainer.planning.step_time import StepTimeEstimate, estimate_step_time
 
@@ -71,7 +71,8 @@ class Prediction:
     def is_tight(self) -> bool:
         """Whether it fits, but with less memory than the allocator would hold beside the tensors."""
         tensors = self.memory.total
-        fragmentation = SHARDED_FRAGMENTATION if self.reshards else GATHERED_FRAGMENTATION
+        keeps_gathered = self.plan.mesh.pp == 1 and not self.reshards  # pipelines were not measured
+        fragmentation = GATHERED_FRAGMENTATION if keeps_gathered else SHARDED_FRAGMENTATION
         held = self.needed - FRAGMENTATION * tensors + fragmentation * tensors
         return self.fits and self.plan.mesh.shard > 1 and held > self.capacity
 
@@ -106,7 +107,7 @@ class Prediction:
             f"--micro_batch={plan.micro_batch}",
             f"--activation_checkpointing={plan.config.parallel.recompute}",
             *(["--offload_activations"] if plan.config.parallel.offload_activations else []),
-            *(["--reshard=never"] if plan.config.parallel.reshard is False else []),
+            *([] if plan.config.parallel.reshard is None else [f"--reshard={_reshard_value(plan)}"]),
         ]
 
 
@@ -169,7 +170,7 @@ class Planner:
             time=time,
             reserved=reserved,
             capacity=float(self.device.memory_bytes),
-            reshards=candidate.uses_fsdp and plan.mesh.pp == 1 and is_resharded(profile.parameters, candidate),
+            reshards=candidate.uses_fsdp and any(is_resharded(unique(stage), candidate) for stage in stages),
         )
 
     def predictions(self, config: TrainConfig) -> list[Prediction]:
@@ -180,10 +181,13 @@ class Planner:
             gpus_per_host=self.gpus_per_host,
             allows_padding=self._model.sample_spec.allows_padding,
         )
-        self._report(f"predicting memory and step time of {len(plans)} plans")
+        tries_kept = "parallel" in config.parallel.auto and config.parallel.reshard is None
+        variants = ", some of them also with --reshard never" if tries_kept else ""
+        self._report(f"predicting memory and step time of {len(plans)} plans{variants}")
         found = [prediction for plan in plans if (prediction := self.predict(plan)) is not None]
-        if "parallel" in config.parallel.auto and config.parallel.reshard is None:
-            kept = [self.predict(_without_resharding(prediction.plan)) for prediction in found if prediction.reshards]
+        if tries_kept:
+            resharded = [one.plan for one in found if one.reshards and one.plan.mesh.pp == 1]
+            kept = [self.predict(_with_reshard(plan, False)) for plan in resharded]
             found += [prediction for prediction in kept if prediction is not None]
         return sorted(found, key=lambda p: (not p.fits, p.step_s if p.fits else p.needed, p.flags))
 
@@ -218,7 +222,8 @@ class Planner:
         """Flags that make the plan fit, with the plan that they give.
 
         Of each kind of change that does, the one that costs least time: recomputation, the micro-batch, FSDP over all
-        ranks; only if none of them does, both of the first two, then as few more GPUs as possible.
+        ranks, gathered weights not kept; only if none of them does, both of the first two, then as few more GPUs as
+        possible.
         """
         config, world = prediction.plan.config, self.host.world_size
         given = config.parallel.recompute
@@ -233,6 +238,7 @@ class Planner:
                 if size < prediction.plan.micro_batch
             },
             {f"--parallel {sharded}": with_choices(config, spec=sharded)} if world > 1 else {},
+            {"--reshard auto": _config_with_reshard(config, None)} if config.parallel.reshard is False else {},
         ]
         found = [best for options in single if (best := self._fastest_fitting(options, world)) is not None]
         if found:
@@ -292,9 +298,16 @@ class Planner:
         return self._profiles[options]
 
 
-def _without_resharding(plan: TrainPlan) -> TrainPlan:
-    parallel = dataclasses.replace(plan.config.parallel, reshard=False)
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, parallel=parallel))
+def _with_reshard(plan: TrainPlan, reshard: bool | None) -> TrainPlan:
+    return dataclasses.replace(plan, config=_config_with_reshard(plan.config, reshard))
+
+
+def _config_with_reshard(config: TrainConfig, reshard: bool | None) -> TrainConfig:
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, reshard=reshard))
+
+
+def _reshard_value(plan: TrainPlan) -> str:
+    return "always" if plan.config.parallel.reshard else "never"
 
 
 def split_stages(profile: ModelProfile, stages: int) -> Sequence[Sequence[Part]] | None:
