@@ -301,7 +301,7 @@ WaitReason = Literal[
     "PodRejected",
     "PriorityClassNotFound",
     "PriorityTooHigh",
-    "UnknownFlavor",
+    "FlavorNotFound",
     "UnknownTopologyLevel",
     "LargerThanQuota",
     "LargerThanCluster",

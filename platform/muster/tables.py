@@ -73,11 +73,11 @@ def queue_rows(
     snapshot: model.Snapshot | None,
     waiting: Mapping[str, int],
     unreadable: Mapping[str, str] = MappingProxyType({}),
-    flavors: Collection[str] = (),
+    flavors: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of `QueueTableRow`. `snapshot` is that of the last plan, `waiting` counts pending jobs by queue,
     `unreadable` has the error of each queue that cannot be decoded completely, `flavors` the names of
-    those that exist, if known."""
+    those that exist; None: not known."""
     readiness = queue_readiness(queues, unreadable, flavors)
     tree = _QueueTable(list(queues), snapshot, waiting, readiness)
     return [tree.row(name, depth) for name, depth in tree.depth_first()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import TypeVar
 
@@ -185,6 +185,13 @@ def did_you_mean(name: str, known: Iterable[str], fallback: str) -> str:
     """The end of a sentence about an unknown name: `did you mean 'x'?`, or `fallback`."""
     near = closest_match(name, known)
     return fallback if near is None else f"did you mean {near!r}?"
+
+
+def name_hint(name: str, known: Collection[str], kind: str) -> str:
+    """A hint for a message about an unknown name: a similar name, else the known ones."""
+    shown = sorted(known)[:8]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
 
 
 def sanitize(text: str) -> str:

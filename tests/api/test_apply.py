@@ -50,7 +50,7 @@ def test_an_apply_that_mends_a_cycle_passes() -> None:
 
 
 def test_a_quota_of_a_flavor_that_does_not_exist_is_refused() -> None:
-    message = refused("UnknownFlavor", check_apply, [queue("x", resources=gpus("h20", guaranteed=1))], [flavor()])
+    message = refused("FlavorNotFound", check_apply, [queue("x", resources=gpus("h20", guaranteed=1))], [flavor()])
     assert message == "queue 'x': spec.resources[0].flavor: flavor 'h20' does not exist; did you mean 'h200'?"
 
 

@@ -52,6 +52,35 @@ def test_a_flavor_that_does_not_exist_is_named_and_the_queue_stays_active() -> N
     assert {result.reason for result in queue_readiness(tree).values()} == {"Ready"}  # flavors are not known
 
 
+def test_without_any_flavor_the_first_one_is_said_to_be_missing() -> None:
+    (state,) = queue_readiness([queue("a", resources=gpus("h200"))], flavors=[]).values()
+    assert state.reason == "FlavorNotFound"
+    assert state.message == "spec.resources[0].flavor: flavor 'h200' does not exist; there is no flavor yet"
+
+
+def test_a_queue_of_which_no_usable_flavor_exists_names_the_queue_above_that_it_comes_from() -> None:
+    tree = [
+        queue("company", resources=gpus("h20")),
+        queue("team", "company"),
+        queue("other", "company", resources=gpus("a100")),
+    ]
+    readiness = queue_readiness(tree, flavors=["h200", "a100"])
+    assert {name: state.reason for name, state in readiness.items()} == {
+        "company": "FlavorNotFound",
+        "team": "FlavorNotFound",
+        "other": "Ready",
+    }
+    error = "spec.resources[0].flavor: flavor 'h20' does not exist; did you mean 'h200'?"
+    assert (readiness["company"].message, readiness["team"].message) == (error, f"queue 'company': {error}")
+
+
+def test_of_many_flavors_the_number_of_the_others_is_said() -> None:
+    (state,) = queue_readiness(
+        [queue("a", resources=gpus("tpu"))], flavors=[f"pool-{n:02}" for n in range(20)]
+    ).values()
+    assert state.message.endswith("pool-07 and 12 more")
+
+
 def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
     assert queue_readiness([queue("a", "a")])["a"].message.startswith("in a cycle: a → a ")
 

@@ -187,6 +187,13 @@ def test_a_queue_whose_jobs_can_use_no_flavor_is_shown_so_and_one_above_others_w
     assert "no quota" in next(line for line in lines if line.startswith("top"))
 
 
+def test_a_queue_that_names_a_flavor_which_does_not_exist_says_so(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.queue_rows = [{**row("typo"), "reason": "FlavorNotFound", "message": "flavor 'h20' does not exist"}]
+    lines = muster("queues").out.splitlines()
+    assert "typo !" in lines[1]
+    assert "! typo: flavor 'h20' does not exist" in lines
+
+
 def test_a_resource_without_quota_shows_usage_only(cluster: MemoryClient, muster: Muster) -> None:
     unlimited = row("default", used=8)
     unlimited["resources"][0]["guaranteed"] = {"pods": "4"}

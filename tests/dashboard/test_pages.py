@@ -47,6 +47,11 @@ def test_the_overview_has_the_queue_tree_with_usage_and_the_counts_of_jobs() -> 
     assert "QuotaExceeded needs 16 GPUs" in page
 
 
+def test_a_queue_that_names_a_flavor_which_does_not_exist_says_so() -> None:
+    page = text(one_page(leader(observed_state(queues=(queue("root"),), flavors=(flavor("a100"),))), "/"))
+    assert "spec.resources[0].flavor: flavor 'any' does not exist; there is a100" in page
+
+
 def test_bars_show_own_borrowed_and_idle_amounts_in_hundredths_of_the_tree() -> None:
     queues = (queue("root", gpus=32), queue("idle", gpus=4, parent="root"), queue("default", gpus=4, parent="root"))
     page = one_page(leader(observed_state(admitted("a"), queues=queues)), "/")

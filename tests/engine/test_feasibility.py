@@ -27,7 +27,7 @@ def snapshot_of(*queues_: Any) -> Any:
         ({"suspend": True}, None),
         ({"pods": 3}, "LargerThanCluster"),
         ({"queue": "missing"}, "QueueNotFound"),
-        ({"flavors": ["b200"]}, "UnknownFlavor"),
+        ({"flavors": ["b200"]}, "FlavorNotFound"),
         ({"topology": {"required": "block"}}, "UnknownTopologyLevel"),
     ],
     ids=str,

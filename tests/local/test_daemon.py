@@ -124,7 +124,7 @@ def test_a_followed_log_continues_until_the_attempt_has_ended(client: LocalClien
     ("change", "reason"),
     [
         ({"queue": "reserch"}, "QueueNotFound"),
-        ({"flavors": ["h100"]}, "UnknownFlavor"),
+        ({"flavors": ["h100"]}, "FlavorNotFound"),
         ({"topology": {"required": "galaxy"}}, "UnknownTopologyLevel"),
         ({"gpus": 9}, "LargerThanCluster"),
         ({"gpus": 8, "replicas": 5}, "LargerThanCluster"),

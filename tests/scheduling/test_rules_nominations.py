@@ -208,7 +208,7 @@ def test_an_infeasible_gang_keeps_its_reason_although_its_nomination_is_taken() 
     tree = [queue("co", guaranteed=8), queue("a", "co", 8), queue("b", "co", 0)]
     reasons = {
         "UnknownTopologyLevel": gang("nominee", queue="b", required="aisle"),
-        "UnknownFlavor": gang("nominee", queue="b", flavors=("b300",)),
+        "FlavorNotFound": gang("nominee", queue="b", flavors=("b300",)),
         "LargerThanCluster": gang("nominee", queue="b", pods=2),
     }
     for code, nominee in reasons.items():

@@ -69,7 +69,7 @@ def test_priority_too_high() -> None:
 
 def test_unknown_flavor_tells_apart_what_does_not_exist_and_what_the_queue_may_not_use() -> None:
     assert reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("b300",))])) == (
-        "UnknownFlavor",
+        "FlavorNotFound",
         "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
     )
     assert message_of(inputs(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (

@@ -189,7 +189,7 @@ def test_a_job_that_exceeds_its_maximum_run_time_fails_with_a_note() -> None:
     [
         (one("a", 0, 1, 3), "LargerThanCluster"),
         (one("a", 0, 1, gpus=9), "LargerThanCluster"),
-        (one("a", 0, 1, gpu_types=("b200",)), "UnknownFlavor"),
+        (one("a", 0, 1, gpu_types=("b200",)), "FlavorNotFound"),
         (one("a", 0, 1, topology="rack"), "UnknownTopologyLevel"),
     ],
 )

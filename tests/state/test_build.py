@@ -355,7 +355,7 @@ def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_ot
     built = snapshot_of(seen)
     assert [gang.uid for gang in built.snapshot.pending] == ["b", "c"]
     assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [
-        ("a", "UnknownFlavor", "flavor h200 cannot be read: spec: odd")
+        ("a", "FlavorNotFound", "flavor h200 cannot be read: spec: odd")
     ]
     both = replace(seen, decode_errors=DecodeErrors(flavors={"h200": "spec: odd", "any": "spec: too"}))
     assert [wait.gang_uid for wait in snapshot_of(both).rejected] == ["a", "b", "c"]

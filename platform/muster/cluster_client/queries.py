@@ -9,7 +9,6 @@ from typing import Any
 
 from muster import model
 from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
-from muster.api.validation.submit import name_hint
 from muster.client import JobList
 from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
@@ -22,6 +21,7 @@ from muster.kube.sync_client import KubeClient
 from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.state import snapshot_of
 from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.text import name_hint
 
 _MAX_SUGGESTED_NAMES = 200
 _WRITTEN_USAGE = "usage is that which the operator wrote into the queues last, at most every 30 s"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from muster.api.validation.queues import UNUSABLE_REASONS
+from muster.api.validation.queues import FLAVOR_REASONS
 from muster.queue_bars import BarUsage, FlavorResource, SegmentKind, bar_segments, bar_totals, usage_by_resource
 from muster.tables import QueueTableRow
 from muster.visibility.reader import queue_row
@@ -128,7 +128,7 @@ def _segments(usage: BarUsage, total: int) -> tuple[Segment, ...]:
 
 
 def _warnings(queue: QueueSummary) -> Iterable[str]:
-    if not queue.active or queue.reason in UNUSABLE_REASONS:
+    if not queue.active or queue.reason in FLAVOR_REASONS:
         yield queue.message
     if queue.overcommitted:
         yield queue.overcommitted

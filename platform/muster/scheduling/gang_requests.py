@@ -275,7 +275,7 @@ class RequestCache:
         if not usable:
             what = " or ".join(wanted) or "of any kind that all its roles accept"
             why = "the queue may use none of them" if set(wanted) & set(self.flavors) else "no such flavor exists"
-            return [], ("UnknownFlavor", f"needs nodes of flavor {what}, but {why}")
+            return [], ("FlavorNotFound", f"needs nodes of flavor {what}, but {why}")
         levels = [level for level in (topology.required, topology.preferred) if level]
         fit = [flavor for flavor in usable if all(level in flavor.levels for level in levels)]
         if not fit:

@@ -35,7 +35,7 @@ from muster.simulate.workload import (
 from muster.state import snapshot_of
 
 INFEASIBLE_CODES = frozenset({
-    "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "UnknownFlavor",
+    "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "FlavorNotFound",
     "UnknownTopologyLevel", "LargerThanQuota", "LargerThanCluster",
 })  # fmt: skip
 """Reasons why a job cannot start even in the empty cluster."""

@@ -182,7 +182,7 @@ def test_a_flavor_that_cannot_be_decoded_gets_no_jobs_until_it_is_corrected(pool
     pool.wait("an Event tells", lambda: bool(event_messages(pool, "Flavor", pool.namespace)))
     assert event_messages(pool, "Flavor", pool.namespace) == [f"InvalidSpec: {error_text}"]
     pool.submit("waits", pods=1)
-    assert pool.wait_for_reason("waits", "UnknownFlavor") == f"flavor {pool.namespace} cannot be read: {error_text}"
+    assert pool.wait_for_reason("waits", "FlavorNotFound") == f"flavor {pool.namespace} cannot be read: {error_text}"
     assert (pool.phase("runs"), pool.attempt("runs")) == ("Running", 0)
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": topology}})
     pool.wait_for_phase("waits", "Running")

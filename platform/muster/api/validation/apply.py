@@ -17,10 +17,10 @@ from muster.api.validation.queues import (
     queue_readiness,
     quota_tree,
 )
-from muster.api.validation.submit import name_hint
 from muster.errors import Conflict, NotFound, Refused
 from muster.model import NodeInfo
 from muster.quota import QueueTree, QuotaUsage
+from muster.text import name_hint
 
 _Object = TrainingJob | Queue | Flavor
 _REASONS = {"Cycle": "QueueCycle", "ParentNotFound": "ParentNotFound", "Overcommitted": "Overcommitted"}
@@ -30,7 +30,7 @@ _MAX_JOBS_SHOWN = 8
 def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> None:
     """Check the queues that would exist after `documents` are applied.
 
-    Raises `Refused`: QueueCycle, ParentNotFound, Overcommitted, UnknownFlavor (a queue names a flavor that exists
+    Raises `Refused`: QueueCycle, ParentNotFound, Overcommitted, FlavorNotFound (a queue names a flavor that exists
     neither in `existing` nor in `documents`, while others do). Jobs are checked by `check_submit`.
     """
     existing = list(existing)
@@ -55,7 +55,7 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
                 place = f"queue {queue.metadata.name!r}: {field}"
                 hint = name_hint(entry.flavor, flavors, "flavor")
                 raise NotFound(
-                    f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="UnknownFlavor"
+                    f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="FlavorNotFound"
                 )
 
 

@@ -15,13 +15,13 @@ from muster import model
 from muster.api.quantity import format_quantity, parse_quantity
 from muster.api.spec import FlavorQuota, LabelSelector, Queue
 from muster.quota import QueueTree, queue_tree
-from muster.text import did_you_mean
+from muster.text import name_hint
 
 INVALID_QUEUE_PREFIX = "it cannot be read: "
 """Prefix of the message of an invalid queue."""
 NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so its jobs cannot use any node"
 """Message of a queue without `resources` on its path to the root."""
-UNUSABLE_REASONS = ("NoResources", "FlavorNotFound")
+FLAVOR_REASONS = ("NoResources", "FlavorNotFound")
 """Reasons of queues that are active, and have no flavor or name one that does not exist."""
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
@@ -37,10 +37,11 @@ class QueueReadiness:
 
 
 def queue_readiness(
-    queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({}), flavors: Collection[str] = ()
+    queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({}), flavors: Collection[str] | None = None
 ) -> dict[str, QueueReadiness]:
     """The readiness of every queue, by name. `invalid` has error messages by name of queues whose spec cannot be
-    decoded; `queues` contains the valid part or an earlier version of these. `flavors`: those that exist, if known.
+    decoded; `queues` contains the valid part or an earlier version of these. `flavors`: those that exist; None: not
+    known.
 
     Reasons: Ready, NoResources and FlavorNotFound (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive,
     Deleting.
@@ -59,16 +60,22 @@ def queue_readiness(
     for name, queue_state in readiness.items():
         if queue_state.active and name not in parents and not usable_flavors(name, by_name):
             readiness[name] = replace(queue_state, reason="NoResources", message=NO_FLAVOR_MESSAGE)
-        elif queue_state.active and flavors and (unknown := _unknown_flavor(by_name[name], flavors)):
+        elif queue_state.active and flavors is not None and (unknown := _unknown_flavor(name, by_name, flavors)):
             readiness[name] = replace(queue_state, reason="FlavorNotFound", message=unknown)
     return readiness
 
 
-def _unknown_flavor(queue: Queue, flavors: Collection[str]) -> str | None:
-    for index, entry in enumerate(queue.spec.resources):
-        if entry.flavor not in flavors:
-            hint = did_you_mean(entry.flavor, flavors, f"there is {', '.join(sorted(flavors)[:8])}")
-            return f"spec.resources[{index}].flavor: flavor {entry.flavor!r} does not exist; {hint}"
+def _unknown_flavor(name: str, by_name: Mapping[str, Queue], flavors: Collection[str]) -> str | None:
+    """A flavor of the queue itself that does not exist, or the first of the queues above if none of theirs exists."""
+    path = path_to_root(name, by_name)
+    if any(entry.flavor in flavors for queue in path for entry in queue.spec.resources):
+        path = path[:1]
+    for queue in path:
+        for index, entry in enumerate(queue.spec.resources):
+            if entry.flavor not in flavors:
+                owner = "" if queue.metadata.name == name else f"queue {queue.metadata.name!r}: "
+                hint = name_hint(entry.flavor, flavors, "flavor")
+                return f"{owner}spec.resources[{index}].flavor: flavor {entry.flavor!r} does not exist; {hint}"
     return None
 
 

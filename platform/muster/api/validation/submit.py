@@ -5,7 +5,7 @@ The reasons are those that a waiting job has in its conditions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from muster.api.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
@@ -17,9 +17,9 @@ from muster.api.validation.queues import (
     usable_flavors,
 )
 from muster.errors import NotFound, Refused
-from muster.text import did_you_mean
+from muster.text import name_hint
 
-DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
+DependencyError = tuple[Literal["QueueInactive", "FlavorNotFound"], str]
 """Reason and message."""
 
 
@@ -34,7 +34,7 @@ def check_submit(
 
     `namespace_labels` None skips the check of the namespace, `priority_classes` None (values by name) of the class.
     Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
-    PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
+    PriorityTooHigh, FlavorNotFound, UnknownTopologyLevel.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
@@ -48,13 +48,6 @@ def check_submit(
         candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
         if topology is not None and candidates:  # without a flavor `check_size` says that there is none
             _check_levels(place, topology, candidates)
-
-
-def name_hint(name: str, known: Collection[str], kind: str) -> str:
-    """A hint for a message about an unknown name: a similar name, else the known ones."""
-    shown = sorted(known)[:8]
-    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
 
 
 def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
@@ -137,14 +130,14 @@ def _check_flavors(
             raise NotFound(
                 f"{path}.flavors: flavor {name!r} does not exist; {hint}",
                 field=f"{path}.flavors",
-                reason="UnknownFlavor",
+                reason="FlavorNotFound",
             )
     if names and not set(names) & set(usable):
         message = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
         raise Refused(
             f"{message}; {name_hint(names[0], usable, 'flavor with quota')}",
             field=f"{path}.flavors",
-            reason="UnknownFlavor",
+            reason="FlavorNotFound",
         )
 
 
@@ -181,14 +174,14 @@ def invalid_dependency(
         names = flavors or usable_flavors(queue, queues)
         if names and all(name in invalid_flavors for name in names):
             message = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
-            return "UnknownFlavor", message
+            return "FlavorNotFound", message
     return None
 
 
 def check_dependencies_valid(
     job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
 ) -> None:
-    """Raise `Refused` QueueInactive or UnknownFlavor if `invalid_dependency` returns an error."""
+    """Raise `Refused` QueueInactive or FlavorNotFound if `invalid_dependency` returns an error."""
     role_flavors = (role.flavors or job.spec.flavors for role in job.spec.roles)
     fault = invalid_dependency(job.spec.queue, role_flavors, queues, invalid_queues, invalid_flavors)
     if fault is not None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.quantity import parse_quantity
-from muster.api.validation.queues import UNUSABLE_REASONS
+from muster.api.validation.queues import FLAVOR_REASONS
 from muster.queue_bars import BarUsage, FlavorResource, bar_segments, bar_totals, usage_by_resource
 from muster.text import format_resource, short_resource_name
 from muster.text_layout import wrap_parts
@@ -129,7 +129,7 @@ def _queue_cells(
     """The rows of one queue: one per flavor and resource, with a cell per column."""
     row = branch.row
     name = Text.assemble((branch.prefix, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
-    if not row["active"] or row["overcommitted"] or row["reason"] in UNUSABLE_REASONS:
+    if not row["active"] or row["overcommitted"] or row["reason"] in FLAVOR_REASONS:
         name.append(" !", style="bold red" if not row["active"] else "bold yellow")
     jobs = Text.assemble(
         (f"●{row['admitted']}" if row["admitted"] else "", "green"),
@@ -154,8 +154,8 @@ def _warning_lines(branches: Sequence[_QueueTreeRow]) -> Iterator[Text]:
     for branch in branches:
         row = branch.row
         inactive = None if row["active"] else row["message"]
-        without_flavor = row["message"] if row["reason"] in UNUSABLE_REASONS else None
-        for message, style in ((inactive, "red"), (without_flavor, "yellow"), (row["overcommitted"], "yellow")):
+        flavor_warning = row["message"] if row["reason"] in FLAVOR_REASONS else None
+        for message, style in ((inactive, "red"), (flavor_warning, "yellow"), (row["overcommitted"], "yellow")):
             if message:
                 yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), message)
 
