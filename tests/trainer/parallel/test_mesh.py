@@ -22,7 +22,7 @@ def test_what_stages_send_takes_two_thread_blocks_of_nccl(
         given.update(options, sizes=sizes)
 
     monkeypatch.setattr(mesh, "init_device_mesh", init_device_mesh)
-    monkeypatch.setattr(mesh.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     mesh.build_mesh(MeshShape(pp=2, shard=2), device)
     assert (given["sizes"], given["mesh_dim_names"]) == ((2, 2), ("pp", "shard"))
     override = given["backend_override"]

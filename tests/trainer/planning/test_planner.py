@@ -170,15 +170,11 @@ def test_weights_that_tensor_parallelism_splits_and_those_of_stages_are_freed_as
 
 def test_a_plan_that_fits_only_with_freed_weights_is_advised_to_free_them() -> None:
     made = planner(2, *LARGE)
-    needed = {}
-    for value in ("always", "never"):
-        plan = resolve_plan(config_of(*LARGE, "--parallel", "fsdp", "--reshard", value, "--micro_batch", "1",
-                                      "--activation_checkpointing", "full"), host(2))  # fmt: skip
-        prediction = made.predict(plan)
-        assert prediction is not None
-        needed[value] = prediction.needed
-    made.device = dataclasses.replace(H100, memory_bytes=int((needed["always"] + needed["never"]) / 2))
-    prediction = made.predict(plan)
+    flags = (*LARGE, "--parallel", "fsdp", "--micro_batch", "1", "--activation_checkpointing", "full")
+    freed, kept = (resolve_plan(config_of(*flags, "--reshard", value), host(2)) for value in ("always", "never"))
+    needed = [prediction.needed for plan in (freed, kept) if (prediction := made.predict(plan)) is not None]
+    made.device = dataclasses.replace(H100, memory_bytes=int(sum(needed) / 2))
+    prediction = made.predict(kept)
     assert prediction is not None
     assert [change for change, _ in made.fitting_changes(prediction)] == ["--reshard auto"]
 
