@@ -153,8 +153,6 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
     if config.float8.recipe is not None:
         _require_float8(config, host, rows=micro_batch * seq_len)
-    if config.parallel.reshard is not None and mesh.data == "ddp":
-        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {mesh}")
     schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
     stages = mesh.pp * schedule.stages_per_rank
     if mesh.pp > 1 and isinstance(config.model, ModelConfig) and stages > config.model.layers:
