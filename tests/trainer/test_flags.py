@@ -255,6 +255,21 @@ def test_flags_that_switch_off_what_is_off_are_accepted(flags: tuple[str, ...]) 
     assert plan(*flags).config.steps == 100
 
 
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "line"),
+    [
+        ("fsdp", 1, "--reshard and --symmetric_memory without effect: 1 rank gathers no weights"),
+        ("pp=2", 2, "--reshard and --symmetric_memory without effect: pp=2 gathers no weights"),
+        ("pp=2", 4, ""),
+    ],
+)
+def test_flags_without_effect_on_the_mesh_are_named(mesh: str, ranks: int, line: str) -> None:
+    machine = dataclasses.replace(GPU, world_size=ranks)
+    given = plan("--parallel", mesh, "--reshard", "never", "--symmetric_memory", machine=machine)
+    assert given.without_effect == line
+    assert plan("--parallel", mesh, machine=machine).without_effect == ""
+
+
 def test_on_one_rank_a_refusal_names_the_mesh_too() -> None:
     with pytest.raises(InputError, match=r"which gather weights; got --parallel ddp$"):
         plan("--parallel", "ddp", "--reshard", "never", machine=GPU)
