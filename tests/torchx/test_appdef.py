@@ -117,6 +117,13 @@ def test_the_option_trace_steps_is_refused_after_the_last_step_of_the_trainer() 
     assert to_training_job(described, "a", {"trace_steps": "10:13"}).spec.trace == TraceRequest(start_step=10, steps=3)
 
 
+def test_a_role_that_is_elastic_itself_needs_a_trainer_that_saves_checkpoints() -> None:
+    trainer = ["-m", "muster_components.trainer", "--model", "gpt:10m", "--data", "DIR", "--keep", "0"]
+    with pytest.raises(SubmissionRefused, match="min_replicas: --keep must be at least 1 in an elastic job"):
+        to_training_job(app(args=trainer, min_replicas=1, num_replicas=2), "a", {})
+    assert to_training_job(app(args=trainer, num_replicas=2), "a", {}).spec.roles[0].replicas == 2
+
+
 @pytest.mark.parametrize(
     "described",
     [

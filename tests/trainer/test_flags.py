@@ -112,6 +112,7 @@ def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     requested = parse_train_config([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
     assert (requested.start, requested.end, requested.ranks) == (2, 3, ())
     assert not parse_train_config(NEEDED, {}).trace.covers(0)
+    assert parse_train_config([*NEEDED, "--trace_ranks", "1"], environ).trace.ranks == (1,)
 
 
 FLOAT8 = ("--float8", "tensorwise")
@@ -158,6 +159,8 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--keep", "0", "--checkpoint_every", "5"), "--keep must be at least 1 with --checkpoint_every 5; got 0"),
         (("--trace_ranks", "0"), "--trace_ranks 0 requires --trace_steps"),
         (("--trace_every", "50"), "--trace_every 50 requires --trace_steps"),
+        (("--compile_cache", "folder", "--no_compile"), "--compile_cache requires compilation; remove --no_compile"),
+        (("--symmetric_memory", "--precision", "fp32"), "in bf16; got --parallel fsdp, --precision fp32"),
         (("--steps", "many"), "--steps: must be an integer; got 'many'"),
         (("--seq_len", "4"), "--seq_len must be at least 8; got 4"),
         (("--global_batch", "-3"), "--global_batch must be at least 1; got -3"),
@@ -237,6 +240,39 @@ def test_an_invalid_flag_is_named_with_valid_values(flags: tuple[str, ...], mess
     with pytest.raises(InputError) as refused:
         plan(*flags)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--compile_cache", "none", "--no_compile"),
+        ("--checkpoint_every", "0", "--keep", "0"),
+        ("--trace_ranks", ""),
+        ("--trace_steps", "", "--trace_ranks", "0"),
+    ],
+)
+def test_flags_that_switch_off_what_is_off_are_accepted(flags: tuple[str, ...]) -> None:
+    assert plan(*flags).config.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "line"),
+    [
+        ("fsdp", 1, "--reshard and --symmetric_memory without effect: 1 rank gathers no weights"),
+        ("pp=2", 2, "--reshard and --symmetric_memory without effect: pp=2 gathers no weights"),
+        ("pp=2", 4, ""),
+    ],
+)
+def test_flags_without_effect_on_the_mesh_are_named(mesh: str, ranks: int, line: str) -> None:
+    machine = dataclasses.replace(GPU, world_size=ranks)
+    given = plan("--parallel", mesh, "--reshard", "never", "--symmetric_memory", machine=machine)
+    assert given.without_effect == line
+    assert plan("--parallel", mesh, machine=machine).without_effect == ""
+
+
+def test_on_one_rank_a_refusal_names_the_mesh_too() -> None:
+    with pytest.raises(InputError, match=r"which gather weights; got --parallel ddp$"):
+        plan("--parallel", "ddp", "--reshard", "never", machine=GPU)
 
 
 def test_every_recipe_has_a_valid_shape() -> None:

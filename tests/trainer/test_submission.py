@@ -32,6 +32,19 @@ def test_reshard_is_accepted_if_one_size_of_an_elastic_job_gathers_weights() -> 
     assert rejection(flags, 1, 2, 2, on_gpus=True) is None
 
 
+@pytest.mark.parametrize("processes", [1, None])
+def test_steps_to_trace_may_be_in_the_environment_of_the_pods(processes: int | None) -> None:
+    flags = ["--model", "gpt:1m", "--data", "text", "--trace_ranks", "0", "--trace_every", "100"]
+    assert rejection(flags, 1, 1, processes, on_gpus=False) is None
+
+
+def test_reshard_with_ddp_is_refused_for_any_number_of_processes() -> None:
+    flags = ["--model", "gpt:1m", "--data", "text", "--parallel", "ddp", "--reshard", "never"]
+    assert rejection(flags, 1, 1, None, on_gpus=True) == (
+        "--reshard is for fsdp and hsdp, which gather weights; got --parallel ddp"
+    )
+
+
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])
 def test_flags_are_accepted_where_torch_cannot_be_imported(tmp_path: Path, error: str) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.13: cannot open shared object file')")

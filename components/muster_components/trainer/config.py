@@ -223,12 +223,7 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     spec = config.parallel.spec
     if memory_budget(config.parallel.recompute) is not None and config.compile.enabled is False:
         raise InputError(f"--activation_checkpointing {config.parallel.recompute} requires compilation; use full")
-    if isinstance(config.model, ModelConfig):
-        config.model.require_divisible(spec.tp)
-    elif spec.tp > 1:
-        raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
-    if config.parallel.async_tp and (spec.tp == 1 or config.compile.enabled is False):
-        raise InputError("--async_tp requires --parallel tp=N and compilation")
+    validate_mesh(config)
     if config.parallel.schedule is not None:
         find_schedule(config.parallel.schedule)
         if spec.pp == 1 and "parallel" not in config.parallel.auto:
@@ -237,22 +232,42 @@ def validate_config(config: TrainConfig) -> TrainConfig:
             )
     if config.planning.as_json and config.planning.layout is None:
         raise InputError("--json prints the plan, and requires --plan NODESxGPUS")
-    if config.parallel.symmetric_memory and (spec.data == "ddp" or config.parallel.precision == "fp32"):
-        raise InputError("--symmetric_memory is for --parallel fsdp or hsdp in bf16; got ddp or --precision fp32")
     _validate_float8(config)
     _validate_offload(config)
     if config.compile.backend is not None and config.compile.enabled is False:
         raise InputError(f"--backend {config.compile.backend} requires compilation; remove --no_compile")
-    if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
-        raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
     if config.compile.autograd and config.compile.cuda_graph:
         raise InputError("--compiled_autograd uses the default stream, which is not captured; remove --cuda_graph")
     cache = config.compile.cache or ""
     if "::" in cache and "://" in cache:
         raise InputError(f"--compile_cache must be a folder, a URL such as s3://bucket/compile, or none; got {cache!r}")
+    if cache not in ("", "none") and config.compile.enabled is False:
+        raise InputError("--compile_cache requires compilation; remove --no_compile")
     if config.compile.autograd and config.compile.enabled is False:
         raise InputError("--compiled_autograd requires compilation; remove --no_compile")
     return config
+
+
+def validate_mesh(config: TrainConfig) -> None:
+    """Raises InputError for a model or for flags that do not fit `--parallel`, which the user or the planner chose."""
+    parallel, spec = config.parallel, config.parallel.spec
+    if isinstance(config.model, ModelConfig):
+        config.model.require_divisible(spec.tp)
+    elif spec.tp > 1:
+        raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
+    if parallel.async_tp and (spec.tp == 1 or config.compile.enabled is False):
+        raise InputError("--async_tp requires --parallel tp=N and compilation")
+    if parallel.reshard is not None and spec.data == "ddp":
+        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
+    if parallel.symmetric_memory and (spec.data == "ddp" or parallel.precision == "fp32"):
+        raise InputError(
+            f"--symmetric_memory is for --parallel fsdp or hsdp in bf16; got --parallel {spec}, "
+            f"--precision {parallel.precision or 'auto'}"
+        )
+    if parallel.offload_activations and spec.tp > 1:
+        raise InputError(f"--offload_activations is not for weights that are split by tp; got --parallel {spec}")
+    if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
+        raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
 
 
 def _validate_float8(config: TrainConfig) -> None:
@@ -284,8 +299,6 @@ def _validate_offload(config: TrainConfig) -> None:
         )
     if compiled.autograd:
         raise InputError(f"{flag} does not move what compiled autograd saves; remove --compiled_autograd")
-    if parallel.spec.tp > 1:
-        raise InputError(f"{flag} is not for weights that are split by tp; got --parallel {parallel.spec}")
     if config.float8.recipe == "tensorwise":
         raise InputError(f"{flag} is not for weights that are gathered in float8; use --float8 rowwise; got tensorwise")
 

@@ -66,8 +66,9 @@ def with_underscores(argument: str) -> str:
     return "--" + flag.replace("-", "_") + equals + value
 
 
-def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
-    """The config from flags; for traces, variables are defaults (`trace_config`). Raises InputError."""
+def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str] | None) -> TrainConfig:
+    """The config from flags; for traces, variables are defaults (`trace_config`). `environ` None: that of the ranks is
+    not known yet. Raises InputError."""
     flags = _flag_parser().parse_strict(arguments)
     if flags.data is None and flags.plan is None:
         raise InputError("the following arguments are required: --data; --help lists the flags")
@@ -145,18 +146,19 @@ def _parse_layout(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def trace_config(flags: argparse.Namespace, environ: Mapping[str, str]) -> TraceConfig:
+def trace_config(flags: argparse.Namespace, environ: Mapping[str, str] | None) -> TraceConfig:
     """The steps to trace, from flags or else MUSTER_TRACE_STEPS, _RANKS and _EVERY. The interval
-    of the variable applies only to the steps of the variable. Raises InputError."""
+    of the variable applies only to the steps of the variable. `environ` None: not known yet. Raises InputError."""
     by_variable = flags.trace_steps is None
-    if by_variable and TRACE_STEPS_VARIABLE not in environ:
+    variables = environ or {}
+    if by_variable and environ is not None and not environ.get(TRACE_STEPS_VARIABLE):
         for name, value in (("trace_ranks", flags.trace_ranks), ("trace_every", flags.trace_every)):
-            if value is not None:
+            if value:
                 raise InputError(f"--{name} {value} requires --trace_steps")
     return parse_trace_config(
-        environ.get(TRACE_STEPS_VARIABLE, "") if by_variable else flags.trace_steps,
-        environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
-        (environ.get(TRACE_EVERY_VARIABLE, "") if by_variable else "")
+        variables.get(TRACE_STEPS_VARIABLE, "") if by_variable else flags.trace_steps,
+        variables.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
+        (variables.get(TRACE_EVERY_VARIABLE, "") if by_variable else "")
         if flags.trace_every is None
         else flags.trace_every,
         shapes=flags.trace_shapes,

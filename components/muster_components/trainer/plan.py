@@ -78,6 +78,16 @@ class TrainPlan:
         return self.mesh.data_ranks * self.micro_batch * self.gradient_accumulation_steps - self.global_batch
 
     @property
+    def without_effect(self) -> str:
+        """The given flags that do nothing on this mesh, since it gathers no weights; empty if there are none."""
+        parallel = self.config.parallel
+        flags = ["--reshard"] if parallel.reshard is not None else []
+        flags += ["--symmetric_memory"] if parallel.symmetric_memory else []
+        if not flags or self.mesh.shard > 1:
+            return ""
+        return f"{' and '.join(flags)} without effect: {str(self.mesh) or '1 rank'} gathers no weights"
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one step over all ranks, without padding."""
         return self.global_batch * self.seq_len
@@ -153,8 +163,6 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or auto")
     if config.float8.recipe is not None:
         _require_float8(config, host, rows=micro_batch * seq_len)
-    if config.parallel.reshard is not None and mesh.data == "ddp":
-        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {mesh}")
     schedule = find_schedule(config.parallel.schedule or DEFAULT_SCHEDULE)
     stages = mesh.pp * schedule.stages_per_rank
     if mesh.pp > 1 and isinstance(config.model, ModelConfig) and stages > config.model.layers:

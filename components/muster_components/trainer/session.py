@@ -272,16 +272,8 @@ def _print_header(
         + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
-    unused = [
-        flag
-        for flag, is_given in (
-            ("--reshard", config.parallel.reshard is not None),
-            ("--symmetric_memory", config.parallel.symmetric_memory),
-        )
-        if is_given and mesh.shard == 1
-    ]
-    if unused:
-        print_line(f"  {' and '.join(unused)} without effect: {mesh} gathers no weights")
+    if plan.without_effect:
+        print_line(f"  {plan.without_effect}")
     if prediction:
         print_line(f"  {prediction}")
     print_line(f"  data: {data.summary}")

@@ -32,7 +32,7 @@ def rejection(
         return None  # argparse would print the help and exit
     try:
         if processes is None:
-            _require_checkpoints(parse_train_config(arguments, {}), min_pods, pods)
+            _require_checkpoints(parse_train_config(arguments, None), min_pods, pods)
         else:
             devices: tuple[Device, ...] = ("cuda",) if on_gpus else ("cpu", "cuda")
             check_submission(arguments, PodLayout(min_pods, pods, processes, devices))
@@ -44,7 +44,7 @@ def rejection(
 def check_submission(arguments: Sequence[str], layout: PodLayout) -> None:
     """Raises InputError if the trainer would reject the flags with one of the sizes of the job, or if no GPU of the
     kind that `--device` names can hold the plan."""
-    config = parse_train_config(arguments, {})
+    config = parse_train_config(arguments, None)
     if config.planning.layout is not None:
         return  # --plan trains nothing
     _require_checkpoints(config, layout.min_pods, layout.pods)

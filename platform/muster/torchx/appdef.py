@@ -61,7 +61,9 @@ def to_training_job(
     spec["roles"] = [_role_manifest(role, settings.get(".grace")) for role in roles]
     if ".min_replicas" in settings:
         _make_elastic(spec["roles"], settings[".min_replicas"])
-        _check_elastic(roles[0], settings[".min_replicas"])
+    for role, entry in zip(roles, spec["roles"], strict=True):
+        if "minReplicas" in entry:
+            _check_elastic(role, entry["minReplicas"])
     spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
     if ".rules" in settings:
         spec["failurePolicy"]["rules"] = settings[".rules"]

@@ -89,6 +89,18 @@ def test_auto_is_valid_for_any_number_of_ranks(
     )
 
 
+@pytest.mark.parametrize(
+    "flags", [("--reshard", "never"), ("--reshard", "always"), ("--symmetric_memory",), ("--offload_activations",)]
+)
+def test_auto_considers_only_plans_that_the_trainer_accepts(flags: tuple[str, ...]) -> None:
+    config = config_of(*AUTO, *flags)
+    plans = valid_plans(config, host(4), gpus_per_host=8, allows_padding=True)
+    assert plans
+    for chosen in plans:
+        given = [*MODEL, *flags, "--parallel", str(chosen.mesh), "--pipeline_schedule", chosen.schedule.name]
+        config_of(*(given if chosen.mesh.pp > 1 else given[:-2]))
+
+
 def test_the_choice_is_the_fastest_that_fits() -> None:
     config, made = config_of(*AUTO), planner(4, *AUTO)
     plans = valid_plans(config, host(4), gpus_per_host=8, allows_padding=True)

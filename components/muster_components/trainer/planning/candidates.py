@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from muster_components.trainer.config import RECOMPUTE_MODES, Recompute, TrainConfig
+from muster_components.trainer.config import RECOMPUTE_MODES, Recompute, TrainConfig, validate_mesh
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.parallel.schedules import SCHEDULES
@@ -62,8 +62,7 @@ def with_choices(
 def plan_or_none(config: TrainConfig, host: HostCapabilities) -> TrainPlan | None:
     """The plan; None if the trainer would refuse it."""
     try:
-        if isinstance(config.model, ModelConfig):
-            config.model.require_divisible(config.parallel.spec.tp)
+        validate_mesh(config)
         return resolve_plan(config, host)
     except InputError:
         return None
