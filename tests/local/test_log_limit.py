@@ -110,10 +110,12 @@ def test_an_invalid_limit_is_refused(text: str) -> None:
 def test_a_log_that_exceeds_its_limit_can_be_followed_to_its_end(home: Path, tmp_path: Path) -> None:
     client = LocalClient.up(home, idle_s=60)
     text = "x" * 1000
-    line = f"i=0; while [ ! -e {tmp_path}/go ] || [ $i -lt 4000 ]; do echo $i {text}; i=$((i+1)); done; echo last"
+    line = f"echo begins; while [ ! -e {tmp_path}/begin ]; do sleep 0.1; done; i=0;"
+    line += f"while [ ! -e {tmp_path}/go ] || [ $i -lt 4000 ]; do echo $i {text}; i=$((i+1)); done; echo last"
     client.submit(with_limit(shell_job("prints", line), "1Mi"))
     follower = client.log_lines("prints", "default", "trainer", 0, LogOptions(follow=True))
-    assert next(follower).startswith("0 ")
+    assert next(follower) == "begins"
+    (tmp_path / "begin").touch()
     (log,) = eventually(lambda: list(client.run_dir("prints").glob("logs/*.log")))
     eventually(lambda: os.stat(log).st_size > 3 * MI and os.stat(log).st_blocks * 512 < os.stat(log).st_size // 2)
     (tmp_path / "go").touch()
