@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.local.support import eventually
+from tests.local.support import eventually, interrupt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -149,15 +147,6 @@ def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, tm
     await_phase(muster, "long", "Running")
     err = interrupt(waiting)
     assert (waiting.returncode, err.endswith("muster cancel default/long\n")) == (130, True)
-
-
-def interrupt(process: subprocess.Popen[str]) -> str:
-    """Ctrl-C until it ends, since Python ignores one that comes during a callback of an import. What it printed as
-    errors."""
-    while True:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=30)[1]
 
 
 def await_phase(muster: Muster, name: str, phase: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,12 @@ def processes_of(home: Path) -> list[int]:
         if any(v.startswith(marker) for v in variables) or any(a.startswith(folder) for a in arguments):
             found.append(int(entry))
     return found
+
+
+def interrupt(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C until it ends, since Python ignores one that comes during a callback of an import. What it printed as
+    errors."""
+    while True:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=30)[1]

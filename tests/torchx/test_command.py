@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.local.support import interrupt
 from tests.torchx.torchrun_components import TORCHRUN_COMPONENTS
 
 from muster.local.client import LocalClient
@@ -197,8 +197,7 @@ def watching(home: Path) -> subprocess.Popen[str]:
 
 def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, client: LocalClient) -> None:
     child = watching(home)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=100)
+    err = interrupt(child)
     last = err.strip().splitlines()[-1]
     assert last.startswith("the job is still running; to stop it: muster cancel default/sh-")
     name = last.rpartition("/")[2]
