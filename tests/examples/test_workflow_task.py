@@ -104,7 +104,9 @@ def run_of_page(task: Task, command: list[str]) -> list[str]:
 def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> None:
     page = (EXAMPLES.parent / "docs" / "airflow.md").read_text()
     (command,) = re.findall(r'bash_command="(.*)"', page)
-    command = command.replace("{{ ts_nodash | lower }}", "20261124t000000").replace("/opt/dags", str(task.folder))
+    command = command.replace("{{ dag_run.run_after | ts_nodash | lower }}", "20261124t000000").replace(
+        "/opt/dags", str(task.folder)
+    )
     assert run_of_page(task, ["bash", "-c", command]) == ["nightly-20261124t000000"]
 
 
