@@ -20,7 +20,7 @@ from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
 from muster.dashboard.render import pods, run_time
-from muster.errors import ClusterError, NotFound
+from muster.errors import ClusterError, NotFound, Refused
 from muster.lifecycle.transitions import finish
 from muster.visibility.items import job_summary
 from muster.visibility.types import API_VERSION, ItemMeta, JobSummary
@@ -150,8 +150,9 @@ def test_a_job_that_has_reported_nothing_or_has_ended_is_not_asked_for_its_curve
 
 def test_a_curve_that_cannot_be_read_is_said_and_a_missing_one_is_not() -> None:
     source = on_cluster()
-    source.missing = NotFound("no pod with a collector runs")
-    assert "collector" not in words(page(source, "/jobs/default/a"))
+    for missing in (NotFound("no pod with a collector runs"), Refused("user cannot get resource curves")):
+        source.missing = missing
+        assert str(missing) not in words(page(source, "/jobs/default/a"))
     source.missing = ClusterError("no answer within 3 s")
     shown = words(page(source, "/jobs/default/a"))
     assert "no answer within 3 s" in shown
