@@ -153,7 +153,7 @@ def _read_live_curves(request: PageRequest) -> JobCurves | None:
     """None if no pod with a collector runs, or the operator or the chart is of a version without curves."""
     try:
         points = request.reader.curve(request.get("name"), request.get("namespace")).points
-    except (NotFound, Refused):
+    except Refused:
         return None
     unknown = float("nan")
     loss = np.array([unknown if point.loss is None else point.loss for point in points])
