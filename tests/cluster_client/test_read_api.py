@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.cluster_client.server import ALL_JOBS, JOBS, QUEUES, Handler, Server, answered, forbidden, unavailable
+from tests.cluster_client.server import (
+    ALL_JOBS,
+    FLAVORS,
+    JOBS,
+    QUEUES,
+    Handler,
+    Server,
+    answered,
+    forbidden,
+    unavailable,
+)
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import in_namespace, leader, read, two_queues
 
@@ -92,6 +102,21 @@ def test_without_rights_on_jobs_usage_is_that_of_the_statuses_of_queues(cluster:
     assert (first["used"], first["borrowed"], first["guaranteed"]) == ({"cpu": "9"}, {"cpu": "1"}, {"cpu": "8"})
     assert (second["flavor"], second["used"], second["guaranteed"]) == ("t4", {"cpu": "1"}, {})
     assert "wrote into the queues last" in client.notices()[1]
+
+
+@pytest.mark.parametrize(("may_list_flavors", "reason"), [(True, "FlavorNotFound"), (False, "Ready")])
+def test_without_rights_on_jobs_a_flavor_that_does_not_exist_is_named_if_flavors_may_be_listed(
+    cluster: Server, may_list_flavors: bool, reason: str
+) -> None:
+    cluster.fail("GET", f"{BASE_PATH}/.*", unavailable, times=9)
+    cluster.fail("GET", ALL_JOBS, forbidden, times=9)
+    if not may_list_flavors:
+        cluster.fail("GET", FLAVORS, forbidden, times=9)
+    cluster.objects[f"{QUEUES}/research"]["spec"]["resources"][0]["flavor"] = "h20"
+    usage = {"pendingJobs": 0, "admittedJobs": 0, "flavors": [], "at": "2026-01-01T00:00:00Z"}
+    cluster.objects[f"{QUEUES}/research"]["status"] = {"usage": usage}
+    (row,) = cluster.client().queues()
+    assert row["reason"] == reason
 
 
 def test_pending_jobs_have_the_position_of_the_last_cycle(cluster: Server, muster: Muster) -> None:

@@ -77,7 +77,7 @@ def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[
         every = _list_all_jobs(kube_client, operator)
     except Refused:
         with contextlib.suppress(Refused):  # the user may not read queues either
-            rows = _queue_rows_of_statuses(*decoded_queues(kube_client))
+            rows = _queue_rows_of_statuses(*decoded_queues(kube_client), _flavor_names_if_allowed(kube_client))
         if rows is None:
             raise
         operator.notices.append(_WRITTEN_USAGE)
@@ -88,10 +88,23 @@ def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[
     return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), errors.queues, flavors)
 
 
-def _queue_rows_of_statuses(queues: list[Queue], errors: Mapping[str, str]) -> list[dict[str, Any]] | None:
+def _flavor_names_if_allowed(kube_client: KubeClient) -> frozenset[str] | None:
+    """The names of all flavors; None if the user may not list them."""
+    try:
+        flavors, errors = decoded_flavors(kube_client)
+    except Refused as error:
+        if is_not_forbidden(error):
+            raise
+        return None
+    return DecodeErrors(flavors=errors).flavor_names(flavors)
+
+
+def _queue_rows_of_statuses(
+    queues: list[Queue], errors: Mapping[str, str], flavor_names: frozenset[str] | None
+) -> list[dict[str, Any]] | None:
     """Rows with the usage that the operator wrote into the queues; None if it wrote none."""
     usage = {queue.metadata.name: queue.status.usage for queue in queues if queue.status.usage is not None}
-    rows = queue_rows(queues, None, {}, errors) if usage else None
+    rows = queue_rows(queues, None, {}, errors, flavor_names) if usage else None
     for row in rows or ():
         written = usage.get(row["name"])
         flavors = {entry["flavor"]: entry | {"available": {}} for entry in row["resources"]}
