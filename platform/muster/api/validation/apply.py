@@ -13,6 +13,7 @@ from muster.api.spec import Flavor, Queue, TrainingJob
 from muster.api.validation.queues import (
     NO_FLAVOR_MESSAGE,
     QueueReadiness,
+    missing_flavor,
     nearest_selector,
     queue_readiness,
     quota_tree,
@@ -49,14 +50,9 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
                 message = f"{message}; {name_hint(str(after[name].spec.parent), [*after], 'queue')}"
             raise Refused(message, field=field, reason=_REASONS[fault[0]])
     for queue in new.values():
-        for index, entry in enumerate(queue.spec.resources):
-            if flavors and entry.flavor not in flavors:
-                field = f"spec.resources[{index}].flavor"
-                place = f"queue {queue.metadata.name!r}: {field}"
-                hint = name_hint(entry.flavor, flavors, "flavor")
-                raise NotFound(
-                    f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="FlavorNotFound"
-                )
+        if flavors and (missing := missing_flavor(queue, flavors)):
+            field, error = missing
+            raise NotFound(f"queue {queue.metadata.name!r}: {error}", field=field, reason="FlavorNotFound")
 
 
 def check_no_children(name: str, queues: Iterable[Queue]) -> None:

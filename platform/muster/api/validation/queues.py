@@ -60,22 +60,29 @@ def queue_readiness(
     for name, queue_state in readiness.items():
         if queue_state.active and name not in parents and not usable_flavors(name, by_name):
             readiness[name] = replace(queue_state, reason="NoResources", message=NO_FLAVOR_MESSAGE)
-        elif queue_state.active and flavors is not None and (unknown := _unknown_flavor(name, by_name, flavors)):
-            readiness[name] = replace(queue_state, reason="FlavorNotFound", message=unknown)
+        elif queue_state.active and flavors is not None and (warning := _flavor_warning(name, by_name, flavors)):
+            readiness[name] = replace(queue_state, reason="FlavorNotFound", message=warning)
     return readiness
 
 
-def _unknown_flavor(name: str, by_name: Mapping[str, Queue], flavors: Collection[str]) -> str | None:
-    """A flavor of the queue itself that does not exist, or the first of the queues above if none of theirs exists."""
+def missing_flavor(queue: Queue, flavors: Collection[str]) -> tuple[str, str] | None:
+    """Field and error message of the first flavor in `resources` of the queue that does not exist."""
+    for index, entry in enumerate(queue.spec.resources):
+        if entry.flavor not in flavors:
+            field, hint = f"spec.resources[{index}].flavor", name_hint(entry.flavor, flavors, "flavor")
+            return field, f"{field}: flavor {entry.flavor!r} does not exist; {hint}"
+    return None
+
+
+def _flavor_warning(name: str, by_name: Mapping[str, Queue], flavors: Collection[str]) -> str | None:
+    """The error of the queue's own flavors, or of those of the queues above if none that its jobs may use exists."""
     path = path_to_root(name, by_name)
     if any(entry.flavor in flavors for queue in path for entry in queue.spec.resources):
         path = path[:1]
     for queue in path:
-        for index, entry in enumerate(queue.spec.resources):
-            if entry.flavor not in flavors:
-                owner = "" if queue.metadata.name == name else f"queue {queue.metadata.name!r}: "
-                hint = name_hint(entry.flavor, flavors, "flavor")
-                return f"{owner}spec.resources[{index}].flavor: flavor {entry.flavor!r} does not exist; {hint}"
+        if missing := missing_flavor(queue, flavors):
+            owner = "" if queue.metadata.name == name else f"queue {queue.metadata.name!r}: "
+            return f"{owner}{missing[1]}"
     return None
 
 

@@ -146,7 +146,7 @@ def _queue_cells(
 
 
 def _without_flavor(row: QueueTableRow) -> bool:
-    """Whether no node matches any of its flavors; `muster submit` refuses its jobs."""
+    """Whether neither the queue nor one above it names a flavor; `muster submit` refuses its jobs."""
     return row["active"] and row["reason"] == "NoResources"
 
 
