@@ -302,6 +302,7 @@ WaitReason = Literal[
     "PriorityClassNotFound",
     "PriorityTooHigh",
     "FlavorNotFound",
+    "FlavorNotAllowed",
     "UnknownTopologyLevel",
     "LargerThanQuota",
     "LargerThanCluster",

@@ -64,7 +64,7 @@ def test_all_roles_that_are_too_large_are_in_one_refusal() -> None:
 
 
 def test_a_queue_that_names_no_flavor_has_no_node_for_a_job() -> None:
-    message = refused("FlavorNotFound", check_size, gang(1), [queue("research", namespaceSelector={})], (), NODES)
+    message = refused("FlavorNotAllowed", check_size, gang(1), [queue("research", namespaceSelector={})], (), NODES)
     assert message.startswith("queue research and those above it name no flavor")
 
 

@@ -88,14 +88,14 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
     assert message == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
 
 
-def test_an_unknown_flavor_is_refused_with_the_nearest_one() -> None:
+def test_a_flavor_that_does_not_exist_is_refused_with_the_nearest_one() -> None:
     message = refused("FlavorNotFound", check_submit, job(queue="research", flavors=["h20"]), COMPANY, [flavor()])
     assert message == "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?"
 
 
 def test_a_flavor_without_quota_on_the_path_is_refused() -> None:
     flavors = [flavor(), flavor("a100")]
-    message = refused("FlavorNotFound", check_submit, job(queue="research", flavors=["a100"]), COMPANY, flavors)
+    message = refused("FlavorNotAllowed", check_submit, job(queue="research", flavors=["a100"]), COMPANY, flavors)
     assert message.startswith("spec.flavors: queue 'research' has no quota for 'a100'")
 
 
@@ -116,7 +116,7 @@ def test_an_unknown_topology_level_is_refused_with_the_nearest_one_even_of_a_rol
 @pytest.mark.parametrize("flavors", [[], [flavor("h200", "block")]])
 def test_a_topology_for_a_queue_that_names_no_flavor_is_refused_for_the_flavor(flavors: list[Flavor]) -> None:
     check_submit(job(queue="bare", topology={"required": "block"}), [queue("bare", namespaceSelector={})], flavors)
-    refused("FlavorNotFound", check_size, gang(1, queue_name="bare", required="block"), [queue("bare")])
+    refused("FlavorNotAllowed", check_size, gang(1, queue_name="bare", required="block"), [queue("bare")])
 
 
 def test_a_topology_on_a_flavor_that_was_deleted_is_not_refused_for_its_level() -> None:

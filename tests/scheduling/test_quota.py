@@ -16,7 +16,7 @@ def test_a_flavor_that_no_queue_on_the_path_names_cannot_be_used() -> None:
     wait = waits_by_uid(
         plan(inputs(rack("r1", 1), [queue("q", guaranteed=8, flavor="a100")], [gang("g", flavors=("h200",))]))
     )
-    assert wait["g"].reason == "FlavorNotFound"
+    assert wait["g"].reason == "FlavorNotAllowed"
     assert wait["g"].message == ("needs nodes of flavor h200, but the queue may use none of them (queue q names a100)")
 
 

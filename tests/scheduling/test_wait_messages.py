@@ -67,16 +67,22 @@ def test_priority_too_high() -> None:
     )
 
 
-def test_unknown_flavor_tells_apart_what_does_not_exist_and_what_the_queue_may_not_use() -> None:
+def test_a_flavor_that_does_not_exist_has_another_reason_than_one_that_the_queue_may_not_use() -> None:
     assert reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("b300",))])) == (
         "FlavorNotFound",
         "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
     )
-    assert message_of(inputs(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (
-        "needs nodes of flavor a100, but the queue may use none of them (queue q names h200)"
+    assert reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("a100",))])) == (
+        "FlavorNotAllowed",
+        "needs nodes of flavor a100, but the queue may use none of them (queue q names h200)",
     )
-    assert message_of(inputs(ONE, [QueueInfo("q")], [gang("g", flavors=("a100",))]), "g") == (
-        "needs nodes of flavor a100, but the queue may use none of them (queue q names no flavor)"
+    assert reason_and_message(inputs(ONE, [QueueInfo("q")], [gang("g", flavors=("a100",))])) == (
+        "FlavorNotAllowed",
+        "needs nodes of flavor a100, but the queue may use none of them (queue q names no flavor)",
+    )
+    assert reason_and_message(inputs(ONE, [QueueInfo("q")], [gang("g")])) == (
+        "FlavorNotAllowed",
+        "needs nodes, but the queue may use no flavor (queue q names no flavor)",
     )
 
 

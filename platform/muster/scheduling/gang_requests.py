@@ -273,9 +273,7 @@ class RequestCache:
         wanted = [flavor for flavor in allowed_flavors[0] if all(flavor in allowed for allowed in allowed_flavors)]
         usable = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
         if not usable:
-            what = " or ".join(wanted) or "of any kind that all its roles accept"
-            why = "the queue may use none of them" if set(wanted) & set(self.flavors) else "no such flavor exists"
-            return [], ("FlavorNotFound", f"needs nodes of flavor {what}, but {why}")
+            return [], self._flavor_rejection(wanted, any_requested=any(allowed_flavors))
         levels = [level for level in (topology.required, topology.preferred) if level]
         fit = [flavor for flavor in usable if all(level in flavor.levels for level in levels)]
         if not fit:
@@ -293,6 +291,15 @@ class RequestCache:
             pods = tuple(self.pod_class(flavor, gang.roles[i], gang.excluded_nodes) for i in roles)
             groups.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
         return groups, None
+
+    def _flavor_rejection(self, wanted: Sequence[str], *, any_requested: bool) -> tuple[WaitReason, str]:
+        """Why none of the flavors can be used. `any_requested` False: neither the gang nor its queue names a flavor."""
+        if not any_requested:
+            return "FlavorNotAllowed", "needs nodes, but the queue may use no flavor"
+        what = " or ".join(wanted) or "of any kind that all its roles accept"
+        if set(wanted) & set(self.flavors):
+            return "FlavorNotAllowed", f"needs nodes of flavor {what}, but the queue may use none of them"
+        return "FlavorNotFound", f"needs nodes of flavor {what}, but no such flavor exists"
 
 
 def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:

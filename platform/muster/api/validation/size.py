@@ -20,8 +20,8 @@ from muster.quota import QueueTree, QuotaUsage
 def check_size(
     gang: Gang, queues: Iterable[Queue], flavors: Iterable[FlavorInfo] = (), nodes: Sequence[NodeInfo] | None = None
 ) -> None:
-    """Raise `Refused` LargerThanQuota, LargerThanCluster, or FlavorNotFound if the queue has no flavor. Several errors
-    are joined.
+    """Raise `Refused` LargerThanQuota, LargerThanCluster, or FlavorNotAllowed if the queue has no flavor. Several
+    errors are joined.
 
     `nodes` None skips the check against the cluster. `flavors` give the topology levels. The queue must exist and be
     active (`check_submit`).
@@ -35,7 +35,7 @@ def check_size(
             raise Refused(
                 f"queue {gang.queue} and those above it name no flavor, so they may use no node; name one in resources",
                 field="spec.queue",
-                reason="FlavorNotFound",
+                reason="FlavorNotAllowed",
             )
         by_quota = _too_large_for_quota(role, gang.queue, candidates, tree)
         found += [by_quota[1]] if by_quota else []

@@ -34,7 +34,7 @@ def check_submit(
 
     `namespace_labels` None skips the check of the namespace, `priority_classes` None (values by name) of the class.
     Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
-    PriorityTooHigh, FlavorNotFound, UnknownTopologyLevel.
+    PriorityTooHigh, FlavorNotFound, FlavorNotAllowed, UnknownTopologyLevel.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
@@ -137,7 +137,7 @@ def _check_flavors(
         raise Refused(
             f"{message}; {name_hint(names[0], usable, 'flavor with quota')}",
             field=f"{path}.flavors",
-            reason="FlavorNotFound",
+            reason="FlavorNotAllowed",
         )
 
 
