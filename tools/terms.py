@@ -21,6 +21,7 @@ RETIRED = {
     "WaitingForPreemption": r"HoldWaiting",
     "BlockedByQueueHead": r"BehindHead",
     "Nominated, NominationLost, NominationExpired": r"RoomHeld|HoldLost|HoldExpired",
+    "FlavorNotFound, FlavorNotAllowed": r"UnknownFlavor",
     "PlacementInvalidated": r"NoLongerFits",
     "StatusWriteFailed": r"SetAside",
     "NotReconciled": r"NotSeen",
