@@ -135,7 +135,7 @@ def test_under_torchrun_sigterm_saves_a_checkpoint_and_every_rank_exits_with_143
 
 
 def test_with_keep_0_nothing_is_saved_and_the_run_succeeds(start: Starter, text: Path) -> None:
-    ranks = start(2, *TINY, "--data", str(text), "--steps", "4", "--checkpoint_every", "2", "--keep", "0")
+    ranks = start(2, *TINY, "--data", str(text), "--steps", "4", "--keep", "0")
     assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
     assert list(losses(ranks.run_dir)) == [1, 2, 3, 4]
     assert latest(ranks.run_dir) is None
