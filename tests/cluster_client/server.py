@@ -51,10 +51,11 @@ class Server:
         self.faults.append([method, re.compile(path), times, fault])
 
     def put(self, path: str, item: Json) -> Json:
-        """Keep an object as a server does."""
+        """Keep a copy of an object as a server does: a test may change it without changing that of the next test."""
         self.version += 1
         uid = self.objects.get(path, item).get("metadata", {}).get("uid") or f"uid-{self.version}"
-        item = {**item, "metadata": {**item["metadata"], "uid": uid, "resourceVersion": str(self.version)}}
+        item = copy.deepcopy(item)
+        item["metadata"] |= {"uid": uid, "resourceVersion": str(self.version)}
         self.objects[path] = item
         return item
 
