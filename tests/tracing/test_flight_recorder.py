@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tests.tracing.flight_recorder import dump, entry, write_dumps
 
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import MAX_GROUPS, RankCollectives, read_dump
+from muster.tracing.flight_recorder import MAX_GROUPS, GroupProgress, RankCollectives, read_dump
 from muster_components.trainer.flight_recorder import recorded_collectives
 
 
@@ -34,24 +34,29 @@ def written(folder: Path, content: object, name: str = "rank-0.attempt-0.s1.pick
     return path
 
 
+def own_group(folder: Path) -> GroupProgress:
+    """The group "mine" in a dump of this process, once all its collectives have ended."""
+    deadline = time.monotonic() + 60
+    while True:  # gloo's thread records the end after the call has returned
+        found = read_dump(written(folder, recorded_collectives()))
+        assert found.rank == 0
+        own = next(one for one in found.groups if one.description == "mine")
+        if own.pending is None or time.monotonic() > deadline:
+            return own
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_the_collectives_that_torch_recorded_are_read(tmp_path: Path) -> None:
     group = dist.new_group([0], group_desc="mine")
     dist.all_reduce(torch.ones(3))
-    before = {one.name: one for one in read_dump(written(tmp_path, recorded_collectives())).groups}
+    dist.all_reduce(torch.ones(2, 3), group=group)
+    first = own_group(tmp_path).entered
     for _ in range(6):
         dist.all_reduce(torch.ones(2, 3), group=group)
-    deadline = time.monotonic() + 60
-    while True:  # gloo's thread records the end after the call has returned
-        found = read_dump(written(tmp_path, recorded_collectives()))
-        own = next(one for one in found.groups if one.description == "mine")
-        if own.pending is None or time.monotonic() > deadline:
-            break
-    assert found.rank == 0
-    known = before[own.name].entered if own.name in before else 0
-    assert (own.backend, own.ranks, own.entered, own.pending) == ("gloo", (0,), known + 6, None)
+    own = own_group(tmp_path)
+    assert (own.backend, own.ranks, own.entered, own.pending) == ("gloo", (0,), first + 6, None)
     newest = own.operations[-1]
-    assert (newest.sequence, newest.name, newest.has_ended) == (known + 6, "all_reduce", True)
+    assert (newest.sequence, newest.name, newest.has_ended) == (first + 6, "all_reduce", True)
     assert newest.shapes == "['Float'] [[2, 3]] -> ['Float'] [[2, 3]]"
 
 
@@ -69,6 +74,13 @@ def test_the_rank_of_a_file_of_torchs_watchdog_is_in_its_name(tmp_path: Path) ->
     renamed = path.rename(tmp_path / "dump")
     with pytest.raises(InvalidTrace, match="its name must end with the rank"):
         read_dump(renamed)
+
+
+def test_a_group_that_got_the_name_of_a_destroyed_one_has_its_own_collectives_alone(tmp_path: Path) -> None:
+    older = [entry(number, state="scheduled" if number == 9 else "completed") for number in range(1, 10)]
+    (path,) = write_dumps(tmp_path, {0: dump(*older, entry(1), entry(2), groups={"1": ("mesh_fsdp", "[0]")})})
+    (group,) = read_dump(path).groups
+    assert (group.entered, group.pending, [one.sequence for one in group.operations]) == (2, None, [1, 2])
 
 
 class Call:

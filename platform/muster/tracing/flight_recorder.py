@@ -144,6 +144,7 @@ def _groups(
 ) -> tuple[GroupProgress, ...]:
     """The groups with entries, and those of which this rank is a member and has called nothing."""
     operations: dict[tuple[str, str], list[Operation]] = {}
+    entered: dict[tuple[str, str], int] = {}  # the newest collective's sequence number
     descriptions: dict[str, str] = {}
     for entry in list(entries)[-_MAX_ENTRIES:]:
         if not isinstance(entry, dict):
@@ -155,20 +156,27 @@ def _groups(
             continue
         descriptions[name] = description
         ranks = members.get(name, ("", ()))[1]
-        operations.setdefault((name, backend), []).append(_operation(entry, sequence, operation, ranks, dumped_us))
+        called = _operation(entry, sequence, operation, ranks, dumped_us)
+        listed = operations.setdefault((name, backend), [])
+        if called.peer is None:
+            if sequence <= 1 < entered.get((name, backend), 0):
+                listed.clear()  # of a destroyed group, whose name torch has given again
+                entered[name, backend] = 0
+            entered[name, backend] = max(sequence, entered.get((name, backend), 0))
+        listed.append(called)
     found = [
         GroupProgress(
             name,
             descriptions[name],
             backend,
             members.get(name, ("", ()))[1],
-            max((one.sequence for one in listed if one.peer is None), default=0),
+            entered.get((name, backend), 0),
             _kept(listed),
         )
         for (name, backend), listed in operations.items()
     ]
-    called = {name for name, _ in operations}
-    found += [GroupProgress(name, text, "", ranks) for name, (text, ranks) in members.items() if name not in called]
+    with_calls = {name for name, _ in operations}
+    found += [GroupProgress(name, text, "", ranks) for name, (text, ranks) in members.items() if name not in with_calls]
     return tuple(found[:MAX_GROUPS])
 
 
