@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,21 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
         # Rounding differs with the order of sums; AdamW's first updates amplify it where second moments are small.
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6 if ours["step"] == 1 else 1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5 if ours["step"] == 1 else 1e-3)
+
+
+def test_stages_gather_freed_weights_once_more_than_there_are_micro_batches(
+    start: Starter, text: Path, tmp_path: Path
+) -> None:
+    """Kept ones are gathered once per step. The planner predicts communication by this."""
+    mesh = ("--parallel", "pp=2,fsdp=2", "--micro_batch", "1", "--data", str(text), "--steps", "2")
+    calls = {}
+    for reshard in ("always", "never", "auto"):
+        ranks = start(4, *TINY, *mesh, "--reshard", reshard, run_dir=tmp_path / reshard)
+        assert ranks.end() == [EXIT_OK] * 4, ranks.log_text()
+        calls[reshard] = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())["collectives"]["mesh_shard"]
+    blocks, steps, micro_batches = 2, 2, 4
+    assert calls["always"] - calls["never"] == steps * blocks * micro_batches
+    assert calls["auto"] == calls["never"]
 
 
 MESHES = {

@@ -297,7 +297,7 @@ def _flag_parser() -> FlagParser:
         "--reshard",
         choices=("auto", "always", "never"),
         default="auto",
-        help="fsdp: free gathered weights after forward (auto: if they are large)",
+        help="fsdp: free gathered weights after forward (auto: if they are large and there is no pipeline)",
     )
     group = parser.add_argument_group("planning")
     group.add_argument(

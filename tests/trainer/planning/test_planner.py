@@ -172,12 +172,16 @@ def test_a_given_value_of_reshard_is_among_the_flags_and_no_plan_that_it_does_no
 def test_weights_that_tensor_parallelism_splits_and_those_of_stages_are_freed_as_by_the_trainer() -> None:
     """It compares all weights of a module, before they are split, with a limit."""
     found = {}
-    for spec, reshard in (("tp=2,fsdp=2", "auto"), ("pp=2,fsdp=2", "always"), ("pp=2,fsdp=2", "never")):
+    cases = [("tp=2,fsdp=2", "auto"), *(("pp=2,fsdp=2", value) for value in ("always", "never", "auto"))]
+    for spec, reshard in cases:
         flags = (*LARGE, "--parallel", spec, "--reshard", reshard)
         prediction = planner(4, *LARGE).predict(resolve_plan(config_of(*flags), host(4)))
         assert prediction is not None
-        found[spec, reshard] = prediction.reshards
-    assert list(found.values()) == [True, True, False]
+        found[spec, reshard] = prediction
+    assert [prediction.reshards for prediction in found.values()] == [True, True, False, False]
+    always, never, auto = (found["pp=2,fsdp=2", value].time.communication for value in ("always", "never", "auto"))
+    assert always > 2 * never  # 8 micro-batches gather the blocks' weights 9 times
+    assert auto == never
 
 
 def test_a_plan_that_fits_only_with_freed_weights_is_advised_to_free_them() -> None:

@@ -47,7 +47,7 @@ from muster_components.trainer.parallel.tensor import apply_tensor_parallelism
 from muster_components.trainer.plan import TrainPlan
 
 MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
-"""On a GPU, smaller gathered weights are kept between forward and backward."""
+"""On a GPU, smaller gathered weights are kept between forward and backward (`frees_weights`)."""
 
 MAX_FUSED_BLOCKS: Final = 16
 """A model on one GPU with at most as many blocks is compiled as a whole, which takes time for each of them."""
@@ -225,6 +225,15 @@ def _recomputing_class(block_class: type[nn.Module], recompute: Recompute) -> ty
     return type(f"Recomputed{block_class.__name__}", (block_class,), {"forward": forward})
 
 
+def frees_weights(gathered_bytes: float, pp: int) -> bool:
+    """Whether FSDP2 frees gathered weights of this size after forward on a GPU, unless `--reshard` says so.
+
+    Stages of a pipeline keep them: from a step's first backward on they keep them anyway, and would gather them again
+    for each micro-batch.
+    """
+    return pp == 1 and gathered_bytes > MAX_UNSHARDED_BYTES
+
+
 def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: torch.device, mesh: RankMesh) -> None:
     """FSDP2: one group per block, one for the head, one for the rest; bf16 weights, float32 gradients and masters."""
     shards, blocks = mesh.fsdp_mesh, model.blocks(module)
@@ -238,7 +247,7 @@ def apply_fsdp(model: TrainModel, module: nn.Module, plan: TrainPlan, device: to
     block_policy = dataclasses.replace(policy, reduce_dtype=torch.bfloat16) if symmetric else policy
     reshard = plan.config.parallel.reshard
     if reshard is None:
-        reshard = device.type == "cuda" and _gathered_bytes(module, plan) > MAX_UNSHARDED_BYTES
+        reshard = device.type == "cuda" and frees_weights(_gathered_bytes(module, plan), plan.mesh.pp)
     scalars = {parameter for parameter in module.parameters() if parameter.dim() == 0}
     for block in blocks:
         fully_shard(block, mesh=shards, mp_policy=block_policy, reshard_after_forward=reshard, ignored_params=scalars)

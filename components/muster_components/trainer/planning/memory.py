@@ -14,7 +14,7 @@ from typing import Final
 
 from muster_components.trainer.config import Recompute
 from muster_components.trainer.parallel.schedules import Schedule
-from muster_components.trainer.parallel.sharding import MAX_UNSHARDED_BYTES
+from muster_components.trainer.parallel.sharding import frees_weights
 from muster_components.trainer.parallel.spec import MeshShape
 from muster_components.trainer.planning.cost import Cost
 from muster_components.trainer.planning.profile_model import ModelProfile, Parameter, Part
@@ -102,7 +102,8 @@ def is_resharded(parameters: Sequence[Parameter], candidate: Candidate) -> bool:
     parallelism splits as a whole."""
     if candidate.reshard is not None:
         return candidate.reshard
-    return sum(parameter.numel for parameter in parameters) * candidate.weight_bytes > MAX_UNSHARDED_BYTES
+    gathered = sum(parameter.numel for parameter in parameters) * candidate.weight_bytes
+    return frees_weights(gathered, candidate.mesh.pp)
 
 
 def gathered_bytes(parts: Sequence[Part], candidate: Candidate, *, times_in_blocks: int = 1) -> float:
@@ -210,7 +211,7 @@ class _RankState:
         self._root = sum(p.numel for p in root) / mesh.tp
         self._all_gathered = gathered_bytes(parts, candidate)
         self._reshard = is_resharded(parameters, candidate)
-        # Pipelines reduce gradients after the last micro-batch, and gather weights once.
+        # Pipelines reduce gradients after the last micro-batch, and keep gathered weights from the first backward on.
         self._whole = candidate.uses_fsdp and mesh.pp > 1
 
     def gradients(self, first: int | None) -> float:

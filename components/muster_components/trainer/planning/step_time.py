@@ -158,11 +158,12 @@ def _communication(
         sent.append((2 * _ring(mesh.data_ranks) * 4 * numel, mesh.data_ranks))
     elif candidate.uses_fsdp:
         reach = mesh.tp * mesh.shard
-        if mesh.pp > 1:  # weights are gathered once, gradients reduced once
-            sent.append((_ring(mesh.shard) * (gathered_bytes(parts, candidate) + 4 * numel), reach))
+        frees = is_resharded(parameters, candidate)
+        if mesh.pp > 1:  # gradients are reduced once; freed weights are gathered for each forward or backward after it
+            gathers = gathered_bytes(parts, candidate, times_in_blocks=1 + steps if frees else 1)
+            sent.append((_ring(mesh.shard) * (gathers + 4 * numel), reach))
         else:
-            times = 2 if is_resharded(parameters, candidate) else 1
-            gathers = gathered_bytes(parts, candidate, times_in_blocks=times)
+            gathers = gathered_bytes(parts, candidate, times_in_blocks=2 if frees else 1)
             sent.append((_ring(mesh.shard) * steps * (gathers + 4 * numel), reach))
         if mesh.replicate > 1:
             sent.append((2 * _ring(mesh.replicate) * 4 * numel / mesh.shard, reach * mesh.replicate))
