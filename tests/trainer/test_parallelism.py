@@ -70,7 +70,9 @@ def test_stages_gather_freed_weights_once_more_than_there_are_micro_batches(
     for reshard in ("always", "never", "auto"):
         ranks = start(4, *TINY, *mesh, "--reshard", reshard, run_dir=tmp_path / reshard)
         assert ranks.end() == [EXIT_OK] * 4, ranks.log_text()
-        calls[reshard] = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())["collectives"]["mesh_shard"]
+        calls[reshard] = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())["collectives"][
+            "mesh_shard"
+        ]
     blocks, steps, micro_batches = 2, 2, 4
     assert calls["always"] - calls["never"] == steps * blocks * micro_batches
     assert calls["auto"] == calls["never"]
