@@ -6,13 +6,13 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from tests.dashboard.serving import ReadStateClient, serving
+from tests.dashboard.browsing import PATHS, enter, many_jobs, press
+from tests.dashboard.serving import ReadStateClient
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
@@ -20,7 +20,6 @@ from tests.visibility.states import leader, two_queues
 
 from muster.api import spec
 from muster.dashboard.page import MAX_ROWS
-from muster.dashboard.server import DashboardServer
 from muster.lifecycle.conditions import explain_phase
 from muster.local.client import LocalClient
 from muster.model import Wait
@@ -68,30 +67,12 @@ def _queue(name: str, parent: str | None, gpus: int) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": fields})
 
 
-def enter(browser: Browser, url: str, path: str = "/", **screen: Any) -> Tab:
-    """The page, of a session that was begun with the printed address."""
-    first = browser.open(url)
-    first.wait_for("location.search === '' && document.getElementById('live') !== null")
-    first.close()
-    parts = urlsplit(url)
-    tab = browser.open(f"{parts.scheme}://{parts.netloc}{path}", **screen)
-    tab.wait_for("document.getElementById('live') !== null")
-    return tab
-
-
 def errors(browser: Browser, tab: Tab) -> list[str]:
     """What the page's console and its security policy complained about."""
     tab.value("1")  # all earlier events have arrived
     own = [event for event in browser.events if event.get("sessionId") == tab.session]
     entries = [event["params"]["entry"]["text"] for event in own if event["method"] == "Log.entryAdded"]
     return entries + [str(event["params"]) for event in own if event["method"] == "Runtime.exceptionThrown"]
-
-
-def press(tab: Tab, key: str) -> None:
-    code = {"Tab": 9, "Enter": 13}[key]
-    text = {"text": "\r"} if key == "Enter" else {}
-    for kind in ("keyDown", "keyUp"):
-        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
 
 def cells(tab: Tab, selector: str) -> list[list[str]]:
@@ -206,18 +187,6 @@ def url(client: LocalClient) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def many_jobs(count: int, message: str = "needs 16 GPUs") -> Iterator[DashboardServer]:
-    """The dashboard of a state in memory with pending jobs."""
-    jobs = [named(f"job-{number:05}") for number in range(count)]
-    waits = {
-        job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", message, number + 1, NOW)
-        for number, job in enumerate(jobs)
-    }
-    with serving(ReadStateClient(state=leader(two_queues(*jobs), waits))) as server:
-        yield server
-
-
 def test_html_in_a_message_is_shown_as_text_and_runs_nothing(browser: Browser) -> None:
     with many_jobs(2, HOSTILE) as server:
         for path in ("/", "/pending", "/jobs"):
@@ -237,19 +206,6 @@ def test_on_a_phone_every_reason_is_readable_without_scrolling_sideways(browser:
         assert tab.value("document.querySelectorAll('td.message').length") > 0
         assert max(tab.value(right)) <= 390
         tab.close()
-
-
-PATHS = [
-    "/",
-    "/pending",
-    "/jobs",
-    "/jobs/default/job-00001",
-    "/timeline",
-    "/nodes",
-    "/nodes/n0",
-    "/preemptions",
-    "/usage",
-]
 
 
 @pytest.mark.parametrize("path", PATHS)

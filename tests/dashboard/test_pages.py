@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from html import unescape
 
 import pytest
@@ -90,6 +91,15 @@ def test_pending_jobs_are_by_queue_in_the_order_of_their_positions_with_the_hold
     page = text(one_page(leader(two_queues(admitted("a"), *map(named, "xyz")), waits), "/pending"))
     assert "Capacity is held by default (16 gpu of any, 16 borrowed)." in page
     assert re.findall(r"(\d|–) default / (\w) ", page) == [("1", "y"), ("2", "x"), ("–", "z")]
+
+
+def test_a_pending_job_has_its_estimated_start_or_that_it_is_not_known() -> None:
+    page = one_page(leader(two_queues(*map(named, "xy")), {**waiting("y", 1), **waiting("x", 2)}), "/pending")
+    starts = re.findall(r'data-label="Estimated start">(.*?)</td>', page)
+    assert [re.findall(r'datetime="([^"]*)"', one) or text(one) for one in starts] == [
+        [datetime.fromtimestamp(NOW + 3600, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")],
+        "not known",
+    ]
 
 
 def test_the_queue_of_pending_jobs_can_be_chosen() -> None:
