@@ -145,8 +145,8 @@ def test_the_torchxconfig_of_the_page_of_torchx_is_valid_and_has_the_effect_that
     context = {"name": "prod", "context": {"cluster": "c", "namespace": "team-a"}}
     (tmp_path / "kubeconfig").write_text(json.dumps({"contexts": [context], "clusters": [server]}))
     ran = torchx(
-        tmp_path / "unused", "run", "--dryrun", "muster.train.fsdp", "--model", "gpt:1m", "--data", "/data", "-j", "1x1",
-        "--gpu", "0", cwd=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"),
+        tmp_path / "unused", "run", "--dryrun", "muster.train.fsdp", "--model", "gpt:1m", "--data", "/data", "-j",
+        "1x1", "--gpu", "0", cwd=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"),
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     _, _, text = ran.stdout.partition("=== SCHEDULER REQUEST ===")
