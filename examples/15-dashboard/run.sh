@@ -40,7 +40,7 @@ muster usage --since 1d
 heading "The dashboard: a page for each of these"
 coproc dashboard { exec muster dashboard --no-browser; }
 pid=$dashboard_PID
-trap 'kill "$pid" 2> /dev/null; muster local down --force > /dev/null 2>&1; rm -rf "$MUSTER_HOME"' EXIT
+trap 'kill "$pid" 2> /dev/null || true; muster local down --force > /dev/null 2>&1; rm -rf "$MUSTER_HOME"' EXIT
 until [[ "${url:-}" = http://* ]]; do read -r -u "${dashboard[0]}" url; done
 base=${url%%/\?*}
 get() { curl --silent --fail --cookie-jar "$MUSTER_HOME/cookies" --cookie "$MUSTER_HOME/cookies" "$1"; }

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.cli.memory import usage_listing
-from tests.cli.test_usage import used
+from tests.cli.memory import usage_listing, used
 from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.engine.objects import nodes
 from tests.state.observed_states import admitted, named, observed_state, pod

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.cli.memory import usage_listing
-from tests.cli.test_usage import used
+from tests.cli.memory import usage_listing, used
 from tests.dashboard.browsing import PATHS, choose, enter, many_jobs, press
 from tests.dashboard.serving import ReadStateClient, serving
 from tests.engine.objects import nodes
