@@ -77,6 +77,22 @@ def test_the_overview_has_the_first_pending_jobs_by_position_and_the_number_of_t
     assert "All pending jobs 2 more" in page
 
 
+def test_of_many_pending_jobs_the_overview_and_the_first_page_have_those_that_are_next() -> None:
+    jobs = [named(f"job-{number:03}") for number in range(3 * MAX_ROWS)]
+    waits = {job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", "", len(jobs) - n) for n, job in enumerate(jobs)}
+    state = leader(two_queues(*jobs, named("a-without-position")), waits)
+    backwards = [job.metadata.name for job in reversed(jobs)]
+    assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, "/")) == backwards[:10]
+    with serving(ReadStateClient(state=state)) as server:
+        target, found = "/pending", list[str]()
+        while target:
+            page = get(server, target).text
+            found += re.findall(r"<strong>([\w-]+)</strong>", page)
+            following = re.search(r'<a href="([^"]*)" rel="next"', page)
+            target = unescape(following[1]) if following else ""
+    assert found == [*backwards, "a-without-position"]
+
+
 def test_a_preempted_job_says_so_on_the_pages_of_jobs_and_of_pending_jobs() -> None:
     evicting = transitions.evict(admitted("a").status, "Preempted", "preempted for <b>default/b</b>", NOW - 9)
     waits = admitted("a").model_copy(update={"status": transitions.requeue(evicting, NOW, Timeouts(), [], 600.0)})
