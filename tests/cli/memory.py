@@ -24,9 +24,18 @@ from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
 from muster.visibility.reader import Listing
-from muster.visibility.types import DataSource, PageMeta, UsageSummary, UsageSummaryList
+from muster.visibility.types import DataSource, ItemMeta, PageMeta, UsagePoint, UsageSummary, UsageSummaryList
 
 NOW = 1_790_000_000.0
+DAY = 86_400.0
+
+
+def used(name: str, *hours: float, resource: str = "nvidia.com/gpu") -> UsageSummary:
+    """Usage of the last days, oldest first."""
+    first = -(-NOW // DAY) * DAY - len(hours) * DAY
+    points = [UsagePoint(at=first + day * DAY, hours=one) for day, one in enumerate(hours) if one]
+    meta = ItemMeta(name=name)
+    return UsageSummary(metadata=meta, by="queue", flavor="h200", resource=resource, hours=sum(hours), points=points)
 
 
 def usage_listing(items: list[UsageSummary], days: int = 10) -> Listing[UsageSummary]:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.cli.conftest import Muster
-from tests.cli.memory import NOW, MemoryClient, usage_listing
+from tests.cli.memory import MemoryClient, usage_listing, used
 
 from muster.cli.views.usage import chart_of
-from muster.visibility.types import ItemMeta, UsagePoint, UsageSummary
 from muster.visibility.usage import UsageQuery
 
-DAY = 86_400.0
 GPU = "nvidia.com/gpu"
-
-
-def used(name: str, *hours: float, resource: str = GPU) -> UsageSummary:
-    """Usage of the last days, oldest first."""
-    first = -(-NOW // DAY) * DAY - len(hours) * DAY
-    points = [UsagePoint(at=first + day * DAY, hours=one) for day, one in enumerate(hours) if one]
-    meta = ItemMeta(name=name)
-    return UsageSummary(metadata=meta, by="queue", flavor="h200", resource=resource, hours=sum(hours), points=points)
 
 
 def test_a_line_has_hours_and_a_chart_with_a_column_per_day_largest_first(

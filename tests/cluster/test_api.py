@@ -376,7 +376,9 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
         api.create(place(item), item)
     try:
         active = {"type": "Active", "status": "False", "reason": "ParentNotFound", "lastTransitionTime": NOW}
-        api.patch(f"{GROUP}/queues/shown/status", {"status": {"conditions": [active]}})
+        amounts = {"flavor": "shown", "used": {"nvidia.com/gpu": "8"}}
+        usage = {"pendingJobs": 3, "admittedJobs": 4, "flavors": [amounts], "at": NOW}
+        api.patch(f"{GROUP}/queues/shown/status", {"status": {"conditions": [active], "usage": usage}})
         header, line = plane.kubectl("get", "mq", "shown").splitlines()
         assert header.split() == [
             "NAME",
@@ -389,7 +391,7 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
             "REASON",
             "AGE",
         ]
-        assert line.split()[:-1] == ["shown", "company", "2", "False", "ParentNotFound"]
+        assert line.split()[:-1] == ["shown", "company", "2", "3", "4", "False", "ParentNotFound"]
         assert "rack" in plane.kubectl("get", "mf", "shown")
         both = plane.kubectl("get", "muster", "-o", "name").split()
         assert {"queue.muster.dev/shown", "flavor.muster.dev/shown"} <= set(both)

@@ -6,13 +6,13 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from tests.dashboard.serving import ReadStateClient, serving
+from tests.dashboard.browsing import PATHS, enter, many_jobs, press
+from tests.dashboard.serving import ReadStateClient
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
@@ -20,7 +20,6 @@ from tests.visibility.states import leader, two_queues
 
 from muster.api import spec
 from muster.dashboard.page import MAX_ROWS
-from muster.dashboard.server import DashboardServer
 from muster.lifecycle.conditions import explain_phase
 from muster.local.client import LocalClient
 from muster.model import Wait
@@ -68,17 +67,6 @@ def _queue(name: str, parent: str | None, gpus: int) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": fields})
 
 
-def enter(browser: Browser, url: str, path: str = "/", **screen: Any) -> Tab:
-    """The page, of a session that was begun with the printed address."""
-    first = browser.open(url)
-    first.wait_for("location.search === '' && document.getElementById('live') !== null")
-    first.close()
-    parts = urlsplit(url)
-    tab = browser.open(f"{parts.scheme}://{parts.netloc}{path}", **screen)
-    tab.wait_for("document.getElementById('live') !== null")
-    return tab
-
-
 def errors(browser: Browser, tab: Tab) -> list[str]:
     """What the page's console and its security policy complained about."""
     tab.value("1")  # all earlier events have arrived
@@ -87,11 +75,13 @@ def errors(browser: Browser, tab: Tab) -> list[str]:
     return entries + [str(event["params"]) for event in own if event["method"] == "Runtime.exceptionThrown"]
 
 
-def press(tab: Tab, key: str) -> None:
-    code = {"Tab": 9, "Enter": 13}[key]
-    text = {"text": "\r"} if key == "Enter" else {}
-    for kind in ("keyDown", "keyUp"):
-        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+def press_mouse(tab: Tab, kind: str, selector: str) -> None:
+    """`mousePressed` or `mouseReleased` in the middle of an element."""
+    box = tab.value(
+        f"JSON.parse(JSON.stringify(document.querySelector({json.dumps(selector)}).getBoundingClientRect()))"
+    )
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
+    tab.call("Input.dispatchMouseEvent", type=kind, **at)
 
 
 def cells(tab: Tab, selector: str) -> list[list[str]]:
@@ -206,18 +196,6 @@ def url(client: LocalClient) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def many_jobs(count: int, message: str = "needs 16 GPUs") -> Iterator[DashboardServer]:
-    """The dashboard of a state in memory with pending jobs."""
-    jobs = [named(f"job-{number:05}") for number in range(count)]
-    waits = {
-        job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", message, number + 1, NOW)
-        for number, job in enumerate(jobs)
-    }
-    with serving(ReadStateClient(state=leader(two_queues(*jobs), waits))) as server:
-        yield server
-
-
 def test_html_in_a_message_is_shown_as_text_and_runs_nothing(browser: Browser) -> None:
     with many_jobs(2, HOSTILE) as server:
         for path in ("/", "/pending", "/jobs"):
@@ -237,19 +215,6 @@ def test_on_a_phone_every_reason_is_readable_without_scrolling_sideways(browser:
         assert tab.value("document.querySelectorAll('td.message').length") > 0
         assert max(tab.value(right)) <= 390
         tab.close()
-
-
-PATHS = [
-    "/",
-    "/pending",
-    "/jobs",
-    "/jobs/default/job-00001",
-    "/timeline",
-    "/nodes",
-    "/nodes/n0",
-    "/preemptions",
-    "/usage",
-]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -276,11 +241,66 @@ def test_of_5000_jobs_a_page_has_a_bounded_part_and_the_way_to_the_others(browse
             tab.close()
 
 
+def test_of_5000_jobs_of_a_daemon_pages_follow_each_other_and_a_new_job_is_shown_live(browser: Browser) -> None:
+    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as home:
+        client = LocalClient.up(home, nodes="2x8")
+        client.submit(shell_job("first", UNTIL_STOPPED, gpus=8, replicas=2))
+        for begin in range(0, 5_000, 500):
+            client.submit_all([shell_job(f"job-{n:04}", "true", gpus=8, replicas=2) for n in range(begin, begin + 500)])
+        try:
+            with muster_dashboard(Path(home)) as url:
+                tab = enter(browser, url, "/")
+                tab.wait_for("document.getElementById('counts').textContent.includes('5,001')")
+                tab = enter(browser, url, "/jobs?sort=name")
+                for page in range(3):
+                    shown = [row[0] for row in cells(tab, "#jobs tbody tr")]
+                    first = page * MAX_ROWS - 1
+                    names = [f"default/job-{n:04}" for n in range(max(first, 0), first + MAX_ROWS)]
+                    assert shown == ["default/first", *names][-MAX_ROWS:]
+                    tab.click("a[rel=next]")
+                    tab.wait_for(
+                        f"document.querySelector('tbody')?.innerText.includes('{first + MAX_ROWS:04}') === true"
+                    )
+                tab = enter(browser, url, "/jobs?sort=created")
+                client.submit(shell_job("newest", "true", gpus=8, replicas=2))
+                tab.wait_for("document.querySelector('#jobs td').innerText === 'default/newest'")
+        finally:
+            client.down(force=True)
+
+
+def test_html_in_the_log_of_a_job_is_shown_as_text_and_runs_nothing(
+    browser: Browser, client: LocalClient, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hostile").write_text(HOSTILE)
+    client.submit(shell_job("hostile", f"cat {tmp_path}/hostile; exit 1", failurePolicy={"maxRestarts": 0}))
+    eventually(lambda: client.job("hostile").status.phase == "Failed")
+    tab = enter(browser, url, "/jobs/default/hostile")
+    tab.wait_for(f"document.getElementById('log').innerText.includes({json.dumps(HOSTILE)})")
+    assert tab.value("window.hacked === undefined && document.querySelector('img') === null")
+    assert errors(browser, tab) == []
+    client.delete_all([("TrainingJob", "hostile", "default")])
+    tab.close()
+
+
 def test_a_page_says_that_it_is_not_current_once_the_command_has_ended(browser: Browser) -> None:
     with many_jobs(1) as server:
         tab = enter(browser, server.url)
         tab.wait_for("events.readyState === EventSource.OPEN")
     tab.wait_for("document.getElementById('connection').textContent.startsWith('Not live')")
+
+
+def test_a_link_that_is_being_pressed_is_replaced_only_after_the_click(browser: Browser) -> None:
+    """Otherwise the button goes down on one element and up on another one, which is no click."""
+    with many_jobs(1) as server:
+        tab = enter(browser, server.url, "/pending")
+        tab.wait_for("events?.readyState === EventSource.OPEN")
+        press_mouse(tab, "mousePressed", "a[href^='/jobs/default/']")
+        assert isinstance(server.pages._client, ReadStateClient)
+        wait = Wait("job-00000", "QuotaExceeded", "needs 8 GPUs now", 1, NOW)
+        server.pages._client.state = leader(two_queues(named("job-00000")), {"job-00000": wait})
+        tab.wait_for("postponed !== null")
+        press_mouse(tab, "mouseReleased", "a[href^='/jobs/default/']")
+        tab.wait_for("location.pathname === '/jobs/default/job-00000'")
 
 
 def test_a_part_with_selected_text_is_replaced_once_the_selection_ends(browser: Browser) -> None:

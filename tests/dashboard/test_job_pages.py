@@ -266,6 +266,12 @@ def test_the_timeline_links_to_the_jobs() -> None:
     assert "default/a, Admitted, queue default" in html
 
 
+def test_the_timeline_names_the_process_that_answered_also_if_another_page_has_read_the_jobs() -> None:
+    with serving(client(admitted("a")), lambda: NOW) as server:
+        server.pages.reader._clock = lambda: 0.0
+        assert ["Read from leader" in words(get(server, "/timeline").text) for _ in range(2)] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.dashboard.serving import ReadStateClient, cookie, events, get, request, serving
-from tests.state.observed_states import NOW, named
+from tests.engine.objects import nodes, queue
+from tests.state.observed_states import NOW, admitted, named, observed_state
+from tests.tracing.runs import metrics_line, run_folder
 from tests.visibility.states import leader, two_queues
 
-from muster.dashboard.live import MAX_VIEWERS, LiveUpdates, TooManyViewers
+from muster.cluster import ObservedState
+from muster.dashboard.live import MAX_VIEWERS, PERIOD_S, LiveUpdates, TooManyViewers
 from muster.dashboard.reader import MAX_AGE_S, PageReader
+from muster.dashboard.render import without_ages
 from muster.errors import ClusterError
 from muster.model import Wait
-from muster.visibility.types import JobSummaryList, QueueSummaryList
+from muster.tracing.spool_collector import CollectorOptions, start_collector
+from muster.visibility.state import ReadState
+from muster.visibility.types import ItemMeta, JobSummaryList, Preemption, QueueSummaryList
 
 
 class Rounds(LiveUpdates):
@@ -144,6 +151,60 @@ def test_the_content_sent_is_that_of_the_page() -> None:
                 ids = re.findall(r'<section id="([^"]*)"', next(contents))
             assert ids
             assert ids == re.findall(r'<section id="([^"]*)"', page)
+
+
+def many_nodes(count: int) -> ObservedState:
+    return observed_state(admitted("a"), nodes=tuple(nodes(count)), queues=(queue("root"), queue(parent="root")))
+
+
+def evicted(count: int) -> ReadState:
+    names = [ItemMeta(name=f"p{number}", namespace="default", uid=f"p{number}") for number in range(count)]
+    found = [Preemption(metadata=name, queue="default", reason="Reclaimed", message="", at=NOW) for name in names]
+    return leader(two_queues(), preemptions=tuple(found))
+
+
+CHANGES: list[tuple[str, Callable[[int], ReadState]]] = [
+    ("/", lambda number: leader(two_queues(*map(named, "abc"[:number])))),
+    ("/pending", lambda number: leader(two_queues(*map(named, "abc"[:number])))),
+    ("/jobs", lambda number: leader(two_queues(*map(named, "abc"[:number])))),
+    ("/timeline", lambda number: leader(two_queues(*map(admitted, "abc"[:number])))),
+    ("/nodes", lambda number: leader(many_nodes(number))),
+    ("/nodes/n0", lambda number: leader(two_queues(*[admitted("a")] * (number - 1)))),
+    ("/preemptions", evicted),
+]
+
+
+@pytest.mark.parametrize(("target", "state"), CHANGES, ids=[target for target, _ in CHANGES])
+def test_a_change_is_on_the_page_two_seconds_after_it_at_the_latest(
+    target: str, state: Callable[[int], ReadState]
+) -> None:
+    """Rounds begin a period apart, so at the latest one that begins `2 - PERIOD_S` after the change must have it. What
+    was read just before the change is kept meanwhile, for all pages."""
+    client, now = ReadStateClient(state=state(1)), [0.0]
+    with serving(client, lambda: NOW) as server:
+        assert server.updates._period_s == PERIOD_S
+        server.pages.reader._clock = lambda: now[0]
+        before = server.pages.live_content(target)
+        client.state = state(2)
+        now[0] += 2.0 - PERIOD_S
+        assert without_ages(server.pages.live_content(target)) != without_ages(before)
+
+
+def test_log_events_loss_and_traces_of_a_job_are_on_its_page_two_seconds_later_at_the_latest(tmp_path: Path) -> None:
+    job, now = admitted("a"), [0.0]
+    client = ReadStateClient(run_root=tmp_path, state=leader(two_queues(job)), kept_jobs={"a": job})
+    run_folder(tmp_path / "a", steps=10)
+    with serving(client, lambda: NOW) as server:
+        server.pages.reader._clock = lambda: now[0]
+        server.pages.live_content("/jobs/default/a")
+        client.logs = {("trainer", 0): ["a new line"]}
+        client.kept_events = [{"at": NOW, "type": "Normal", "reason": "NewEvent", "message": "", "count": 1}]
+        with (tmp_path / "a" / "metrics" / "rank-0.jsonl").open("a") as metrics:
+            metrics.write(metrics_line(1234))
+        assert start_collector(CollectorOptions(tmp_path / "a", "trainer", 0), NOW).collect_finished(NOW)
+        now[0] += 2.0 - PERIOD_S
+        content = server.pages.live_content("/jobs/default/a")
+    assert [text in content for text in ("a new line", "NewEvent", "<dd>1,234", "20 to 22")] == [True] * 4
 
 
 def test_connections_end_with_the_server() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from html import unescape
 
 import pytest
@@ -76,6 +77,22 @@ def test_the_overview_has_the_first_pending_jobs_by_position_and_the_number_of_t
     assert "All pending jobs 2 more" in page
 
 
+def test_of_many_pending_jobs_the_overview_and_the_first_page_have_those_that_are_next() -> None:
+    jobs = [named(f"job-{number:03}") for number in range(3 * MAX_ROWS)]
+    waits = {job.metadata.uid: Wait(job.metadata.uid, "QuotaExceeded", "", len(jobs) - n) for n, job in enumerate(jobs)}
+    state = leader(two_queues(*jobs, named("a-without-position")), waits)
+    backwards = [job.metadata.name for job in reversed(jobs)]
+    assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, "/")) == backwards[:10]
+    with serving(ReadStateClient(state=state)) as server:
+        target, found = "/pending", list[str]()
+        while target:
+            page = get(server, target).text
+            found += re.findall(r"<strong>([\w-]+)</strong>", page)
+            following = re.search(r'<a href="([^"]*)" rel="next"', page)
+            target = unescape(following[1]) if following else ""
+    assert found == [*backwards, "a-without-position"]
+
+
 def test_a_preempted_job_says_so_on_the_pages_of_jobs_and_of_pending_jobs() -> None:
     evicting = transitions.evict(admitted("a").status, "Preempted", "preempted for <b>default/b</b>", NOW - 9)
     waits = admitted("a").model_copy(update={"status": transitions.requeue(evicting, NOW, Timeouts(), [], 600.0)})
@@ -90,6 +107,15 @@ def test_pending_jobs_are_by_queue_in_the_order_of_their_positions_with_the_hold
     page = text(one_page(leader(two_queues(admitted("a"), *map(named, "xyz")), waits), "/pending"))
     assert "Capacity is held by default (16 gpu of any, 16 borrowed)." in page
     assert re.findall(r"(\d|–) default / (\w) ", page) == [("1", "y"), ("2", "x"), ("–", "z")]
+
+
+def test_a_pending_job_has_its_estimated_start_or_that_it_is_not_known() -> None:
+    page = one_page(leader(two_queues(*map(named, "xy")), {**waiting("y", 1), **waiting("x", 2)}), "/pending")
+    starts = re.findall(r'data-label="Estimated start">(.*?)</td>', page)
+    assert [re.findall(r'datetime="([^"]*)"', one) or text(one) for one in starts] == [
+        [datetime.fromtimestamp(NOW + 3600, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")],
+        "not known",
+    ]
 
 
 def test_the_queue_of_pending_jobs_can_be_chosen() -> None:

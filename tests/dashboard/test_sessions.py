@@ -98,6 +98,13 @@ def test_the_user_of_a_browser_is_known_whatever_its_own_address_is(
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+@LINUX
+def test_other_hosts_cannot_connect(server: DashboardServer) -> None:
+    """It listens on 127.0.0.1 alone; on Linux all of 127.0.0.0/8 leads to this host."""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.port), timeout=30)
+
+
 @pytest.mark.parametrize(
     "host",
     ["", "evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost:1:2", "localhost:x", "[::1]"],

@@ -97,3 +97,12 @@ def test_a_torchx_project_runs_with_the_defaults_of_its_configuration() -> None:
     out = run("14-torchx-project", limit_s=600)
     assert re.search(r"the ranks of sum-\w+ sum up to 1", out)
     assert "workspace.tar.gz" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_read_api_and_the_pages_of_the_dashboard_show_the_job_that_waits() -> None:
+    out = run("15-dashboard", limit_s=300)
+    assert re.search(r"^waits research 1 QuotaExceeded needs 16 GPUs .* \d{4}-\d\d-\d\dT", out, re.MULTILINE)
+    assert re.search(r"^research +local +\d+\.\d+ +GPU-hours", out, re.MULTILINE)
+    assert len(re.findall(r"^/\S* +\d+ bytes$", out, re.MULTILINE)) == 8

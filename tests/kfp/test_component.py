@@ -4,6 +4,9 @@ No `from __future__ import annotations`: kfp reads the annotations.
 """
 
 import inspect
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,14 @@ def test_the_released_component_runs_muster_and_names_no_package_to_install() ->
 def test_the_component_takes_another_image() -> None:
     (executor,) = load(component_yaml("registry.example.com/trainer:2"))["deploymentSpec"]["executors"].values()
     assert executor["container"]["image"] == "registry.example.com/trainer:2"
+
+
+def test_a_release_publishes_the_component_with_its_own_image() -> None:
+    workflow = (RELEASED.parents[3] / ".github" / "workflows" / "release.yml").read_text()
+    (command,) = re.findall(r"^ *(sed .*) platform/muster/kfp/train.yaml > dist/muster-kfp-train.yaml$", workflow, re.M)
+    environ = {"PATH": os.environ["PATH"], "TRAINER": "registry.example.com/muster-trainer", "VERSION": "1.2.3"}
+    ran = subprocess.run(["sh", "-c", f"{command} {RELEASED}"], env=environ, capture_output=True, text=True, check=True)
+    assert load(ran.stdout) == load(component_yaml("registry.example.com/muster-trainer:1.2.3"))
 
 
 @needs_kfp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_impersonation_is_sent_with_every_request(server: Server, tmp_path: Path
             {
                 "current-context": "one",
                 "contexts": [{"name": "one", "context": {"cluster": "a", "user": "u"}}],
-                "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "clusters": [{"name": "a", "cluster": {"server": "https://host"}}],
                 "users": [{"name": "u", "user": {"token": "t", **USER_FIELDS}}],
             }
         )
@@ -62,7 +63,8 @@ def test_impersonation_is_sent_with_every_request(server: Server, tmp_path: Path
     server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
 
     async def run() -> None:
-        config = load_config(KubeContext(str(tmp_path / "config")), {})
+        found = load_config(KubeContext(str(tmp_path / "config")), {})
+        config = replace(found, server=f"http://127.0.0.1:{server.port}", tls=None)
         async with AsyncKubeClient(config, ApiRateLimits()) as api:
             await api.get("/api/v1/nodes/n1")
             await api.patch("/api/v1/nodes/n1", b"{}")

@@ -32,8 +32,11 @@ KUBECONFIG = {
         {"name": "no-cluster", "context": {"cluster": "no-such", "user": "token"}},
     ],
     "clusters": [
-        {"name": "a", "cluster": {"server": "http://a:8080/"}},
-        {"name": "b", "cluster": {"server": "http://b:8080", "proxy-url": "http://proxy:3128", "tls-server-name": "c"}},
+        {"name": "a", "cluster": {"server": "https://a:8443/"}},
+        {
+            "name": "b",
+            "cluster": {"server": "https://b:8443", "proxy-url": "http://proxy:3128", "tls-server-name": "c"},
+        },
     ],
     "users": [
         {"name": "token", "user": {"token": "t0ken", "as": "alice"}},
@@ -56,16 +59,18 @@ def load(path: str, context: str | None = None) -> ClientConfig:
 
 def with_user(user: dict[str, Any], **cluster: object) -> dict[str, object]:
     """The kubeconfig with another user, and other fields of its cluster."""
-    clusters = [{"name": "a", "cluster": {"server": "http://a:8080", **cluster}}] if cluster else KUBECONFIG["clusters"]
+    clusters = (
+        [{"name": "a", "cluster": {"server": "https://a:8443", **cluster}}] if cluster else KUBECONFIG["clusters"]
+    )
     return {**KUBECONFIG, "clusters": clusters, "users": [{"name": "token", "user": user}]}
 
 
 def test_the_current_context_is_the_default(tmp_path: Path) -> None:
     path = write(tmp_path, KUBECONFIG)
     one, two = load(path), load(path, "two")
-    assert (one.server, one.namespace, one.context_name, one.tls) == ("http://a:8080", "team-a", "one", None)
+    assert (one.server, one.namespace, one.context_name) == ("https://a:8443", "team-a", "one")
     assert (two.server, two.namespace, two.proxy_url, two.server_name) == (
-        "http://b:8080", "default", "http://proxy:3128", "c",
+        "https://b:8443", "default", "http://proxy:3128", "c",
     )  # fmt: skip
 
 
@@ -83,6 +88,15 @@ def test_token_and_password_become_headers(tmp_path: Path) -> None:
     assert load(path).impersonation_headers == (("Impersonate-User", "alice"),)
     assert load(path, "two").auth_headers() == {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
     assert load(path, "anonymous").auth_headers() == {}
+
+
+@pytest.mark.parametrize("login", [{"token": "t"}, {"tokenFile": "token"}, {"username": "me", "password": "secret"}])
+def test_no_token_or_password_is_sent_to_a_server_without_tls(tmp_path: Path, login: dict[str, object]) -> None:
+    (tmp_path / "token").write_text("t")
+    encrypted = load(write(tmp_path, with_user(login, server="https://host")))
+    plain = load(write(tmp_path, with_user(login, server="http://host")))
+    assert (plain.tls, plain.auth_headers()) == (None, {})
+    assert (encrypted.tls is not None, list(encrypted.auth_headers())) == (True, ["Authorization"])
 
 
 def test_a_token_file_is_relative_to_the_kubeconfig_and_read_for_each_request(tmp_path: Path) -> None:
@@ -235,7 +249,7 @@ def test_of_several_files_the_first_entry_of_a_name_wins(tmp_path: Path) -> None
     second = {**KUBECONFIG, "clusters": [{"name": "b", "cluster": {"server": "http://never"}}]}
     both = os.pathsep.join([first, str(tmp_path / "missing"), write(tmp_path, second, "second")])
     found = load_config(KubeContext(), {"KUBECONFIG": both})
-    assert (found.context_name, found.server) == ("two", "http://b:8080")
+    assert (found.context_name, found.server) == ("two", "https://b:8443")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ssl
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -36,12 +37,13 @@ def test_impersonation_is_sent_with_every_request_for_every_login(
             {
                 "current-context": "one",
                 "contexts": [{"name": "one", "context": {"cluster": "a", "user": "u"}}],
-                "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "clusters": [{"name": "a", "cluster": {"server": "https://host"}}],
                 "users": [{"name": "u", "user": {**login, **USER_FIELDS}}],
             }
         )
     )
-    client = KubeClient(load_config(KubeContext(str(tmp_path / "config")), {}))
+    config = load_config(KubeContext(str(tmp_path / "config")), {})
+    client = KubeClient(replace(config, server=f"http://127.0.0.1:{server.port}", tls=None))
     server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
     client.get("/api/v1/nodes/n1")
     client.request("PATCH", "/api/v1/nodes/n1", {"spec": {}})

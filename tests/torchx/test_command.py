@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +13,19 @@ import pytest
 from tests.local.support import interrupt
 from tests.torchx.torchrun_components import TORCHRUN_COMPONENTS
 
+from muster.api.spec import TrainingJob
+from muster.api.yaml_input import load_objects
 from muster.local.client import LocalClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def torchx(home: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def torchx(
+    home: Path, *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """One command, with its output and exit code."""
     command = [sys.executable, "-m", "torchx.cli.main", *arguments]
-    environ = {**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1"}
+    environ = {**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, cwd=cwd, check=False)
 
 
@@ -129,6 +135,29 @@ def test_torchxconfig_sets_the_scheduler_its_options_and_arguments_of_components
     assert [text in ran.stdout for text in ("queue: red", "maxRuntimeSeconds: 7200", "from-the-file")] == [True] * 3
     overridden = torchx(tmp_path / "unused", "run", "-cfg", "queue=blue", "--dryrun", "utils.echo", cwd=tmp_path)
     assert "queue: blue" in overridden.stdout
+
+
+def test_the_torchxconfig_of_the_page_of_torchx_is_valid_and_has_the_effect_that_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "torchx.md").read_text()
+    (config,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
+    (tmp_path / ".torchxconfig").write_text(config)
+    server = {"name": "c", "cluster": {"server": "https://host"}}
+    context = {"name": "prod", "context": {"cluster": "c", "namespace": "team-a"}}
+    (tmp_path / "kubeconfig").write_text(json.dumps({"contexts": [context], "clusters": [server]}))
+    ran = torchx(
+        tmp_path / "unused", "run", "--dryrun", "muster.train.fsdp", "--model", "gpt:1m", "--data", "/data", "-j",
+        "1x1", "--gpu", "0", cwd=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    _, _, text = ran.stdout.partition("=== SCHEDULER REQUEST ===")
+    (job,) = load_objects(text)
+    assert isinstance(job, TrainingJob)
+    (role,) = job.spec.roles
+    assert (job.metadata.namespace, job.spec.queue, job.spec.failure_policy.max_restarts) == ("team-a", "research", 5)
+    assert role.template.spec.containers[0].image == "registry.example.com/my-training:3"
+    pod = role.template.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert "runs" in [one.get("persistentVolumeClaim", {}).get("claimName") for one in pod["volumes"]]
 
 
 def test_a_dry_run_prints_no_secrets_neither_of_the_app_nor_of_the_request(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
     assert settings.parse_ranks("3,0,3") == [0, 3]
 
 
+@pytest.mark.parametrize("name", ["flavors", "env", "image_pull_secrets"])
+def test_torchx_reads_lists_on_its_command_line(name: str) -> None:
+    options = settings.run_options("muster_local" if name == "env" else "muster")
+    assert options.cfg_from_str(f"{name}=one;two,queue=red") == {name: ["one", "two"], "queue": "red"}
+
+
 @pytest.mark.parametrize(
     ("read", "text", "expected"),
     [

@@ -15,6 +15,7 @@ from tests.visibility.states import in_namespace, leader, names, read, two_queue
 
 from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
+from muster.model import Wait
 from muster.visibility import lists
 from muster.visibility.reader import read_list
 from muster.visibility.requests import decode_token, encode_token, parse_request
@@ -194,3 +195,17 @@ def test_jobs_are_sorted_by_name_age_or_state_on_all_pages() -> None:
     ]  # fmt: skip
     with pytest.raises(InvalidSpec, match="sort: must be one of name, created, state; got 'age'"):
         read(state, "jobs?sort=age")
+
+
+def test_pending_jobs_are_sorted_by_position_those_without_one_last() -> None:
+    waits = {name: Wait(name, "QuotaExceeded", "", position) for name, position in (("a", 3), ("b", 1), ("d", 2))}
+    state = leader(two_queues(*map(named, "abcd"), admitted("e")), waits)
+    assert names(read(state, "pendingjobs")) == ["a", "b", "c", "d"]
+    page = read(state, "pendingjobs?sort=position&limit=2")
+    assert names(page) == ["b", "d"]
+    token = page["metadata"]["continue"]
+    assert names(read(state, f"pendingjobs?sort=position&continue={token}")) == ["a", "c"]
+    with pytest.raises(InvalidSpec, match="continue: must be of a list of pendingjobs with the same sort"):
+        read(state, f"pendingjobs?continue={token}")
+    with pytest.raises(InvalidSpec, match="sort: must be one of name, position; got 'state'"):
+        read(state, "pendingjobs?sort=state")

@@ -20,7 +20,8 @@ from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobCurve, J
 
 _REST = 10.0  # times as long as a read took
 MAX_AGE_S = 0.8
-"""Less than the period of live updates, so that each sees new answers."""
+"""Less than the period of live updates, so that each sees new answers. Together they are less than the two seconds in
+which a change is on the page."""
 L = TypeVar("L", bound=ItemList)
 T = TypeVar("T")
 _PLURALS: dict[type[BaseModel], str] = {

@@ -116,10 +116,11 @@ def _config_from_kubeconfig(config: Kubeconfig, given_context: str | None) -> Cl
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         message = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(message, reason="InvalidKubeconfig") from error
+    is_tls = server.scheme == "https"
     return ClientConfig(
         server=server.geturl().rstrip("/"),
-        tls=tls if server.scheme == "https" else None,
-        auth_headers=headers,
+        tls=tls if is_tls else None,
+        auth_headers=headers if is_tls else dict,  # no token or password crosses plain HTTP, as in kubectl
         namespace=namespace,
         context_name=name,
         server_name=cluster.tls_server_name or None,

@@ -187,7 +187,7 @@ SETTINGS = (
         ".image_pull_secrets",
         parse_list,
         "image pull secrets of the pods",
-        list[str],
+        List[str],  # noqa: UP006
         _KUBERNETES_BACKEND,
     ),
     Setting(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from pydantic.json_schema import models_json_schema
 
 from muster.text import format_duration
-from muster.visibility.requests import JOB_ORDERS, MAX_LIMIT, RESOURCES, ReadableResource
+from muster.visibility.requests import JOB_ORDERS, MAX_LIMIT, PENDING_JOB_ORDERS, RESOURCES, ReadableResource
 from muster.visibility.types import (
     API_VERSION,
     BASE_PATH,
@@ -237,6 +237,9 @@ def _list_path(resource: ReadableResource, page: type[ItemList], namespaced: boo
     if resource.plural == "jobs":
         text = "Order: by namespace and name (the default), the newest first, or running jobs first."
         parameters.append(_parameter("sort", {"type": "string", "enum": list(JOB_ORDERS)}, text))
+    if resource.plural == "pendingjobs":
+        text = "Order: by namespace and name (the default), or by position in the queue."
+        parameters.append(_parameter("sort", {"type": "string", "enum": list(PENDING_JOB_ORDERS)}, text))
     if resource.plural == "usage":
         parameters += [_parameter(name, _TEXT, text) for name, text in USAGE_PARAMETERS.items()]
     if namespaced:

@@ -22,7 +22,7 @@ from muster.visibility.items import (
     usage_list_fields,
     usage_summaries,
 )
-from muster.visibility.requests import BAD_REQUEST, CURVES, JobOrder, PageKey, ReadRequest, encode_token
+from muster.visibility.requests import BAD_REQUEST, CURVES, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import CurvePoint, Item, ItemList, JobCurve, PageMeta
 
@@ -49,7 +49,7 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     first = 0
     if request.after is not None:
         if matches.found and not _are_alike(request.after, matches.key(matches.found[0])):
-            same = " with the same sort" if request.resource.plural == "jobs" else ""
+            same = " with the same sort" if request.resource.plural in ("jobs", "pendingjobs") else ""
             message = f"continue: must be of a list of {request.resource.plural}{same}; got {request.after!r}"
             raise InvalidSpec(message, field="continue", reason=BAD_REQUEST)
         first = bisect_right(matches.found, request.after, key=matches.key)
@@ -164,15 +164,23 @@ def _running_first(job: spec.TrainingJob) -> PageKey:
     )
 
 
+_LAST = 1e18  # after each position; JSON has no infinity
 _PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended")  # then those that have ended
-_JOB_KEYS: Mapping[JobOrder, Callable[[spec.TrainingJob], PageKey]] = {
+_JOB_KEYS: Mapping[str, Callable[[spec.TrainingJob], PageKey]] = {
     "name": job_key, "created": _newest_first, "state": _running_first,
 }  # fmt: skip
 
 
 def _pending_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     found = [job for job in _readable_jobs(state, request, may_read) if job.status.phase == "Pending"]
-    return _Matches(found, job_key, lambda job: pending_job(state.live(job)))
+    if request.sort == "name":
+        return _Matches(found, job_key, lambda job: pending_job(state.live(job)))
+
+    def by_position(job: spec.TrainingJob) -> PageKey:
+        position = state.position(job)
+        return (_LAST if position is None else float(position), *job_key(job))
+
+    return _Matches(sorted(found, key=by_position), by_position, lambda job: pending_job(state.live(job)))
 
 
 def _preemptions(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:

@@ -38,8 +38,12 @@ _IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "lab
 _MAX_QUERY = 4096  # characters
 
 JobOrder: TypeAlias = Literal["name", "created", "state"]
+PendingJobOrder: TypeAlias = Literal["name", "position"]
 JOB_ORDERS: tuple[JobOrder, ...] = get_args(JobOrder)
 """Values of `sort`: by namespace and name; the newest first; running jobs first, of a state the newest first."""
+PENDING_JOB_ORDERS: tuple[PendingJobOrder, ...] = get_args(PendingJobOrder)
+"""The same of pending jobs: by namespace and name; by position in their queue, those without one last."""
+_ORDERS: dict[str, tuple[str, ...]] = {"jobs": JOB_ORDERS, "pendingjobs": PENDING_JOB_ORDERS}
 
 PageKey: TypeAlias = tuple[str | float, ...]
 """What lists are ordered by: unique, and never that of another object."""
@@ -78,7 +82,7 @@ RESOURCES = {
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """One call: a list, or with `name` one object. `namespace` None: all namespaces. `after`: the last key of the page
-    before. `selector`: values by field. `usage`: of a list of usage. `sort`: of a list of jobs."""
+    before. `selector`: values by field. `usage`: of a list of usage. `sort`: one of the orders of the resource."""
 
     resource: ReadableResource
     namespace: str | None = None
@@ -87,7 +91,7 @@ class ReadRequest:
     after: PageKey | None = None
     selector: tuple[tuple[str, str], ...] = ()
     usage: UsageQuery | None = None
-    sort: JobOrder = "name"
+    sort: str = "name"
 
 
 def parse_request(target: str) -> ReadRequest:
@@ -114,7 +118,7 @@ def parse_request(target: str) -> ReadRequest:
         raise _invalid("query", f"must be at most {_MAX_QUERY} characters; got {len(url.query)}")
     given = parse_qs(url.query, keep_blank_values=True)
     is_usage = resource.plural == "usage"
-    more = USAGE_PARAMETERS if is_usage else ("sort",) if resource.plural == "jobs" else ()
+    more = USAGE_PARAMETERS if is_usage else ("sort",) if resource.plural in _ORDERS else ()
     valid = ("limit", "continue", "fieldSelector", *more)
     for parameter, values in given.items():
         if parameter not in (*valid, *_IGNORED):
@@ -134,7 +138,7 @@ def parse_request(target: str) -> ReadRequest:
         decode_token(values_by_name["continue"]) if values_by_name.get("continue") else None,
         tuple(_parse_selector(resource, values_by_name.get("fieldSelector", ""))),
         parse_usage_query(values_by_name) if is_usage else None,
-        _parse_sort(values_by_name.get("sort") or JOB_ORDERS[0]),
+        _parse_sort(values_by_name.get("sort") or "name", _ORDERS.get(resource.plural, ("name",))),
     )
 
 
@@ -161,11 +165,10 @@ def _parse_limit(text: str) -> int:
     return min(int(text or "0") or MAX_LIMIT, MAX_LIMIT)
 
 
-def _parse_sort(text: str) -> JobOrder:
-    for order in JOB_ORDERS:
-        if text == order:
-            return order
-    raise _invalid("sort", f"must be one of {', '.join(JOB_ORDERS)}; got {text[:80]!r}")
+def _parse_sort(text: str, valid: tuple[str, ...]) -> str:
+    if text not in valid:
+        raise _invalid("sort", f"must be one of {', '.join(valid)}; got {text[:80]!r}")
+    return text
 
 
 def _parse_selector(resource: ReadableResource, text: str) -> list[tuple[str, str]]:

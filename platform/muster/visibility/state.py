@@ -59,6 +59,11 @@ class ReadState:
         """The job with why it waits as of the last cycle."""
         return job if self.cycle is None else with_live_wait(job, self.cycle.waits, self.observed.now)
 
+    def position(self, job: spec.TrainingJob) -> int | None:
+        """That of `live`, for the price of a look-up."""
+        wait = None if self.cycle is None else self.cycle.waits.get(job.metadata.uid)
+        return job.status.queue_position if wait is None else wait.position
+
     @cached_property
     def source(self) -> DataSource:
         """What the answer says about its origin."""

@@ -13,7 +13,7 @@ import numpy as np
 from muster.client import LogOptions
 from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
 from muster.dashboard.page import Document, Page, PageRequest
-from muster.dashboard.reader import try_read
+from muster.dashboard.reader import MAX_AGE_S, try_read
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle.placement import index_range
 from muster.tracing.charts import LinePlot, LineSeries, line_chart
@@ -29,10 +29,8 @@ _MAX_LINE = 1000  # characters
 _MAX_EVENTS = 50
 _MAX_ATTEMPTS = 100  # to choose from, the newest
 _MAX_POINTS = 400
-_EVENTS_AGE_S = 5.0
-_LOG_AGE_S = 1.5
-_METRICS_AGE_S = 1.5
-_TRACES_AGE_S = 1.5
+_EVENTS_REST = 50.0
+"""As `rest` of `PageReader.remember`: an API server reads all events of the namespace to find those of one job."""
 _MAX_CAPTURES = 20
 _SETTLED_S = 5.0
 """A capture of a running job is analysed when no trace has been stored for so long, and none waits to be."""
@@ -87,14 +85,16 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
         "attempts": range(job.attempt, max(-1, job.attempt - _MAX_ATTEMPTS), -1),
         "log": try_read(
             lambda: request.reader.remember(
-                f"log {key} {role} {index} {attempt}", partial(_read_log, request, role, index, attempt), _LOG_AGE_S
+                f"log {key} {role} {index} {attempt}", partial(_read_log, request, role, index, attempt), MAX_AGE_S
             )
         ),
         "events": try_read(
-            lambda: request.reader.remember(f"events {key}", partial(_read_events, request), _EVENTS_AGE_S)
+            lambda: request.reader.remember(
+                f"events {key}", partial(_read_events, request), MAX_AGE_S, rest=_EVENTS_REST
+            )
         ),
         "curves": try_read(
-            lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request, job), _METRICS_AGE_S)
+            lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request, job), MAX_AGE_S)
         ),
         "traces": try_read(lambda: _traces(request, job)),
         "log_lines": LOG_LINES,
@@ -167,7 +167,7 @@ def _read_live_curves(request: PageRequest) -> JobCurves | None:
 def _traces(request: PageRequest, job: JobSummary) -> JobTraces:
     name, namespace = request.get("name"), request.get("namespace")
     read = partial(_read_traces, request, job.finished_at is not None)
-    return request.reader.remember(f"traces {namespace}/{name}", read, _TRACES_AGE_S)
+    return request.reader.remember(f"traces {namespace}/{name}", read, MAX_AGE_S)
 
 
 def _read_traces(request: PageRequest, has_finished: bool) -> JobTraces:

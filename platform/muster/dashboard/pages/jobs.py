@@ -1,6 +1,6 @@
 """Pages with jobs: the overview, pending jobs, all jobs page by page, preempted jobs.
 
-Lists of the read API are by namespace and name. If all pending jobs are on one page, they are sorted by position.
+Pending jobs are by position, so that the first page has those that are next in each queue.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def _overview(request: PageRequest) -> Mapping[str, Any]:
     """The queue tree, how many jobs wait and run, the first pending jobs."""
     reader = request.reader
     queues = try_read(lambda: queue_views(reader.all(QueueSummaryList).items))
-    pending = try_read(lambda: reader.page(PendingJobList, limit=MAX_ROWS))
+    pending = try_read(lambda: reader.page(PendingJobList, limit=_PENDING_SHOWN, sort="position"))
     counts = try_read(lambda: {"running": _count(request, phase="Running"), "all": _count(request)})
     jobs = sorted(pending.value.items, key=_by_position) if pending.value else []
-    more = pending.value.metadata.remaining_item_count + len(jobs[_PENDING_SHOWN:]) if pending.value else 0
+    more = pending.value.metadata.remaining_item_count if pending.value else 0
     return {
         "queues": queues,
         "counts": counts,
         "pending": pending,
-        "pending_count": more + len(jobs[:_PENDING_SHOWN]),
-        "pending_jobs": jobs[:_PENDING_SHOWN],
+        "pending_count": more + len(jobs),
+        "pending_jobs": jobs,
         "more_pending": more,
     }
 
@@ -69,13 +69,16 @@ def _pending(request: PageRequest) -> Mapping[str, Any]:
     """By queue: why each job waits, its position and estimated start, and who holds the capacity."""
     queue = request.get("queue")
     found = request.reader.page(
-        PendingJobList, limit=MAX_ROWS, after=request.get("after"), selector={"queue": queue} if queue else None
+        PendingJobList,
+        limit=MAX_ROWS,
+        after=request.get("after"),
+        selector={"queue": queue} if queue else None,
+        sort="position",
     )
     queues = try_read(lambda: request.reader.all(QueueSummaryList).items)
     return {
         "queues": queues,
         "groups": _by_queue(found.items, queues.value or ()),
-        "is_sorted": not request.get("after") and not found.metadata.continue_token,
         "shown": len(found.items),
         "queue": queue,
         **_position_in_list(request, found),

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from muster.dashboard.page import Page, PageRequest
+from muster.dashboard.reader import MAX_AGE_S
 from muster.visibility.types import JobSummary, JobSummaryList
 
 HOURS = ("1", "6", "24", "168")
@@ -17,7 +18,6 @@ MAX_NODES = 100
 MAX_PENDING = 25
 MAX_LANES = 16
 """Jobs on one node at a time that are drawn."""
-_JOBS_AGE_S = 5.0
 _FUTURE_SHARE = 0.3
 """Of the chart, for what is expected to start."""
 
@@ -65,7 +65,8 @@ class Chart:
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
     hours = int(request.choice("hours", HOURS) or HOURS[1])
-    jobs = request.reader.remember("jobs", lambda: request.reader.all(JobSummaryList), _JOBS_AGE_S)
+    jobs = request.reader.remember("jobs", lambda: request.reader.all(JobSummaryList), MAX_AGE_S)
+    request.reader.source = jobs.source  # also of an answer that another page has read
     return {
         "chart": gantt_chart(jobs.items, request.now, hours * 3600.0),
         "hours": HOURS,

@@ -6,6 +6,7 @@ const connection = document.getElementById("connection");
 const clockOffset = Number(live.dataset.now) * 1000 - Date.now(); // of the server's clock, in ms
 let events = null;
 let postponed = null; // content with a part that the user is using
+let pressed = null; // where a button or a finger is down: without this element, its release is no click
 
 function duration(seconds) {
   const left = Math.max(0, Math.round(seconds)), two = (number) => String(number).padStart(2, "0");
@@ -27,7 +28,7 @@ function updateTimes() {
 function isBeingUsed(part) {
   const selection = document.getSelection();
   const selects = selection && !selection.isCollapsed && selection.containsNode(part, true);
-  return selects || (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
+  return selects || part.contains(pressed) || (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
 }
 
 // What the user has opened, scrolled and focused in a part that is replaced.
@@ -81,4 +82,6 @@ function disconnect() {
 document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", connect);
+addEventListener("pointerdown", (event) => { pressed = event.target; });
+for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(() => { pressed = null; }));
 setInterval(() => (postponed ? show(postponed) : updateTimes()), 1000);
