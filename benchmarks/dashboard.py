@@ -31,7 +31,7 @@ from tests.tracing.browser import Browser, Tab, chromium
 from muster.api import spec
 from muster.local.client import LocalClient
 
-PAGES = ("/", "/pending", "/jobs", "/nodes")
+PAGES = ("/", "/pending", "/jobs", "/timeline", "/nodes", "/preemptions", "/usage")
 BATCH = 500
 SECONDS_A_TICK = 1 / os.sysconf("SC_CLK_TCK")
 

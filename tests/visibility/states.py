@@ -19,6 +19,11 @@ from muster.visibility.state import CycleView, ReadState
 from muster.visibility.types import BASE_PATH
 
 
+def in_state(job: spec.TrainingJob, **fields: Any) -> spec.TrainingJob:
+    """The job with these fields of its status."""
+    return job.model_copy(update={"status": job.status.model_copy(update=fields)})
+
+
 def in_namespace(job: spec.TrainingJob, namespace: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
 

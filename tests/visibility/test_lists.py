@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.state.observed_states import admitted, named
-from tests.visibility.states import in_namespace, leader, names, read, two_queues
+from tests.visibility.states import in_namespace, in_state, leader, names, read, two_queues
 
 from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
@@ -193,8 +193,21 @@ def test_jobs_are_sorted_by_name_age_or_state_on_all_pages() -> None:
     assert [pages(sort) for sort in ("", "name", "created", "state")] == [
         ["a", "b", "c", "d"], ["a", "b", "c", "d"], ["c", "d", "b", "a"], ["b", "c", "d", "a"],
     ]  # fmt: skip
-    with pytest.raises(InvalidSpec, match="sort: must be one of name, created, state; got 'age'"):
+    with pytest.raises(InvalidSpec, match="sort: must be one of name, created, state, recent, start; got 'age'"):
         read(state, "jobs?sort=age")
+
+
+def test_jobs_with_nodes_come_before_those_that_ended_last_and_others() -> None:
+    jobs = [
+        *(in_state(admitted(name), phase="Succeeded", finished_at=at) for name, at in (("a", 1.0), ("b", 3.0))),
+        *(in_state(named(name), estimated_start=at) for name, at in (("c", None), ("d", 9.0), ("e", 5.0))),
+        admitted("f"),
+    ]
+    state = leader(two_queues(*jobs), {"d": Wait("d", "QuotaExceeded", "", 1, 4.0)})
+    assert names(read(state, "jobs?sort=recent")) == ["f", "b", "a", "c", "d", "e"]
+    assert names(read(state, "jobs?sort=start&fieldSelector=phase%3DPending")) == ["d", "e", "c"]
+    page = read(state, "jobs?sort=recent&limit=2")
+    assert names(read(state, f"jobs?sort=recent&continue={page['metadata']['continue']}")) == ["a", "c", "d", "e"]
 
 
 def test_pending_jobs_are_sorted_by_position_those_without_one_last() -> None:

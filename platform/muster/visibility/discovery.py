@@ -235,7 +235,8 @@ def _list_path(resource: ReadableResource, page: type[ItemList], namespaced: boo
         valid = ", ".join(f"{field}=VALUE" for field in resource.selectable)
         parameters.append(_parameter("fieldSelector", _TEXT, f"{valid}, with commas between several."))
     if resource.plural == "jobs":
-        text = "Order: by namespace and name (the default), the newest first, or running jobs first."
+        text = "Order: by namespace and name (the default), the newest first, running jobs first, "
+        text += "jobs with nodes and then those that ended last, or by estimated start."
         parameters.append(_parameter("sort", {"type": "string", "enum": list(JOB_ORDERS)}, text))
     if resource.plural == "pendingjobs":
         text = "Order: by namespace and name (the default), or by position in the queue."

@@ -146,7 +146,12 @@ def _nodes(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matche
 
 def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     found = _readable_jobs(state, request, may_read)
-    key = _JOB_KEYS[request.sort]
+
+    def by_start(job: spec.TrainingJob) -> PageKey:
+        start = state.estimated_start(job)
+        return (_LAST if start is None else start, *job_key(job))
+
+    key = by_start if request.sort == "start" else _JOB_KEYS[request.sort]
     if request.sort != "name":
         found = sorted(found, key=key)
     return _Matches(found, key, lambda job: job_summary(state.live(job)))
@@ -164,10 +169,17 @@ def _running_first(job: spec.TrainingJob) -> PageKey:
     )
 
 
-_LAST = 1e18  # after each position; JSON has no infinity
-_PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended")  # then those that have ended
+def _with_nodes_first(job: spec.TrainingJob) -> PageKey:
+    status = job.status
+    has_nodes = status.finished_at is None and status.phase in _PHASES_WITH_NODES
+    return (-_LAST if has_nodes else _LAST if status.finished_at is None else -status.finished_at, *job_key(job))
+
+
+_LAST = 1e18  # after each position and time; JSON has no infinity
+_PHASES_WITH_NODES = ("Running", "Terminating", "Admitted")
+_PHASE_ORDER = (*_PHASES_WITH_NODES, "Pending", "Suspended")  # then those that have ended
 _JOB_KEYS: Mapping[str, Callable[[spec.TrainingJob], PageKey]] = {
-    "name": job_key, "created": _newest_first, "state": _running_first,
+    "name": job_key, "created": _newest_first, "state": _running_first, "recent": _with_nodes_first,
 }  # fmt: skip
 
 

@@ -37,10 +37,11 @@ CURVES = "curves"
 _IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "labelSelector", "watch")
 _MAX_QUERY = 4096  # characters
 
-JobOrder: TypeAlias = Literal["name", "created", "state"]
+JobOrder: TypeAlias = Literal["name", "created", "state", "recent", "start"]
 PendingJobOrder: TypeAlias = Literal["name", "position"]
 JOB_ORDERS: tuple[JobOrder, ...] = get_args(JobOrder)
-"""Values of `sort`: by namespace and name; the newest first; running jobs first, of a state the newest first."""
+"""Values of `sort`: by namespace and name; the newest first; running jobs first, of a state the newest first; jobs with
+nodes first, then those that ended last; by estimated start, those without one last."""
 PENDING_JOB_ORDERS: tuple[PendingJobOrder, ...] = get_args(PendingJobOrder)
 """The same of pending jobs: by namespace and name; by position in their queue, those without one last."""
 _ORDERS: dict[str, tuple[str, ...]] = {"jobs": JOB_ORDERS, "pendingjobs": PENDING_JOB_ORDERS}

@@ -64,6 +64,11 @@ class ReadState:
         wait = None if self.cycle is None else self.cycle.waits.get(job.metadata.uid)
         return job.status.queue_position if wait is None else wait.position
 
+    def estimated_start(self, job: spec.TrainingJob) -> float | None:
+        """The same of `live`."""
+        wait = None if self.cycle is None else self.cycle.waits.get(job.metadata.uid)
+        return job.status.estimated_start if wait is None else wait.estimated_start
+
     @cached_property
     def source(self) -> DataSource:
         """What the answer says about its origin."""

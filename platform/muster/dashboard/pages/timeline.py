@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from muster.dashboard.page import Page, PageRequest
-from muster.dashboard.reader import MAX_AGE_S
-from muster.visibility.types import JobSummary, JobSummaryList
+from muster.dashboard.reader import MAX_AGE_S, PageReader
+from muster.visibility.requests import MAX_LIMIT
+from muster.visibility.types import DataSource, JobSummary, JobSummaryList
 
 HOURS = ("1", "6", "24", "168")
 MAX_NODES = 100
@@ -60,21 +61,40 @@ class Chart:
     now_x: float
     height: float
     omitted_nodes: int
-    omitted_pending: int
+    has_more_pending: bool
 
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
     hours = int(request.choice("hours", HOURS) or HOURS[1])
-    jobs = request.reader.remember("jobs", lambda: request.reader.all(JobSummaryList), MAX_AGE_S)
-    request.reader.source = jobs.source  # also of an answer that another page has read
+    past_s = hours * 3600.0
+    jobs, source = request.reader.remember(
+        f"timeline {hours}", lambda: _read_jobs(request.reader, request.now - past_s), MAX_AGE_S
+    )
+    request.reader.source = source  # also of an answer that another page has read
     return {
-        "chart": gantt_chart(jobs.items, request.now, hours * 3600.0),
+        "chart": gantt_chart(jobs, request.now, past_s),
         "hours": HOURS,
         "selected": hours,
         "left": LEFT,
         "total": WIDTH,
         "lane_height": LANE,
     }
+
+
+def _read_jobs(reader: PageReader, begin: float) -> tuple[list[JobSummary], DataSource | None]:
+    """The pending jobs that are expected to start next, the jobs with nodes, and those that ended since `begin`."""
+    expected = reader.page(JobSummaryList, limit=MAX_PENDING + 1, selector={"phase": "Pending"}, sort="start")
+    found = {job.metadata.uid: job for job in expected.items}
+    after = ""
+    while True:
+        page = reader.page(JobSummaryList, limit=MAX_LIMIT, after=after, sort="recent")
+        for job in page.items:
+            if job.phase in ("Pending", "Suspended") or (job.finished_at is not None and job.finished_at < begin):
+                return [*found.values()], reader.source
+            found[job.metadata.uid] = job  # in its newer state, if its order changed between two pages
+        after = page.metadata.continue_token
+        if not after:
+            return [*found.values()], reader.source
 
 
 def gantt_chart(jobs: Iterable[JobSummary], now: float, past_s: float) -> Chart:
@@ -123,7 +143,7 @@ def gantt_chart(jobs: Iterable[JobSummary], now: float, past_s: float) -> Chart:
         x(now),
         y,
         max(0, len(names) - MAX_NODES),
-        max(0, len(pending) - len(shown_pending)),
+        len(pending) > len(shown_pending),
     )
 
 
