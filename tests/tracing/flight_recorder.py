@@ -30,9 +30,11 @@ def entry(
     return fields | changes
 
 
-def transfer(operation: str, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started") -> dict[str, Any]:
-    """A send or receive, such as `nccl:recv 1<-0`."""
-    return entry(1, operation, group, state, is_p2p=True, collective_seq_id=0, p2p_seq_id=1)
+def transfer(
+    operation: str, sequence: int = 1, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started"
+) -> dict[str, Any]:
+    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`."""
+    return entry(sequence, operation, group, state, is_p2p=True, collective_seq_id=0, p2p_seq_id=sequence)
 
 
 def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None) -> dict[str, Any]:

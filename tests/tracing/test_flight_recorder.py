@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from tests.tracing.flight_recorder import dump, entry, write_dumps
+from tests.tracing.flight_recorder import dump, entry, transfer, write_dumps
 
 from muster.errors import InvalidTrace
 from muster.tracing.flight_recorder import MAX_GROUPS, GroupProgress, RankCollectives, read_dump
@@ -78,9 +78,55 @@ def test_the_rank_of_a_file_of_torchs_watchdog_is_in_its_name(tmp_path: Path) ->
 
 def test_a_group_that_got_the_name_of_a_destroyed_one_has_its_own_collectives_alone(tmp_path: Path) -> None:
     older = [entry(number, state="scheduled" if number == 9 else "completed") for number in range(1, 10)]
-    (path,) = write_dumps(tmp_path, {0: dump(*older, entry(1), entry(2), groups={"1": ("mesh_fsdp", "[0]")})})
+    newer = [entry(1, pg_id=3), entry(2, pg_id=3)]
+    (path,) = write_dumps(tmp_path, {0: dump(*older, *newer, groups={"1": ("mesh_fsdp", "[0]")})})
     (group,) = read_dump(path).groups
     assert (group.entered, group.pending, [one.sequence for one in group.operations]) == (2, None, [1, 2])
+
+
+def test_a_new_group_has_no_collective_of_a_destroyed_one_whatever_their_numbers(tmp_path: Path) -> None:
+    """The destroyed group had one collective, or the first ones of the new group are not in the recorder any more."""
+    members = {"1": ("mesh_fsdp", "[0]")}
+    for newest in (1, 7):
+        content = dump(entry(1, state="scheduled"), entry(newest, pg_id=3), groups=members)
+        (path,) = write_dumps(tmp_path, {0: content})
+        (group,) = read_dump(path).groups
+        assert (group.entered, group.pending, len(group.operations)) == (newest, None, 1)
+
+
+def test_a_new_group_has_no_transfer_of_a_destroyed_one(tmp_path: Path) -> None:
+    old = transfer("nccl:send 0->1", 9, state="scheduled")
+    new = transfer("nccl:send 0->1", 1, state="completed") | {"pg_id": 3}
+    (path,) = write_dumps(tmp_path, {0: dump(old, new, groups={"2": ("mesh_pp", "[0, 1]")})})
+    (group,) = read_dump(path).groups
+    assert (group.transfers, [one.sequence for one in group.operations]) == ((), [1])
+
+
+def test_a_batch_of_sends_and_receives_has_the_state_of_its_last_entry(tmp_path: Path) -> None:
+    parts = [transfer(f"nccl:{name}", 1, state="scheduled") for name in ("send 0->1", "recv 0<-1")]
+    later = [transfer(f"nccl:{name}", 2, state="scheduled") for name in ("send 0->1", "recv 0<-1", "coalesced")]
+    content = dump(*parts, transfer("nccl:coalesced", 1, state="completed"), *later, groups={"2": ("pp", "[4, 6]")})
+    (path,) = write_dumps(tmp_path, {4: content})
+    (group,) = read_dump(path).groups
+    assert group.entered == 0  # no collective
+    assert group.pending is None
+    assert [(one.sequence, one.name, one.peer, one.has_ended) for one in group.operations] == [
+        (1, "recv 0<-1", 6, True), (1, "send 0->1", 6, True), (2, "recv 0<-1", 6, False), (2, "send 0->1", 6, False)
+    ]  # fmt: skip
+    assert [(one.sequence, one.name) for one in group.transfers] == [(2, "recv 0<-1"), (2, "send 0->1")]
+
+
+def test_a_rank_waits_in_the_oldest_batch_and_in_the_oldest_other_transfer_with_each_rank(tmp_path: Path) -> None:
+    names = ("recv 0<-1", "recv 0<-2", "recv 0<-1")
+    single = [transfer(f"nccl:{name}", number, state="scheduled") for number, name in enumerate(names, 1)]
+    batches = [
+        transfer(f"nccl:{name}", number, state="scheduled") for number in (4, 5) for name in ("send 0->1", "coalesced")
+    ]
+    (path,) = write_dumps(tmp_path, {0: dump(*single, *batches, groups={"2": ("mesh_pp", "[0, 1, 2]")})})
+    (group,) = read_dump(path).groups
+    assert [(one.sequence, one.peer) for one in group.transfers] == [(1, 1), (2, 2), (4, 1)]
+    (compact,) = read_dump(path).compact().groups
+    assert compact.transfers == group.transfers
 
 
 class Call:

@@ -6,15 +6,19 @@ in test_flight_recorder.py are torch's own.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.tracing.flight_recorder import dump, dumped_after, entry, transfer, write_dumps
+from tests.tracing.hung_pipelines import hung_pipeline, launches
 
 from muster.tracing.flight_recorder import read_dump
 from muster.tracing.hangs import explain_hang
 
 FSDP = {"1": ("mesh_fsdp", "[0, 1, 2, 3]")}
+PAIR = {"2": ("mesh_pp", "[1, 3]")}
 
 
 def explained(folder: Path, dumps: dict[int, dict[str, Any]], places: dict[int, str] | None = None) -> list[str]:
@@ -112,11 +116,102 @@ def test_ranks_that_enter_collectives_of_two_groups_in_opposite_order_wait_for_e
 
 def test_a_receive_names_the_rank_that_does_not_send(tmp_path: Path) -> None:
     """The ranks in torch's name are those of the group."""
-    groups = {"2": ("mesh_pp", "[1, 3]")}
-    dumps = {1: dump(transfer("nccl:recv 0<-1"), groups=groups), 3: dump(groups=groups)}
-    assert explained(tmp_path, dumps) == ["rank 1 waits in a recv of group pp for rank 3"]
-    dumps[3] = dump(transfer("nccl:send 1->0"), groups=groups)
-    assert explained(tmp_path, dumps) == []
+    dumps = {1: dump(transfer("nccl:recv 0<-1", 12), groups=PAIR), 3: dump(groups=PAIR)}
+    assert explained(tmp_path, dumps) == ["rank 1 waits in recv 12 of group pp for rank 3"]
+
+
+def test_a_send_and_its_receive_that_do_not_end_are_of_both_ranks(tmp_path: Path) -> None:
+    dumps = {
+        1: dump(transfer("nccl:recv 0<-1", 12), groups=PAIR),
+        3: dump(transfer("nccl:send 1->0", 7), groups=PAIR),
+    }
+    assert explained(tmp_path, dumps) == ["ranks 1, 3 are both in recv 12 of group pp, which does not end"]
+    long, short = dumped_after(dumps[1], 200), dumped_after(dumps[3], 0.5)
+    assert explained(tmp_path, {1: long, 3: dumped_after(dumps[3], 200)}) == [
+        "ranks 1, 3 are both in recv 12 of group pp, which does not end, since 3m20s"
+    ]
+    (sentence,) = explained(tmp_path, {1: dumped_after(dumps[1], 0.2), 3: short})
+    assert sentence == "no rank has waited for another one for longer than 200 ms, as in a job that runs"
+    assert long["muster"]["time_ns"] > short["muster"]["time_ns"]
+
+
+def test_two_ranks_that_both_send_first_wait_for_each_other(tmp_path: Path) -> None:
+    dumps = {
+        1: dump(transfer("nccl:send 0->1", 4), transfer("nccl:recv 0<-1", 5, state="scheduled"), groups=PAIR),
+        3: dump(transfer("nccl:send 1->0", 4), transfer("nccl:recv 1<-0", 5, state="scheduled"), groups=PAIR),
+    }
+    (sentence,) = explained(tmp_path, dumps)
+    states = "rank 1 in send 4 of group pp, without rank 3; rank 3 in send 4 of group pp, without rank 1"
+    assert sentence == f"ranks wait for each other: {states}"
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["batch_isend_irecv", "isend and irecv"])
+@pytest.mark.parametrize("ahead", [1000, 1], ids=["calls ahead of the device", "waits for each call"])
+@pytest.mark.parametrize("stuck", range(4))
+def test_of_a_pipeline_only_the_rank_that_stopped_is_named(
+    tmp_path: Path, stuck: int, ahead: int, batched: bool
+) -> None:
+    for calls in range(len(launches(stuck, 4, batched))):
+        sentences = explained(tmp_path, hung_pipeline(stuck, calls, batched, ahead=ahead))
+        assert sentences, calls
+        named = [re.fullmatch(r".* for rank (\d+)|rank (\d+) never entered .*", one) for one in sentences]
+        assert {match and (match[1] or match[2]) for match in named} == {str(stuck)}, sentences
+
+
+def test_of_a_batch_of_a_pipeline_its_number_and_directions_are_named(tmp_path: Path) -> None:
+    """A step has 13 batches on rank 2, 15 on rank 1, 6 on rank 3. Rank 2 has ended 3 of the second step, or 2."""
+    assert explained(tmp_path, hung_pipeline(2, 14 + 3, batched=True, ahead=1)) == [
+        "rank 3 waits in send and recv 8 of group pp for rank 2",
+        "rank 1 waits in send and recv 21 of group pp for rank 2",
+    ]
+    assert explained(tmp_path, hung_pipeline(2, 14 + 2, batched=True, ahead=1)) == [
+        "rank 3 waits in send and recv 8 of group pp for rank 2",
+        "rank 1 waits in send 19 of group pp for rank 2",
+    ]
+
+
+def test_the_same_is_found_from_what_a_collector_reports(tmp_path: Path) -> None:
+    dumps = [read_dump(path) for path in write_dumps(tmp_path, hung_pipeline(2, 20, batched=True))]
+    assert explain_hang([one.compact() for one in dumps]) == explain_hang(dumps)
+
+
+def test_a_pipeline_that_has_ended_all_its_batches_does_not_hang(tmp_path: Path) -> None:
+    assert explained(tmp_path, hung_pipeline(0, 1000, batched=True)) == []
+
+
+def test_a_batch_does_not_hide_or_number_the_collectives_of_its_group(tmp_path: Path) -> None:
+    group = ("1", "mesh_fsdp")
+    batch = [transfer(f"nccl:{name}", 1, group, "scheduled") for name in ("send 0->1", "recv 0<-1")]
+    ended = transfer("nccl:coalesced", 1, group, "completed")
+    dumps = {
+        0: dump(entry(8), entry(9, state="started"), *batch, ended, groups=FSDP),
+        1: dump(entry(8), groups=FSDP),
+    }
+    assert explained(tmp_path, dumps) == ["rank 1 never entered all-gather 9 of group fsdp; rank 0 waits in it"]
+
+
+def test_coalesced_collectives_that_have_ended_do_not_hang(tmp_path: Path) -> None:
+    """As `all_gather` of different sizes: torch records a broadcast per rank, whose state never changes."""
+    parts = [entry(5, "nccl:_broadcast_oop", state="scheduled") for _ in range(4)]
+    ended = [*parts, entry(5, "nccl:coalesced", input_sizes=[], output_sizes=[])]
+    assert explained(tmp_path, {rank: dump(*ended, groups=FSDP) for rank in range(4)}) == []
+    pending = [*parts, entry(5, "nccl:coalesced", state="scheduled", input_sizes=[], output_sizes=[])]
+    dumps = {0: dump(*pending, groups=FSDP), 1: dump(entry(4), groups=FSDP)}
+    assert explained(tmp_path, dumps) == ["rank 1 never entered broadcast-oop 5 of group fsdp; rank 0 waits in it"]
+
+
+def test_shapes_of_coalesced_tensors_must_be_equal(tmp_path: Path) -> None:
+    name = "nccl:all_gather_into_tensor_coalesced"
+    dumps = {rank: dump(entry(5, name, state="started", input_sizes=[[rank], [4]]), groups=FSDP) for rank in (0, 1)}
+    (sentence,) = explained(tmp_path, dumps)
+    assert sentence.startswith("different shapes are number 5 of group fsdp: rank 0 in all-gather-into-tensor-coal")
+
+
+def test_a_rank_of_a_group_whose_members_are_unknown_is_not_blamed(tmp_path: Path) -> None:
+    """torch's name of a receive has the place of the other rank in the group, not its number."""
+    assert explained(tmp_path, {5: dump(transfer("nccl:recv 1<-0", 3)), 0: dump()}) == []
+    world = transfer("nccl:recv 1<-0", 3, ("0", "default_pg"))
+    assert explained(tmp_path, {1: dump(world), 0: dump()}) == ["rank 1 waits in recv 3 of group default_pg for rank 0"]
 
 
 def test_ranks_without_a_dump_are_not_blamed(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ and read like a memory snapshot, without running anything that it contains. Form
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +23,9 @@ from muster.tracing.shared_folder import open_regular
 LIMITS = MemoryLimits(pickle_bytes=64 << 20, memory_bytes=1 << 30)
 MAX_GROUPS, MAX_GROUP_RANKS = 64, 4096
 _MAX_ENTRIES = 100_000
-_KEPT = 4
-"""Operations of a group that are kept: so many of the oldest ones that have not ended, and of the newest ones."""
+_KEPT, _KEPT_TRANSFERS = 4, 64
+"""Operations of a group that are kept: so many of the oldest collectives that have not ended, of the sends and receives
+that the rank waits in, and of the newest ones."""
 _MAX_NAME, _MAX_SHAPES = 80, 200
 _MAX_INTEGER = 2**63
 _SIDES = ("input", "output")
@@ -36,13 +38,17 @@ RECORDER_NAME = re.compile(
 STOP_REQUEST = "stop"
 """The request by which a launcher saves stacks and dumps of ranks that did not stop in time."""
 _WATCHDOG_NAME = re.compile(r".*?(\d{1,6})")
+_WORLD = "default_pg"
+"""torch's description of the group of all ranks."""
 _PEER = re.compile(r"(?:send \d+->|recv \d+<-)(\d{1,6})")
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A collective, or a send or receive (`peer`: the other rank). `sequence`: its number in the group. `shapes`:
-    dtypes and sizes of inputs and outputs. gloo reports no start. `called_us`: Unix time of the call. `waited_s`: from
-    the call to the dump, by the rank's clock; None if the dump has no time, as those of torch's watchdog."""
+    """A collective, or a send or receive (`peer`: the other rank). `sequence`: its number in the group, of collectives
+    or of sends and receives; ranks count the latter differently, and those of one batch have the same number. `shapes`:
+    dtypes and sizes of inputs and outputs. gloo reports no start, and NCCL only with timing. `called_us`: Unix time of
+    the call. `waited_s`: from the call to the dump, by the rank's clock; None if the dump has no time, as those of
+    torch's watchdog. `is_coalesced`: of a batch, as of `batch_isend_irecv`, which ends as a whole."""
 
     sequence: int
     name: str
@@ -52,6 +58,7 @@ class Operation(msgspec.Struct, frozen=True):
     peer: int | None = None
     called_us: int = 0
     waited_s: float | None = None
+    is_coalesced: bool = False
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
@@ -72,8 +79,9 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
     @property
     def transfers(self) -> tuple[Operation, ...]:
-        """The sends and receives that have not ended."""
-        return tuple(one for one in self.operations if not one.has_ended and one.peer is not None)
+        """The sends and receives that the rank waits in: those of the oldest batch that has not ended, and of the
+        others the oldest with each rank."""
+        return _oldest_transfers(self.operations)
 
 
 class RankCollectives(msgspec.Struct, frozen=True):
@@ -84,10 +92,10 @@ class RankCollectives(msgspec.Struct, frozen=True):
     dumped_us: int = 0
 
     def compact(self) -> RankCollectives:
-        """With what `muster.tracing.hangs` needs alone: of each group the operation that the rank waits in."""
+        """With what `muster.tracing.hangs` needs alone: of each group the operations that the rank waits in."""
         groups = []
         for group in self.groups:
-            waiting = [one for one in (group.pending, *group.transfers[:1]) if one is not None]
+            waiting = [one for one in (group.pending, *group.transfers) if one is not None]
             groups.append(msgspec.structs.replace(group, operations=tuple(waiting)))
         return msgspec.structs.replace(self, groups=tuple(groups))
 
@@ -143,48 +151,68 @@ def _groups(
     entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]], dumped_us: int
 ) -> tuple[GroupProgress, ...]:
     """The groups with entries, and those of which this rank is a member and has called nothing."""
-    operations: dict[tuple[str, str], list[Operation]] = {}
-    entered: dict[tuple[str, str], int] = {}  # the newest collective's sequence number
-    descriptions: dict[str, str] = {}
+    recorded: dict[tuple[str, str], _Recorded] = {}
     for entry in list(entries)[-_MAX_ENTRIES:]:
         if not isinstance(entry, dict):
             continue
         name, description = _group_name(entry.get("process_group"))
         backend, colon, operation = _text(entry.get("profiling_name")).partition(":")
-        sequence = parse_count(entry.get("p2p_seq_id" if entry.get("is_p2p") is True else "collective_seq_id"))
-        if not name or not colon or sequence is None or len(operations) > MAX_GROUPS:
+        is_p2p = entry.get("is_p2p") is True
+        sequence = parse_count(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+        if not name or not colon or sequence is None or len(recorded) > MAX_GROUPS:
             continue
-        descriptions[name] = description
-        ranks = members.get(name, ("", ()))[1]
-        called = _operation(entry, sequence, operation, ranks, dumped_us)
-        listed = operations.setdefault((name, backend), [])
-        if called.peer is None:
-            if sequence <= 1 < entered.get((name, backend), 0):
-                listed.clear()  # of a destroyed group, whose name torch has given again
-                entered[name, backend] = 0
-            entered[name, backend] = max(sequence, entered.get((name, backend), 0))
-        listed.append(called)
+        instance = parse_count(entry.get("pg_id"))
+        group = recorded.get((name, backend))
+        if group is None or group.instance != instance:  # torch gives the name of a destroyed group again
+            group = recorded[name, backend] = _Recorded(instance, description)
+        called = _operation(entry, sequence, operation, dumped_us)
+        if is_p2p:
+            called = msgspec.structs.replace(called, peer=_peer(operation, description, members.get(name, ("", ()))[1]))
+        group.launches.setdefault((is_p2p, sequence), []).append(called)
     found = [
         GroupProgress(
             name,
-            descriptions[name],
+            group.description,
             backend,
             members.get(name, ("", ()))[1],
-            entered.get((name, backend), 0),
-            _kept(listed),
+            max((sequence for is_p2p, sequence in group.launches if not is_p2p), default=0),
+            _kept(_operations(group.launches)),
         )
-        for (name, backend), listed in operations.items()
+        for (name, backend), group in recorded.items()
     ]
-    with_calls = {name for name, _ in operations}
+    with_calls = {name for name, _ in recorded}
     found += [GroupProgress(name, text, "", ranks) for name, (text, ranks) in members.items() if name not in with_calls]
     return tuple(found[:MAX_GROUPS])
 
 
-def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[int, ...], dumped_us: int) -> Operation:
-    peer = None
-    if entry.get("is_p2p") is True and (match := _PEER.fullmatch(name)) is not None:
-        local = int(match[1])
-        peer = ranks[local] if local < len(ranks) else local
+@dataclass(slots=True)
+class _Recorded:
+    """The entries of a process group, by launch: whether it sends and receives, and its number. `instance`: torch's
+    number of the group, which is never given again."""
+
+    instance: int | None
+    description: str
+    launches: dict[tuple[bool, int], list[Operation]] = field(default_factory=dict)
+
+
+def _operations(launches: Mapping[tuple[bool, int], Sequence[Operation]]) -> Iterator[Operation]:
+    """The collectives, and the sends and receives.
+
+    Operations of a coalesced launch have the same number and no state. The last entry of that number, such as
+    `coalesced` or `ALLGATHER_coalesced`, has the state of all, and no shapes.
+    """
+    for (is_p2p, _), entries in launches.items():
+        state = {
+            "has_started": any(one.has_started for one in entries),
+            "has_ended": any(one.has_ended for one in entries),
+            "is_coalesced": len(entries) > 1,
+        }
+        for one in entries if is_p2p else entries[:1]:
+            if not is_p2p or one.peer is not None:
+                yield msgspec.structs.replace(one, **state)
+
+
+def _operation(entry: Mapping[str, Any], sequence: int, name: str, dumped_us: int) -> Operation:
     state = entry.get("state")
     called_us = _time(entry.get("time_created_ns"))
     return Operation(
@@ -193,10 +221,20 @@ def _operation(entry: Mapping[str, Any], sequence: int, name: str, ranks: tuple[
         _shapes(entry),
         state in ("started", "completed") or entry.get("time_discovered_started_ns") is not None,
         entry.get("retired") is True or state == "completed",
-        peer,
-        called_us,
-        max(0.0, (dumped_us - called_us) / 1e6) if dumped_us and called_us else None,
+        called_us=called_us,
+        waited_s=max(0.0, (dumped_us - called_us) / 1e6) if dumped_us and called_us else None,
     )
+
+
+def _peer(name: str, description: str, ranks: Sequence[int]) -> int | None:
+    """The other rank of a send or receive, which torch names by its place in the group; None if it is unknown."""
+    match = _PEER.fullmatch(name)
+    if match is None:
+        return None
+    place = int(match[1])
+    if place < len(ranks):
+        return ranks[place]
+    return place if not ranks and description == _WORLD else None
 
 
 def _time(value: object) -> int:
@@ -204,11 +242,20 @@ def _time(value: object) -> int:
     return value // 1000 if isinstance(value, int) and 0 < value < _MAX_INTEGER else 0
 
 
-def _kept(listed: list[Operation]) -> tuple[Operation, ...]:
-    """The oldest that have not ended, and the newest ones. A number may occur again, in coalesced collectives."""
-    pending = [one for one in listed if not one.has_ended]
-    oldest = [one for kind in (True, False) for one in [o for o in pending if (o.peer is None) == kind][:_KEPT]]
-    kept = dict.fromkeys([*oldest, *listed[-_KEPT:]])
+def _oldest_transfers(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """NCCL runs the batches of a group one after the other. Other sends and receives use a communicator per pair."""
+    oldest: dict[int | None, int] = {}
+    pending = [one for one in operations if not one.has_ended and one.peer is not None]
+    for one in pending:
+        oldest.setdefault(None if one.is_coalesced else one.peer, one.sequence)
+    return tuple(one for one in pending if oldest[None if one.is_coalesced else one.peer] == one.sequence)
+
+
+def _kept(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Those that the rank waits in, and the newest ones."""
+    listed = list(operations)
+    collectives = [one for one in listed if not one.has_ended and one.peer is None]
+    kept = dict.fromkeys([*collectives[:_KEPT], *_oldest_transfers(listed)[:_KEPT_TRANSFERS], *listed[-_KEPT:]])
     return tuple(sorted(kept, key=lambda one: (one.sequence, one.name)))
 
 

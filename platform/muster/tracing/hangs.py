@@ -4,6 +4,8 @@ A rank waits for another one if its oldest unfinished collective is one that the
 on its device, or if it sends to it or receives from it. Ranks that others wait for, and that wait for none, are
 named. If each of them waits for another, they are in collectives of different groups, or in different ones of a group.
 
+Two ranks number their sends and receives differently, so these are matched by group, direction and pair of ranks alone.
+
 The ranks of a job that runs wait for each other, too: a wait that is known to be shorter than `SHORT_WAIT_S` is none.
 """
 
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from muster.text import rank_list
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.formatting import format_seconds
@@ -19,18 +23,22 @@ from muster.tracing.formatting import format_seconds
 SHORT_WAIT_S = 1.0
 _MAX_LAG_S = 15.0  # dumps of one request are made within this time; more is a difference of clocks
 _MAX_SENTENCES = 8
+_EQUAL_SHAPES = frozenset({"all-reduce", "allreduce", "all-gather", "all-gather-into-tensor", "broadcast"})
+_EQUAL_SHAPES |= {"reduce-scatter", "reduce-scatter-tensor"}
 _UNNAMED = frozenset({"", "undefined"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """Ranks that are in an operation of a group and wait for others. `is_entered`: the others have called it too."""
+    """Ranks that are in an operation of a group and wait for others. `is_entered`: the others have called it too.
+    `is_mutual`: a send or receive whose other rank waits in its receive or send of it."""
 
     group: GroupProgress
     operation: Operation
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
     is_entered: bool = False
+    is_mutual: bool = False
 
 
 @dataclass(slots=True)
@@ -50,18 +58,22 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     lag_s = _lag_s(ranks)
     waits = [wait for wait in seen if not _is_short(wait.operation, lag_s)]
     waits.sort(key=lambda wait: wait.operation.called_us)
+    one_sided = [wait for wait in waits if not wait.is_mutual]
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
-    awaited = {rank for wait in waits for rank in wait.missing} - waiting_ranks
-    for wait in waits:
+    awaited = {rank for wait in one_sided for rank in wait.missing} - waiting_ranks
+    for wait in one_sided:
         blamed = [rank for rank in wait.missing if rank in awaited]
         if blamed:
             found.append(_blame(wait, blamed, places or {}))
-    if waits and not awaited and not found:
-        found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in waits[:4])}")
+    if not found:
+        found += _mutual(waits)
+    if one_sided and not found:
+        found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in one_sided[:4])}")
     if not found:
         found += [sentence for members in groups for sentence in _common(members, lag_s)]
-    if not found and len(waits) < len(seen):
-        longest = max(0.0, *((wait.operation.waited_s or 0) - lag_s for wait in seen))
+    short = [wait.operation for wait in seen if _is_short(wait.operation, lag_s)]
+    if not found and short:
+        longest = max(0.0, *((operation.waited_s or 0) - lag_s for operation in short))
         found.append(
             f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs"
         )
@@ -104,21 +116,37 @@ def _waits(members: _Members) -> list[_Wait]:
 
 
 def _transfers(ranks: Iterable[RankCollectives]) -> list[_Wait]:
-    """Sends and receives that have not ended, whose other rank is in none with this one."""
-    known = {one.rank: one for one in ranks}
-    met = {
-        (rank, operation.peer, group.name)
-        for rank, one in known.items()
-        for group in one.groups
-        for operation in group.transfers
-    }
-    return [
-        _Wait(group, operation, (rank,), (operation.peer,))
-        for rank, one in sorted(known.items())
-        for group in one.groups
-        for operation in group.transfers[:1]
-        if operation.peer in known and (operation.peer, rank, group.name) not in met
-    ]
+    """The sends and receives that ranks wait in. The two directions between a pair of ranks in a batch are one wait."""
+    known = {one.rank for one in ranks}
+    called: dict[tuple[str, int, int], tuple[GroupProgress, list[Operation]]] = {}  # by group, rank and other rank
+    for one in ranks:
+        for group in one.groups:
+            for operation in group.transfers:
+                if operation.peer in known:
+                    key = (group.name, one.rank, operation.peer)
+                    called.setdefault(key, (group, []))[1].append(operation)
+    found = []
+    for (name, rank, peer), (group, operations) in called.items():
+        directions = {_direction(operation) for operation in operations}
+        others = {_direction(operation) for operation in called.get((name, peer, rank), (group, []))[1]}
+        is_mutual = ("send" in directions and "recv" in others) or ("recv" in directions and "send" in others)
+        operation = msgspec.structs.replace(operations[0], name=" and ".join(sorted(directions, reverse=True)))
+        found.append(_Wait(group, operation, (rank,), (peer,), is_mutual=is_mutual))
+    return found
+
+
+def _mutual(waits: Sequence[_Wait]) -> list[str]:
+    """Pairs of ranks that are in the same transfer, which does not end."""
+    first: dict[tuple[str, frozenset[int]], _Wait] = {}
+    found = []
+    for wait in waits:
+        if wait.is_mutual:
+            pair = wait.waiting + wait.missing
+            other = first.setdefault((wait.group.name, frozenset(pair)), wait)
+            if other is not wait:
+                what = _called(other.group, other.operation)
+                found.append(f"{rank_list(sorted(pair))} are both in {what}{_endless(wait.operation)}")
+    return found
 
 
 def _mismatches(members: _Members) -> list[str]:
@@ -153,9 +181,7 @@ def _common(members: _Members, lag_s: float) -> list[str]:
     assert group.pending is not None
     if _is_short(group.pending, lag_s):
         return []
-    return [
-        f"{rank_list(inside)} are all in {_called(group, group.pending)}, which does not end{_since(group.pending)}"
-    ]
+    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}{_endless(group.pending)}"]
 
 
 def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str:
@@ -188,15 +214,22 @@ def _since(operation: Operation) -> str:
     return "" if operation.waited_s is None else f", since {format_seconds(operation.waited_s)}"
 
 
+def _endless(operation: Operation) -> str:
+    return f", which does not end{_since(operation)}"
+
+
 def _called(group: GroupProgress, operation: Operation) -> str:
-    if operation.peer is not None:
-        return f"a {operation.name.partition(' ')[0]} of {_label(group)}"
     return f"{_title(operation.name)} {operation.sequence} of {_label(group)}"
 
 
 def _title(name: str) -> str:
     """`all-gather` of `_all_gather_base`, as torch names it."""
     return name.strip("_").removesuffix("_base").replace("_", "-").lower()
+
+
+def _direction(operation: Operation) -> str:
+    """`send` of `send 0->1`."""
+    return operation.name.partition(" ")[0]
 
 
 def _label(group: GroupProgress) -> str:
@@ -206,4 +239,4 @@ def _label(group: GroupProgress) -> str:
 
 def _has_equal_shapes(name: str) -> bool:
     """Whether all ranks must give tensors of the same shapes."""
-    return _title(name).split("-coalesced")[0] in ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
+    return _title(name).removesuffix("-coalesced") in _EQUAL_SHAPES
