@@ -33,8 +33,9 @@ def entry(
 def transfer(
     operation: str, sequence: int = 1, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started"
 ) -> dict[str, Any]:
-    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`."""
-    return entry(sequence, operation, group, state, is_p2p=True, collective_seq_id=0, p2p_seq_id=sequence)
+    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`, for which `is_p2p` is False."""
+    is_p2p = operation != "nccl:coalesced"
+    return entry(sequence, operation, group, state, is_p2p=is_p2p, collective_seq_id=0, p2p_seq_id=sequence)
 
 
 def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def entries(rank: Rank, number: int, batched: bool, called: int) -> list[dict[st
             name = f"nccl:{direction} {number}{'->' if direction == 'send' else '<-'}{peer}"
             record(name, PIPELINE, True, ended and not batched, [[16, 8]])
         if batched:
-            record("nccl:coalesced", PIPELINE, True, ended, [])
+            record("nccl:coalesced", PIPELINE, False, ended, [])
     return found
 
 

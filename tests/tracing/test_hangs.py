@@ -1,11 +1,13 @@
 """Which rank the others wait for, from dumps of torch's flight recorder.
 
-The dumps of NCCL are synthetic, in the format that torch writes; those of gloo in tests/launch/test_stack_dumps.py and
-in test_flight_recorder.py are torch's own.
+The dumps of NCCL are synthetic, in the format that torch writes, except those of data/nccl_hang.json.gz; those of gloo in
+tests/launch/test_stack_dumps.py and in test_flight_recorder.py are torch's own.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -253,3 +255,15 @@ def test_a_long_wait_has_its_duration(tmp_path: Path) -> None:
     assert explained(tmp_path, same) == [
         "ranks 0, 1 are all in all-gather 10 of group fsdp, which does not end, since 3m20s"
     ]
+
+
+RECORDED = json.loads(gzip.decompress((Path(__file__).parent / "data" / "nccl_hang.json.gz").read_bytes()))
+
+
+@pytest.mark.parametrize("how", RECORDED)
+def test_the_rank_that_stopped_a_pipeline_on_two_gpus_is_named(tmp_path: Path, how: str) -> None:
+    """Real dumps: rank 1 stopped before the all-gather of step 5, after which come sends and receives of that step."""
+    dumps = {int(rank): content for rank, content in RECORDED[how].items()}
+    found = explained(tmp_path, dumps)
+    assert found[0] == "rank 1 never entered all-gather 5 of group fsdp; rank 0 waits in it"
+    assert all("rank 0 waits in send" in sentence and "for rank 1" in sentence for sentence in found[1:])

@@ -157,14 +157,17 @@ def _groups(
             continue
         name, description = _group_name(entry.get("process_group"))
         backend, colon, operation = _text(entry.get("profiling_name")).partition(":")
-        is_p2p = entry.get("is_p2p") is True
+        instance, number = parse_count(entry.get("pg_id")), parse_count(entry.get("op_id"))
+        group = recorded.get((name, backend))
+        # The end of a batch of sends and receives has `is_p2p` as False, and the number of its last operation.
+        ends_batch = group is not None and group.is_p2p and operation == "coalesced" and group.number == number
+        is_p2p = entry.get("is_p2p") is True or ends_batch
         sequence = parse_count(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
         if not name or not colon or sequence is None or len(recorded) > MAX_GROUPS:
             continue
-        instance = parse_count(entry.get("pg_id"))
-        group = recorded.get((name, backend))
         if group is None or group.instance != instance:  # torch gives the name of a destroyed group again
             group = recorded[name, backend] = _Recorded(instance, description)
+        group.is_p2p, group.number = is_p2p, number
         called = _operation(entry, sequence, operation, dumped_us)
         if is_p2p:
             called = msgspec.structs.replace(called, peer=_peer(operation, description, members.get(name, ("", ()))[1]))
@@ -188,10 +191,12 @@ def _groups(
 @dataclass(slots=True)
 class _Recorded:
     """The entries of a process group, by launch: whether it sends and receives, and its number. `instance`: torch's
-    number of the group, which is never given again."""
+    number of the group, which is never given again. `number`, `is_p2p`: of the newest operation."""
 
     instance: int | None
     description: str
+    number: int | None = None
+    is_p2p: bool = False
     launches: dict[tuple[bool, int], list[Operation]] = field(default_factory=dict)
 
 
