@@ -33,7 +33,7 @@ def entry(
 def transfer(
     operation: str, sequence: int = 1, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started"
 ) -> dict[str, Any]:
-    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`, for which `is_p2p` is False."""
+    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`: `is_p2p` False."""
     is_p2p = operation != "nccl:coalesced"
     return entry(sequence, operation, group, state, is_p2p=is_p2p, collective_seq_id=0, p2p_seq_id=sequence)
 
