@@ -1,7 +1,7 @@
 """Which rank the others wait for, from dumps of torch's flight recorder.
 
-The dumps of NCCL are synthetic, in the format that torch writes, but those of data/nccl_hang.json.gz are torch's own; so
-are those of gloo in tests/launch/test_stack_dumps.py and in test_flight_recorder.py.
+The dumps of NCCL are synthetic, in the format that torch writes, except those of data/nccl_hang.json.gz. Those of
+gloo in tests/launch/test_stack_dumps.py and in test_flight_recorder.py are torch's own.
 """
 
 from __future__ import annotations
