@@ -14,7 +14,9 @@ import pytest
 from tests.tracing.flight_recorder import dump, dumped_after, entry, transfer, write_dumps
 from tests.tracing.hung_pipelines import hung_pipeline, launches
 
+from muster.tracing import hang_report
 from muster.tracing.flight_recorder import read_dump
+from muster.tracing.hang_report import analyse_hang, find_dumps
 from muster.tracing.hangs import explain_hang
 
 FSDP = {"1": ("mesh_fsdp", "[0, 1, 2, 3]")}
@@ -253,3 +255,29 @@ def test_a_long_wait_has_its_duration(tmp_path: Path) -> None:
     assert explained(tmp_path, same) == [
         "ranks 0, 1 are all in all-gather 10 of group fsdp, which does not end, since 3m20s"
     ]
+
+
+def test_dumps_above_the_limit_are_named_as_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_report, "MAX_FILES", 2)
+    write_dumps(tmp_path, {rank: dump(entry(5), groups=FSDP) for rank in range(4)})
+    report = analyse_hang(tmp_path)
+    assert [one.rank for one in report.ranks] == [0, 1]
+    assert [(one.file, one.reason) for one in report.skipped] == [
+        ("nccl_trace_rank_2", "only the first 2 of 4 dumps are read")
+    ]
+
+
+def test_a_dump_that_is_deleted_while_the_folder_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}.attempt-0.s1.pickle").write_bytes(b"")
+    is_file = Path.is_file
+
+    def listed(path: Path) -> bool:
+        found = is_file(path)
+        path.unlink() if found and path.name.startswith("rank-1") else None
+        return found
+
+    monkeypatch.setattr(Path, "is_file", listed)
+    assert [path.name for path in find_dumps(tmp_path)] == ["rank-0.attempt-0.s1.pickle", "rank-1.attempt-0.s1.pickle"]
