@@ -1,7 +1,7 @@
 """Which rank the others wait for, from dumps of torch's flight recorder.
 
-The dumps of NCCL are synthetic, in the format that torch writes; those of gloo in tests/launch/test_stack_dumps.py and
-in test_flight_recorder.py are torch's own.
+Most dumps of NCCL are synthetic, in the format that torch writes; those in data/flight_recorder are of two H200. Those
+of gloo in tests/launch/test_stack_dumps.py and in test_flight_recorder.py are torch's own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tracing.flight_recorder import dump, dumped_after, entry, transfer, write_dumps
+from tests.tracing.flight_recorder import batch, dump, dumped_after, entry, transfer, write_dumps
 from tests.tracing.hung_pipelines import hung_pipeline, launches
+from tests.tracing.kineto import DATA
 
 from muster.tracing import hang_report
 from muster.tracing.flight_recorder import read_dump
@@ -172,6 +173,15 @@ def test_of_a_batch_of_a_pipeline_its_number_and_directions_are_named(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize(("folder", "transfer"), [("batch", "send and recv 6"), ("single", "send 10")])
+def test_on_gpus_the_rank_that_stopped_is_named(folder: str, transfer: str) -> None:
+    """Rank 1 stopped before step 5, of which rank 0 has called an all-gather and a send and receive."""
+    assert analyse_hang(DATA / "flight_recorder" / folder).sentences == (
+        "rank 1 never entered all-gather 5 of group fsdp; rank 0 waits in it",
+        f"rank 0 waits in {transfer} of group pp for rank 1",
+    )
+
+
 def test_the_same_is_found_from_what_a_collector_reports(tmp_path: Path) -> None:
     dumps = [read_dump(path) for path in write_dumps(tmp_path, hung_pipeline(2, 20, batched=True))]
     assert explain_hang([one.compact() for one in dumps]) == explain_hang(dumps)
@@ -183,10 +193,9 @@ def test_a_pipeline_that_has_ended_all_its_batches_does_not_hang(tmp_path: Path)
 
 def test_a_batch_does_not_hide_or_number_the_collectives_of_its_group(tmp_path: Path) -> None:
     group = ("1", "mesh_fsdp")
-    batch = [transfer(f"nccl:{name}", 1, group, "scheduled") for name in ("send 0->1", "recv 0<-1")]
-    ended = transfer("nccl:coalesced", 1, group, "completed")
+    ended = batch("send 0->1", "recv 0<-1", group=group, state="completed", collectives=9)
     dumps = {
-        0: dump(entry(8), entry(9, state="started"), *batch, ended, groups=FSDP),
+        0: dump(entry(8), entry(9, state="started"), *ended, groups=FSDP),
         1: dump(entry(8), groups=FSDP),
     }
     assert explained(tmp_path, dumps) == ["rank 1 never entered all-gather 9 of group fsdp; rank 0 waits in it"]

@@ -168,7 +168,7 @@ def _groups(
         called = _operation(entry, sequence, operation, dumped_us)
         if is_p2p:
             called = msgspec.structs.replace(called, peer=_peer(operation, description, members.get(name, ("", ()))[1]))
-        group.launches.setdefault((is_p2p, sequence), []).append(called)
+        group.add(called, is_p2p, parse_count(entry.get("op_id")))
     found = [
         GroupProgress(
             name,
@@ -193,13 +193,24 @@ class _Recorded:
     instance: int | None
     description: str
     launches: dict[tuple[bool, int], list[Operation]] = field(default_factory=dict)
+    newest: tuple[bool, int] | None = None
+    newest_op_id: int | None = None
+
+    def add(self, called: Operation, is_p2p: bool, op_id: int | None) -> None:
+        """Add an entry. The last one of a coalesced launch has the number of the operation before, and torch 2.11 does
+        not say that it is of sends and receives."""
+        is_end = called.name == "coalesced" or (called.name.endswith("_coalesced") and op_id == self.newest_op_id)
+        if not is_end:
+            self.newest, self.newest_op_id = (is_p2p, called.sequence), op_id
+        if self.newest is not None:  # else the operations of the launch are not in the recorder any more
+            self.launches.setdefault(self.newest, []).append(called)
 
 
 def _operations(launches: Mapping[tuple[bool, int], Sequence[Operation]]) -> Iterator[Operation]:
     """The collectives, and the sends and receives.
 
-    Operations of a coalesced launch have the same number and no state. The last entry of that number, such as
-    `coalesced` or `ALLGATHER_coalesced`, has the state of all, and no shapes.
+    Operations of a coalesced launch have the same number and no state. The last entry, such as `coalesced` or
+    `ALLGATHER_coalesced`, has the state of all, and no shapes.
     """
     for (is_p2p, _), entries in launches.items():
         state = {
