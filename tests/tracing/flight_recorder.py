@@ -33,9 +33,25 @@ def entry(
 def transfer(
     operation: str, sequence: int = 1, group: tuple[str, str] = ("2", "mesh_pp"), state: str = "started"
 ) -> dict[str, Any]:
-    """A send or receive, such as `nccl:recv 1<-0`, or the end of a batch, `nccl:coalesced`: `is_p2p` False."""
-    is_p2p = operation != "nccl:coalesced"
-    return entry(sequence, operation, group, state, is_p2p=is_p2p, collective_seq_id=0, p2p_seq_id=sequence)
+    """A send or receive, such as `nccl:recv 1<-0`."""
+    return entry(sequence, operation, group, state, is_p2p=True, collective_seq_id=0, p2p_seq_id=sequence)
+
+
+def batch(
+    *operations: str,
+    sequence: int = 1,
+    group: tuple[str, str] = ("2", "mesh_pp"),
+    state: str = "scheduled",
+    collectives: int = 0,
+) -> list[dict[str, Any]]:
+    """Sends and receives of one batch. `state`: of its last entry, which counts as a collective, as torch 2.11 writes
+    it; `collectives`: how many the group has called before."""
+    parts = [
+        transfer(f"nccl:{one}", sequence, group, "scheduled") | {"op_id": 100 * sequence + place}
+        for place, one in enumerate(operations)
+    ]
+    last = entry(collectives, "nccl:coalesced", group, state, p2p_seq_id=sequence, op_id=parts[-1]["op_id"])
+    return [*parts, last | {"input_sizes": [], "input_dtypes": [], "output_sizes": [], "output_dtypes": []}]
 
 
 def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Dumps of a pipeline (1F1B) in which one rank stops, with the entries that torch's ProcessGroupNCCL records.
 
-Of a batch (`batch_isend_irecv`), each send and receive has an entry whose state never changes, and the batch has an
-entry `nccl:coalesced` after them with the state of all. Without TORCH_NCCL_ENABLE_TIMING no entry is ever "started".
+Of a batch (`batch_isend_irecv`), each send and receive has an entry whose state never changes. After them the batch has
+an entry `nccl:coalesced` with the state of all, and `is_p2p` False (torch 2.11). Without TORCH_NCCL_ENABLE_TIMING no
+entry is ever "started".
 """
 
 from __future__ import annotations

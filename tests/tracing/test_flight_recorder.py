@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from tests.tracing.flight_recorder import dump, entry, transfer, write_dumps
+from tests.tracing.flight_recorder import batch, dump, entry, transfer, write_dumps
 
 from muster.errors import InvalidTrace
 from muster.tracing.flight_recorder import MAX_GROUPS, GroupProgress, RankCollectives, read_dump
@@ -103,9 +103,9 @@ def test_a_new_group_has_no_transfer_of_a_destroyed_one(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_sends_and_receives_has_the_state_of_its_last_entry(tmp_path: Path) -> None:
-    parts = [transfer(f"nccl:{name}", 1, state="scheduled") for name in ("send 0->1", "recv 0<-1")]
-    later = [transfer(f"nccl:{name}", 2, state="scheduled") for name in ("send 0->1", "recv 0<-1", "coalesced")]
-    content = dump(*parts, transfer("nccl:coalesced", 1, state="completed"), *later, groups={"2": ("pp", "[4, 6]")})
+    both = ("send 0->1", "recv 0<-1")
+    batches = [*batch(*both, state="completed"), *batch(*both, sequence=2)]
+    content = dump(*batches, groups={"2": ("pp", "[4, 6]")})
     (path,) = write_dumps(tmp_path, {4: content})
     (group,) = read_dump(path).groups
     assert group.entered == 0  # no collective
@@ -119,14 +119,35 @@ def test_a_batch_of_sends_and_receives_has_the_state_of_its_last_entry(tmp_path:
 def test_a_rank_waits_in_the_oldest_batch_and_in_the_oldest_other_transfer_with_each_rank(tmp_path: Path) -> None:
     names = ("recv 0<-1", "recv 0<-2", "recv 0<-1")
     single = [transfer(f"nccl:{name}", number, state="scheduled") for number, name in enumerate(names, 1)]
-    batches = [
-        transfer(f"nccl:{name}", number, state="scheduled") for number in (4, 5) for name in ("send 0->1", "coalesced")
-    ]
+    batches = [*batch("send 0->1", sequence=4), *batch("send 0->1", sequence=5)]
     (path,) = write_dumps(tmp_path, {0: dump(*single, *batches, groups={"2": ("mesh_pp", "[0, 1, 2]")})})
     (group,) = read_dump(path).groups
     assert [(one.sequence, one.peer) for one in group.transfers] == [(1, 1), (2, 2), (4, 1)]
     (compact,) = read_dump(path).compact().groups
     assert compact.transfers == group.transfers
+
+
+def test_the_last_entry_of_a_batch_is_of_the_batch_whether_or_not_torch_calls_it_p2p(tmp_path: Path) -> None:
+    for is_p2p in (True, False):
+        *parts, last = batch("recv 0<-1", state="completed", collectives=7)
+        content = dump(
+            entry(7, group=("2", "mesh_pp"), state="scheduled"),
+            *parts,
+            last | {"is_p2p": is_p2p},
+            groups={"2": ("mesh_pp", "[0, 1]")},
+        )
+        (path,) = write_dumps(tmp_path, {0: content})
+        (group,) = read_dump(path).groups
+        assert group.transfers == ()
+        assert group.pending is not None
+        assert (group.entered, group.pending.name) == (7, "_all_gather_base")
+
+
+def test_the_end_of_a_batch_whose_operations_are_not_in_the_recorder_any_more_is_left_out(tmp_path: Path) -> None:
+    *_, last = batch("recv 0<-1", collectives=7)
+    (path,) = write_dumps(tmp_path, {0: dump(last, entry(8, group=("2", "mesh_pp")))})
+    (group,) = read_dump(path).groups
+    assert ([one.sequence for one in group.operations], group.pending) == ([8], None)
 
 
 class Call:

@@ -1,22 +1,23 @@
 """Which rank the others wait for, from dumps of torch's flight recorder.
 
-The dumps of NCCL are synthetic, in the format that torch writes, except those of data/nccl_hang.json.gz. Those of
-gloo in tests/launch/test_stack_dumps.py and in test_flight_recorder.py are torch's own.
+Most dumps of NCCL are synthetic, in the format that torch writes; those in data/flight_recorder are of two H200. Those
+of gloo in tests/launch/test_stack_dumps.py and in test_flight_recorder.py are torch's own.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tracing.flight_recorder import dump, dumped_after, entry, transfer, write_dumps
+from tests.tracing.flight_recorder import batch, dump, dumped_after, entry, transfer, write_dumps
 from tests.tracing.hung_pipelines import hung_pipeline, launches
+from tests.tracing.kineto import DATA
 
+from muster.tracing import hang_report
 from muster.tracing.flight_recorder import read_dump
+from muster.tracing.hang_report import analyse_hang, find_dumps
 from muster.tracing.hangs import explain_hang
 
 FSDP = {"1": ("mesh_fsdp", "[0, 1, 2, 3]")}
@@ -172,6 +173,15 @@ def test_of_a_batch_of_a_pipeline_its_number_and_directions_are_named(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize(("folder", "transfer"), [("batch", "send and recv 6"), ("single", "send 10")])
+def test_on_gpus_the_rank_that_stopped_is_named(folder: str, transfer: str) -> None:
+    """Rank 1 stopped before step 5, of which rank 0 has called an all-gather and a send and receive."""
+    assert analyse_hang(DATA / "flight_recorder" / folder).sentences == (
+        "rank 1 never entered all-gather 5 of group fsdp; rank 0 waits in it",
+        f"rank 0 waits in {transfer} of group pp for rank 1",
+    )
+
+
 def test_the_same_is_found_from_what_a_collector_reports(tmp_path: Path) -> None:
     dumps = [read_dump(path) for path in write_dumps(tmp_path, hung_pipeline(2, 20, batched=True))]
     assert explain_hang([one.compact() for one in dumps]) == explain_hang(dumps)
@@ -183,10 +193,9 @@ def test_a_pipeline_that_has_ended_all_its_batches_does_not_hang(tmp_path: Path)
 
 def test_a_batch_does_not_hide_or_number_the_collectives_of_its_group(tmp_path: Path) -> None:
     group = ("1", "mesh_fsdp")
-    batch = [transfer(f"nccl:{name}", 1, group, "scheduled") for name in ("send 0->1", "recv 0<-1")]
-    ended = transfer("nccl:coalesced", 1, group, "completed")
+    ended = batch("send 0->1", "recv 0<-1", group=group, state="completed", collectives=9)
     dumps = {
-        0: dump(entry(8), entry(9, state="started"), *batch, ended, groups=FSDP),
+        0: dump(entry(8), entry(9, state="started"), *ended, groups=FSDP),
         1: dump(entry(8), groups=FSDP),
     }
     assert explained(tmp_path, dumps) == ["rank 1 never entered all-gather 9 of group fsdp; rank 0 waits in it"]
@@ -257,13 +266,27 @@ def test_a_long_wait_has_its_duration(tmp_path: Path) -> None:
     ]
 
 
-RECORDED = json.loads(gzip.decompress((Path(__file__).parent / "data" / "nccl_hang.json.gz").read_bytes()))
+def test_dumps_above_the_limit_are_named_as_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_report, "MAX_FILES", 2)
+    write_dumps(tmp_path, {rank: dump(entry(5), groups=FSDP) for rank in range(4)})
+    report = analyse_hang(tmp_path)
+    assert [one.rank for one in report.ranks] == [0, 1]
+    assert [(one.file, one.reason) for one in report.skipped] == [
+        ("nccl_trace_rank_2", "only the first 2 of 4 dumps are read")
+    ]
 
 
-@pytest.mark.parametrize("how", RECORDED)
-def test_the_rank_that_stopped_a_pipeline_on_two_gpus_is_named(tmp_path: Path, how: str) -> None:
-    """Real dumps: rank 1 stopped before the all-gather of step 5, after which come sends and receives of that step."""
-    dumps = {int(rank): content for rank, content in RECORDED[how].items()}
-    found = explained(tmp_path, dumps)
-    assert found[0] == "rank 1 never entered all-gather 5 of group fsdp; rank 0 waits in it"
-    assert all("rank 0 waits in send" in sentence and "for rank 1" in sentence for sentence in found[1:])
+def test_a_dump_that_is_deleted_while_the_folder_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}.attempt-0.s1.pickle").write_bytes(b"")
+    is_file = Path.is_file
+
+    def listed(path: Path) -> bool:
+        found = is_file(path)
+        path.unlink() if found and path.name.startswith("rank-1") else None
+        return found
+
+    monkeypatch.setattr(Path, "is_file", listed)
+    assert [path.name for path in find_dumps(tmp_path)] == ["rank-0.attempt-0.s1.pickle", "rank-1.attempt-0.s1.pickle"]

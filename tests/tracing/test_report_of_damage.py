@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.tracing.kineto import Event, trace_text, training_steps
+from tests.tracing.runs import run_folder
 
 from muster.errors import InvalidTrace
 from muster.tracing import analysis
@@ -87,6 +88,20 @@ def test_a_folder_with_a_name_that_is_not_utf_8_has_a_report(tmp_path: Path) -> 
     report = build(written(folder, {"metrics/rank-0.jsonl": lines()}))
     assert report.page == str(folder / "report" / "report.html")
     assert "30 steps" in shown(report)
+
+
+def test_a_link_or_a_file_in_place_of_the_traces_folder_is_named_and_the_rest_shown(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    (run / "traces").rename(tmp_path / "elsewhere")
+    (run / "traces").symlink_to(tmp_path / "elsewhere")
+    report = build(run)
+    assert len(report.traces) == 2
+    assert [(one.file, one.reason) for one in report.skipped] == [
+        ("traces", "manifests cannot be read: Not a directory")
+    ]
+    (run / "traces").unlink()
+    (run / "traces").write_text("")
+    assert [one.file for one in build(run).skipped] == ["traces"]
 
 
 UNREPORTABLE: dict[str, dict[str, str | bytes]] = {

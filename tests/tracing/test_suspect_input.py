@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,17 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
         write_trace(tmp_path / f"{rank}.json", training_steps(), rank=rank, world_size=5)
     (sentence,) = [s for s in build(tmp_path).findings if "of 5 ranks" in s]
     assert "there is none of ranks 1, 3 and 4" in sentence
+
+
+@pytest.mark.parametrize(
+    ("world_size", "end"), [(17, "14, 15 and 16"), (18, "14, 15 and 2 more"), (100, "15 and 84 more")]
+)
+def test_of_many_missing_ranks_the_first_are_named_and_the_others_counted(
+    tmp_path: Path, world_size: int, end: str
+) -> None:
+    write_trace(tmp_path / "0.json", training_steps(), world_size=world_size)
+    (sentence,) = [s for s in build(tmp_path).findings if f"of {world_size} ranks" in s]
+    assert f"{end}. Findings" in sentence
 
 
 def test_traces_of_different_runs_are_not_merged(tmp_path: Path) -> None:
@@ -102,3 +115,27 @@ def test_files_that_are_given_and_are_no_traces_are_named(tmp_path: Path) -> Non
     trace = write_trace(tmp_path / "t.json", training_steps())
     assert [one.file for one in build([trace, other]).skipped] == ["notes.json"]
     assert build(tmp_path).skipped == ()
+
+
+@pytest.mark.parametrize("world_size", [10**9, 2**62, 10**30])
+def test_an_impossible_number_of_ranks_costs_no_time_and_no_memory(tmp_path: Path, world_size: int) -> None:
+    path = write_trace(tmp_path / "t.json", training_steps(), world_size=world_size)
+    tracemalloc.start()
+    try:
+        report = build(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    named = [sentence for sentence in report.findings if "There are traces of 1 of" in sentence]
+    assert [len(sentence) < 300 for sentence in named] == [True] * (world_size == 10**9)
+
+
+@pytest.mark.parametrize("field", ["rank", "world_size"])
+def test_a_truth_value_is_no_rank(tmp_path: Path, field: str) -> None:
+    path = write_trace(tmp_path / "t.json", training_steps())
+    document = json.loads(path.read_text())
+    document["distributedInfo"][field] = True
+    path.write_text(json.dumps(document))
+    trace = build(path).traces[0].trace
+    assert (trace.rank, trace.world_size) == ((None, 1) if field == "rank" else (0, None))

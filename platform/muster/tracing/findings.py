@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -310,10 +311,12 @@ def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
     ranks = {t.rank for t in traces if t.rank is not None}
     if len(world_sizes) != 1 or len(ranks) >= (world := world_sizes.pop()):
         return []
-    missing = format_list(
-        [str(rank) for rank in range(world) if rank not in ranks][: MAX_NAMED_RANKS + 1], max_items=MAX_NAMED_RANKS
-    )
-    none = f"there is none of {'rank' if world - len(ranks) == 1 else 'ranks'} {missing}"
+    count = world - sum(rank < world for rank in ranks)
+    named = list(islice((str(rank) for rank in range(world) if rank not in ranks), MAX_NAMED_RANKS))
+    missing = format_list(named, max_items=MAX_NAMED_RANKS)
+    if count > len(named):
+        missing = f"{', '.join(named[:-1])} and {count - len(named) + 1} more"
+    none = f"there is none of {'rank' if count == 1 else 'ranks'} {missing}"
     return [f"There are traces of {len(ranks)} of {world} ranks; {none}. Findings about ranks cover only those traced."]
 
 

@@ -157,21 +157,18 @@ def _groups(
             continue
         name, description = _group_name(entry.get("process_group"))
         backend, colon, operation = _text(entry.get("profiling_name")).partition(":")
-        instance, number = parse_count(entry.get("pg_id")), parse_count(entry.get("op_id"))
-        group = recorded.get((name, backend))
-        # The end of a batch of sends and receives has `is_p2p` as False, and the number of its last operation.
-        ends_batch = group is not None and group.is_p2p and operation == "coalesced" and group.number == number
-        is_p2p = entry.get("is_p2p") is True or ends_batch
+        is_p2p = entry.get("is_p2p") is True
         sequence = parse_count(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
         if not name or not colon or sequence is None or len(recorded) > MAX_GROUPS:
             continue
+        instance = parse_count(entry.get("pg_id"))
+        group = recorded.get((name, backend))
         if group is None or group.instance != instance:  # torch gives the name of a destroyed group again
             group = recorded[name, backend] = _Recorded(instance, description)
-        group.is_p2p, group.number = is_p2p, number
         called = _operation(entry, sequence, operation, dumped_us)
         if is_p2p:
             called = msgspec.structs.replace(called, peer=_peer(operation, description, members.get(name, ("", ()))[1]))
-        group.launches.setdefault((is_p2p, sequence), []).append(called)
+        group.add(called, is_p2p, parse_count(entry.get("op_id")))
     found = [
         GroupProgress(
             name,
@@ -191,20 +188,29 @@ def _groups(
 @dataclass(slots=True)
 class _Recorded:
     """The entries of a process group, by launch: whether it sends and receives, and its number. `instance`: torch's
-    number of the group, which is never given again. `number`, `is_p2p`: of the newest operation."""
+    number of the group, which is never given again."""
 
     instance: int | None
     description: str
-    number: int | None = None
-    is_p2p: bool = False
     launches: dict[tuple[bool, int], list[Operation]] = field(default_factory=dict)
+    newest: tuple[bool, int] | None = None
+    newest_op_id: int | None = None
+
+    def add(self, called: Operation, is_p2p: bool, op_id: int | None) -> None:
+        """Add an entry. The last one of a coalesced launch has the number of the operation before, and torch 2.11 does
+        not say that it is of sends and receives."""
+        is_end = called.name == "coalesced" or (called.name.endswith("_coalesced") and op_id == self.newest_op_id)
+        if not is_end:
+            self.newest, self.newest_op_id = (is_p2p, called.sequence), op_id
+        if self.newest is not None:  # else the operations of the launch are not in the recorder any more
+            self.launches.setdefault(self.newest, []).append(called)
 
 
 def _operations(launches: Mapping[tuple[bool, int], Sequence[Operation]]) -> Iterator[Operation]:
     """The collectives, and the sends and receives.
 
-    Operations of a coalesced launch have the same number and no state. The last entry of that number, such as
-    `coalesced` or `ALLGATHER_coalesced`, has the state of all, and no shapes.
+    Operations of a coalesced launch have the same number and no state. The last entry, such as `coalesced` or
+    `ALLGATHER_coalesced`, has the state of all, and no shapes.
     """
     for (is_p2p, _), entries in launches.items():
         state = {

@@ -41,6 +41,8 @@ def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
         if found.rank in ranks:
             raise InvalidTrace(f"{file}: rank {found.rank} must have one dump; another one is of the same rank")
         ranks[found.rank] = found
+    if len(files) > MAX_FILES:
+        skipped.append(SkippedFile(files[MAX_FILES].name, f"only the first {MAX_FILES} of {len(files)} dumps are read"))
     if not ranks:
         reasons = "; ".join(f"{one.file}: {one.reason}" for one in skipped[:3])
         raise InvalidTrace(
@@ -62,7 +64,7 @@ def find_dumps(path: Path) -> list[Path]:
             requests.setdefault((int(match["attempt"]), match["request"]), []).append(file)
     if requests:
         # The last one of an attempt is that before the ranks are killed. Downloaded files have times of their own.
-        times = {key: max(file.stat().st_mtime_ns for file in found) for key, found in requests.items()}
+        times = {key: max(map(_modified_ns, found)) for key, found in requests.items()}
         return requests[max(requests, key=lambda key: (key[0], key[1] == STOP_REQUEST, times[key]))]
     if not files:
         raise InvalidTrace(
@@ -70,3 +72,11 @@ def find_dumps(path: Path) -> list[Path]:
             "muster trace JOB --stacks"
         )
     return files
+
+
+def _modified_ns(file: Path) -> int:
+    """0 for a file that has been deleted meanwhile."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0

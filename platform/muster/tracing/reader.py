@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -333,10 +333,15 @@ def _distributed(header: TraceHeader) -> tuple[int | None, int | None, str | Non
     info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     rank, world, backend = info.get("rank"), info.get("world_size"), info.get("backend")
     return (
-        rank if isinstance(rank, int) and rank >= 0 else None,
-        world if isinstance(world, int) and world > 0 else None,
+        rank if _is_integer(rank) and 0 <= rank <= MAX_RANK else None,
+        world if _is_integer(world) and 0 < world <= MAX_RANK else None,
         backend if isinstance(backend, str) and backend != "none" else None,  # of a process without a process group
     )
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """Also false for True and False, which are integers in Python."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _process_groups(header: TraceHeader) -> tuple[ProcessGroup, ...]:
@@ -347,7 +352,7 @@ def _process_groups(header: TraceHeader) -> tuple[ProcessGroup, ...]:
         for entry in (listed if isinstance(listed, list) else ())
         if isinstance(entry, dict)
         and isinstance(entry.get("ranks"), list)
-        and all(isinstance(rank, int) for rank in entry["ranks"])
+        and all(_is_integer(rank) for rank in entry["ranks"])
     )
 
 

@@ -284,7 +284,12 @@ def _unusable_traces(traces: Path) -> list[SkippedFile]:
     """Corrupt and unfinished traces."""
     found: dict[str, str] = {}
     run = SharedFolder(traces.parent)
-    for name in manifest_names(run):
+    try:
+        manifests = manifest_names(run)
+    except OSError as error:  # such as a link in place of the folder, which a program of the job may have made
+        manifests = []
+        found[traces.name] = f"manifests cannot be read: {error.strerror or error}"
+    for name in manifests:
         try:
             manifest = read_manifest(run, name)
         except (InvalidTrace, OSError) as error:
