@@ -274,6 +274,13 @@ def test_a_job_that_failed_is_on_the_timeline_while_its_last_process_ends() -> N
     assert html.count('href="/jobs/default/z"') == 2  # one bar on each node
 
 
+def test_the_timeline_of_a_week_is_not_sent_again_each_second() -> None:
+    contents = [page(client(admitted("a")), "/timeline?hours=168", now=NOW + second) for second in (10, 11)]
+    first, second = (re.findall(r'<section id="gantt">.*?</section>', one, re.DOTALL) for one in contents)
+    assert first
+    assert first == second
+
+
 def test_the_timeline_reads_only_jobs_that_it_shows() -> None:
     """Of 5,000 jobs it would read all for each change otherwise."""
 
