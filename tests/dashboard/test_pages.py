@@ -153,6 +153,14 @@ def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages
     assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, unescape(following))) == [f"b-{MAX_ROWS:04}"]
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/pending"])
+def test_the_queue_that_a_list_is_limited_to_is_selected_also_if_it_does_not_exist_any_more(path: str) -> None:
+    page = one_page(leader(two_queues(named("a"))), f"{path}?queue=deleted")
+    assert re.findall(r"<option selected>([^<]*)</option>", page) == ["deleted"]
+    page = one_page(leader(two_queues(named("a"))), f"{path}?queue=default")
+    assert re.findall(r"<option selected>([^<]*)</option>", page) == ["default"]
+
+
 def test_a_failed_job_is_listed_with_the_error_that_it_wrote() -> None:
     state = leader(two_queues(failed("a", "step 7\nRuntimeError: no space\n")))
     assert "Error RuntimeError: no space exited with code 1" in text(one_page(state, "/jobs"))
