@@ -86,7 +86,7 @@ def test_a_flavor_that_does_not_exist_has_another_reason_than_one_that_the_queue
     )
 
 
-def test_of_several_flavors_those_that_do_not_exist_are_told_apart_from_those_that_the_queue_may_not_use() -> None:
+def test_of_several_flavors_those_that_do_not_exist_are_named_apart_from_those_that_the_queue_may_not_use() -> None:
     reason, message = reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("a100", "b300", "b400"))]))
     assert (reason, message.partition(", but ")[2]) == (
         "FlavorNotFound",
