@@ -1,6 +1,7 @@
 """What holds for every test: its own home for Muster, and property tests that do not race a clock."""
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("muster", "muster_components", "muster_operator")
 
 # A shell without job control starts `command &` with SIGINT ignored, which programs inherit: those that tests end by
 # Ctrl-C would then run on.
@@ -38,6 +40,16 @@ settings.register_profile(
 settings.load_profile(os.environ.get("MUSTER_HYPOTHESIS", "muster"))
 if settings.default is not None and settings.default.derandomize:
     providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_configure() -> None:
+    """Refuse to test another checkout: with the Python of its environment, tests and the programs that they start
+    import its packages."""
+    for name in PACKAGES:
+        found = importlib.util.find_spec(name)
+        origin = "nowhere" if found is None else found.origin
+        if origin is None or not Path(origin).resolve().is_relative_to(ROOT):
+            raise pytest.UsageError(f"{name} is imported from {origin}, not from {ROOT}: run make setup there")
 
 
 @pytest.fixture(autouse=True, scope="session")

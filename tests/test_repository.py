@@ -132,6 +132,17 @@ def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) 
     assert seen["math\n    time"].returncode == 0
 
 
+def test_the_tests_of_one_checkout_do_not_run_with_the_code_of_another(tmp_path: Path) -> None:
+    """As with the Python of another worktree, whose packages tests and the programs that they start would import."""
+    (tmp_path / "muster").mkdir()
+    (tmp_path / "muster" / "__init__.py").write_text("")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", "tests/test_version.py"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"muster is imported from {tmp_path}" in ended.stderr
+
+
 def test_no_test_file_imports_another() -> None:
     found = re.compile(r"^\s*(?:from\s+(?:[\w.]*\.)?test_\w+\s+import|import\s+tests\.[\w.]*test_)", re.MULTILINE)
     files = (ROOT / "tests").rglob("*.py")

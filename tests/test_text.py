@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rich.text import Text
 from muster.text import (
     closest_match,
     did_you_mean,
+    name_hint,
     read_duration,
     read_step_range,
     sanitize,
@@ -83,6 +85,26 @@ def test_the_most_similar_name_is_suggested_and_none_if_none_is_similar() -> Non
     assert closest_match("long", ["other", "long-b5e823f1", "long-a"]) == "long-a"
     assert closest_match("long", ["other", "long-b5e823f1", "long-a7d1c2e3"]) == "long-b5e823f1"
     assert closest_match("", ["-a"]) is None
+
+
+def test_the_suggestion_from_a_set_is_the_same_in_every_process() -> None:
+    assert closest_match("long", {f"long-{n:02}-{'x' * 20}" for n in range(50)}) == f"long-00-{'x' * 20}"
+
+
+def test_of_many_names_only_those_next_to_the_unknown_one_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    compare = difflib.get_close_matches
+
+    def count(name: str, names: Sequence[str], *options: Any) -> list[str]:
+        compared.append(len(names))
+        return compare(name, names, *options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    known = {f"pool-{n:04}" for n in range(5000)}
+    assert name_hint("pool-0000x", known, "flavor") == "did you mean 'pool-0000'?"
+    assert name_hint("pool-4999x", known, "flavor") == "did you mean 'pool-4999'?"
+    assert name_hint("tpu", known, "flavor").endswith("pool-0007 and 4992 more")
+    assert compared == [200, 200, 200]
 
 
 def test_the_sentence_ends_with_the_suggestion_or_with_the_fallback() -> None:

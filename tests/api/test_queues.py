@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -79,6 +80,20 @@ def test_of_many_flavors_the_number_of_the_others_is_said() -> None:
         [queue("a", resources=gpus("tpu"))], flavors=[f"pool-{n:02}" for n in range(20)]
     ).values()
     assert state.message.endswith("pool-07 and 12 more")
+
+
+def test_the_hint_for_a_flavor_that_many_queues_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[str] = []
+
+    def hint(name: str, known: Collection[str], kind: str) -> str:
+        requested.append(name)
+        return f"there is {kind} {name}"
+
+    monkeypatch.setattr("muster.api.validation.queues.name_hint", hint)
+    tree = [queue("top", resources=gpus("h20")), *(queue(f"q{n}", "top", resources=gpus("h20")) for n in range(9))]
+    states = queue_readiness(tree, flavors=["a100"])
+    assert {state.message.partition("; ")[2] for state in states.values()} == {"there is flavor h20"}
+    assert requested == ["h20"]
 
 
 def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:

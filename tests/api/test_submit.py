@@ -86,11 +86,24 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
         "FlavorNotFound", check_dependencies_valid, job(queue="research"), tree, {}, {"h200": "spec.x: odd"}
     )
     assert message == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
+    beside_one_without_quota = job(queue="research", flavors=["a100", "h200"])
+    assert message == refused(
+        "FlavorNotFound", check_dependencies_valid, beside_one_without_quota, tree, {}, {"h200": "spec.x: odd"}
+    )
 
 
 def test_a_flavor_that_does_not_exist_is_refused_with_the_nearest_one() -> None:
     message = refused("FlavorNotFound", check_submit, job(queue="research", flavors=["h20"]), COMPANY, [flavor()])
     assert message == "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?"
+
+
+def test_all_flavors_that_do_not_exist_are_in_one_refusal() -> None:
+    wanted = job(queue="research", flavors=["h200", "h20", "b300"])
+    message = refused("FlavorNotFound", check_submit, wanted, COMPANY, [flavor()])
+    assert message == (
+        "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?; "
+        "also: spec.flavors: flavor 'b300' does not exist; there is h200"
+    )
 
 
 def test_a_flavor_without_quota_on_the_path_is_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.dashboard.browsing import PATHS, enter, many_jobs, press
-from tests.dashboard.serving import ReadStateClient
+from tests.dashboard.serving import ReadStateClient, serving
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
@@ -23,6 +23,7 @@ from muster.dashboard.page import MAX_ROWS
 from muster.lifecycle.conditions import explain_phase
 from muster.local.client import LocalClient
 from muster.model import Wait
+from muster.visibility.state import ReadState
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,6 +134,20 @@ def test_a_change_is_shown_without_a_reload_and_the_focus_stays(
     tab.wait_for("!document.getElementById('jobs').innerText.includes('default/third')")
     assert tab.value("window.loaded") == 1
     assert errors(browser, tab) == []
+
+
+def test_the_focus_stays_in_its_row_also_on_a_link_that_other_rows_have(browser: Browser) -> None:
+    def state(*names: str) -> ReadState:
+        return leader(two_queues(*(named(name) for name in names)))
+
+    source = ReadStateClient(state=state("b", "c", "d"))
+    with serving(source) as server:
+        tab = enter(browser, server.url, "/jobs?sort=name")
+        tab.value("[...document.querySelectorAll('#jobs a[href=\"/jobs?queue=default\"]')][1].focus()")
+        source.state = state("a", "b", "c", "d")
+        tab.wait_for("document.getElementById('jobs').innerText.includes('default/a')")
+        assert tab.value("document.activeElement.closest('tr').querySelector('strong').textContent") == "c"
+        assert tab.value("document.activeElement.getAttribute('href')") == "/jobs?queue=default"
 
 
 def test_the_log_and_the_next_attempt_of_a_job_are_shown_as_they_come_and_the_earlier_one_can_be_chosen(

@@ -266,6 +266,21 @@ def test_the_timeline_links_to_the_jobs() -> None:
     assert "default/a, Admitted, queue default" in html
 
 
+def test_a_job_that_failed_is_on_the_timeline_while_its_last_process_ends() -> None:
+    job = admitted("z")
+    job = job.model_copy(update={"status": finish(job.status, "Failed", "Error", "exited with code 1", NOW)})
+    ending = in_state(job, phase="Failed")
+    html = page(client(named("b"), ending), "/timeline", now=NOW + 10)
+    assert html.count('href="/jobs/default/z"') == 2  # one bar on each node
+
+
+def test_the_timeline_of_a_week_is_not_sent_again_each_second() -> None:
+    contents = [page(client(admitted("a")), "/timeline?hours=168", now=NOW + second) for second in (10, 11)]
+    first, second = (re.findall(r'<section id="gantt">.*?</section>', one, re.DOTALL) for one in contents)
+    assert first
+    assert first == second
+
+
 def test_the_timeline_reads_only_jobs_that_it_shows() -> None:
     """Of 5,000 jobs it would read all for each change otherwise."""
 

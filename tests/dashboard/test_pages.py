@@ -14,11 +14,12 @@ from tests.state.observed_states import NOW, admitted, named, observed_state, po
 from tests.visibility.states import failed, in_namespace, leader, two_queues
 
 from muster.dashboard.page import MAX_ROWS
+from muster.dashboard.pages.nodes import node_groups, resource_uses
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import Timeouts, transitions
 from muster.model import Wait
 from muster.visibility.state import ReadState
-from muster.visibility.types import ItemMeta, Preemption
+from muster.visibility.types import ItemMeta, NodeSummary, Preemption
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b]0;x\x07\u202e"
 
@@ -152,6 +153,14 @@ def test_jobs_are_selected_by_queue_phase_and_namespace_also_on_their_next_pages
     assert re.findall(r"<strong>([\w-]+)</strong>", one_page(state, unescape(following))) == [f"b-{MAX_ROWS:04}"]
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/pending"])
+def test_the_queue_that_a_list_is_limited_to_is_selected_also_if_it_does_not_exist_any_more(path: str) -> None:
+    page = one_page(leader(two_queues(named("a"))), f"{path}?queue=deleted")
+    assert re.findall(r"<option selected>([^<]*)</option>", page) == ["deleted"]
+    page = one_page(leader(two_queues(named("a"))), f"{path}?queue=default")
+    assert re.findall(r"<option selected>([^<]*)</option>", page) == ["default"]
+
+
 def test_a_failed_job_is_listed_with_the_error_that_it_wrote() -> None:
     state = leader(two_queues(failed("a", "step 7\nRuntimeError: no space\n")))
     assert "Error RuntimeError: no space exited with code 1" in text(one_page(state, "/jobs"))
@@ -182,6 +191,27 @@ def test_nodes_are_grouped_by_rack_with_their_state_and_use() -> None:
     assert "State Ready Flavor any block b0 rack r0 host n0" in one
     assert "nvidia.com/gpu 8 8" in one
     assert f"default/{runs.name}" in one
+
+
+def test_the_use_of_a_node_is_that_of_its_gpus_before_other_devices_and_huge_pages() -> None:
+    amounts = {"hugepages-2Mi": "4Gi", "cpu": "64", "devices.kubevirt.io/kvm": "1k", "memory": "1Ti"}
+    gpus = {"nvidia.com/gpu": "8"}
+    mig = {"nvidia.com/mig-1g.10gb": "7"}
+
+    def shown(allocatable: dict[str, str]) -> str:
+        (use,) = (cell.use for group in node_groups([summary(allocatable)]) for cell in group.cells)
+        assert use is not None
+        return use.resource
+
+    def summary(allocatable: dict[str, str]) -> NodeSummary:
+        return NodeSummary(metadata=ItemMeta(name="n"), flavor="any", ready=True, allocatable=allocatable)
+
+    assert shown({**amounts, **gpus}) == "nvidia.com/gpu"
+    assert shown({"hugepages-2Mi": "4Gi", "cpu": "64", **mig}) == "nvidia.com/mig-1g.10gb"
+    assert shown({"hugepages-2Mi": "4Gi", "cpu": "64", "memory": "1Ti"}) == "cpu"
+    assert [use.resource for use in resource_uses(summary({**amounts, **gpus}))] == [
+        "nvidia.com/gpu", "devices.kubevirt.io/kvm", "cpu", "hugepages-2Mi", "memory",
+    ]  # fmt: skip
 
 
 def test_a_node_that_does_not_exist_is_not_found() -> None:

@@ -128,6 +128,19 @@ def test_after_a_token_was_revoked_its_pages_and_live_updates_end(served: Servic
     assert served.request("/jobs", "token-b").status == 200
 
 
+@pytest.mark.parametrize("code", [403, 404, 500])
+def test_live_updates_go_on_after_the_api_server_did_not_tell_the_name_of_the_user(
+    served: Service, api: TokenApi, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("muster.dashboard.users._IDENTITY_AGE_S", 0.0)
+    with served.events("/jobs", "token-a") as contents:
+        assert shown(next(contents)) == (True, False)
+        api.failure = code
+        assert shown(next(contents)) == (False, False)  # the failure
+        api.failure = 0
+        assert shown(next(contents)) == (True, False)
+
+
 def test_while_the_api_server_fails_a_page_says_so_and_then_recovers(served: Service, api: TokenApi) -> None:
     api.failure = 500
     found = served.request("/jobs", "token-a")

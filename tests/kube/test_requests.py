@@ -27,6 +27,8 @@ def status(**fields: Any) -> bytes:
         (403, status(reason="Forbidden", message="no"), Refused, "Forbidden"),
         (404, b"404 page not found\n", ClusterError, "NotInstalled"),
         (404, status(reason="NotFound", details={"name": "x"}), NotFound, "NotFound"),
+        (404, status(reason="NoCollector", message="none", details={"name": "x"}), NotFound, "NoCollector"),
+        (404, status(details={"name": "x"}), NotFound, "NotFound"),
         (409, status(reason="AlreadyExists"), Conflict, "AlreadyExists"),
         (409, status(reason="Conflict", details=None), Conflict, "Conflict"),
         (400, status(reason="BadRequest", message="unknown field"), InvalidSpec, "Invalid"),

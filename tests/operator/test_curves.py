@@ -17,7 +17,7 @@ from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import ApiError
 from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
-from muster_operator.collectors import heartbeat_poller
+from muster_operator.collectors import curve_client, heartbeat_poller
 from muster_operator.collectors.curve_client import CurveReader
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey, derive_token
 
@@ -71,6 +71,19 @@ def test_without_a_running_pod_there_is_no_curve(status: dict[str, Any]) -> None
     assert caught.value.reason == "NoCollector"
     with pytest.raises(NotFound):
         read(reader(SecretApi()), uid="deleted")
+
+
+def test_a_job_without_a_collector_has_no_curve_where_no_job_has_had_one_and_so_no_key_exists() -> None:
+    with pytest.raises(NotFound) as caught:
+        read(reader(SecretApi(None), phase="Pending"))
+    assert caught.value.reason == "NoCollector"
+
+
+def test_a_collector_that_does_not_serve_curves_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_client, "_PATH", "/served-by-a-later-version")
+    with pytest.raises(NotFound, match=POD) as caught:
+        read(reader(SecretApi()))
+    assert caught.value.reason == "NoCollector"
 
 
 def test_without_a_key_there_is_none_and_it_is_not_created() -> None:

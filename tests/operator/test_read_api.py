@@ -351,6 +351,8 @@ def test_the_curve_of_a_job_is_read_for_those_who_may_read_the_job(tmp_path: Pat
         uids.append(uid)
         if uid == "b":
             raise ClusterError("no answer within 3 s", reason="CollectorUnreachable")
+        if uid == "c":
+            raise NotFound("no pod with a collector runs", reason="NoCollector")
         return [(1, 5.0, None), (2, None, 0.5)]
 
     async def run() -> None:
@@ -367,6 +369,8 @@ def test_the_curve_of_a_job_is_read_for_those_who_may_read_the_job(tmp_path: Pat
             assert uids == []
             silent = await api.get(f"{BASE_PATH}/namespaces/theirs/curves/b", "root")
             assert (silent.code, silent.body["message"]) == (503, "no answer within 3 s")
+            without = await api.get(f"{BASE_PATH}/namespaces/mine/curves/c", "root")
+            assert (without.code, without.body["reason"]) == (404, "NoCollector")
 
     asyncio.run(run())
 

@@ -86,6 +86,47 @@ def test_a_flavor_that_does_not_exist_has_another_reason_than_one_that_the_queue
     )
 
 
+def test_of_several_flavors_those_that_do_not_exist_are_named_apart_from_those_that_the_queue_may_not_use() -> None:
+    reason, message = reason_and_message(inputs(ONE, QUEUE, [gang("g", flavors=("a100", "b300", "b400"))]))
+    assert (reason, message.partition(", but ")[2]) == (
+        "FlavorNotFound",
+        "b300 and b400 do not exist, and the queue may not use a100 (queue q names h200)",
+    )
+    assert message.startswith("needs nodes of flavor a100 or b300 or b400, but ")
+    named = [queue("q", guaranteed=8, flavor="b300")]
+    assert reason_and_message(inputs(ONE, named, [gang("g", flavors=("b300", "a100"))]))[0] == "FlavorNotFound"
+
+
+def test_the_flavors_of_all_roles_are_named_and_the_reason_is_that_of_the_first() -> None:
+    roles = [role("a", 1, flavors=("h200",)), role("b", 1, flavors=("a100",)), role("c", 1, flavors=("b300",))]
+    reason, message = reason_and_message(inputs(ONE, QUEUE, [gang("g", roles=roles)]))
+    assert (reason, message.split("; also: ")) == (
+        "FlavorNotAllowed",
+        [
+            "needs nodes of flavor a100, but the queue may use none of them",
+            "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
+        ],
+    )
+
+
+def test_roles_in_one_domain_need_a_flavor_in_common() -> None:
+    h200, a100, b300 = (("h200",), ("a100",), ("b300",))
+    apart = gang("g", required="rack", roles=[role("a", 1, flavors=h200), role("b", 1, flavors=a100)])
+    reason, message = reason_and_message(inputs(ONE, QUEUE, [apart]))
+    assert reason == "FlavorNotAllowed"
+    assert message.startswith("needs nodes of one flavor for roles a and b, which share a topology domain, but")
+    missing = gang("g", required="rack", roles=[role("a", 1, flavors=h200), role("b", 1, flavors=b300)])
+    assert reason_and_message(inputs(ONE, QUEUE, [missing])) == (
+        "FlavorNotFound",
+        "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
+    )
+    unnamed = gang("g", required="rack", roles=[role("a", 1, flavors=h200), role("b", 1)])
+    assert reason_and_message(inputs(ONE, [QueueInfo("q")], [unnamed])) == (
+        "FlavorNotAllowed",
+        "needs nodes, but the queue may use no flavor (queue q names no flavor)",
+    )
+
+
 def test_unknown_topology_level_names_those_that_are_there() -> None:
     assert reason_and_message(inputs(ONE, QUEUE, [gang("g", required="island")])) == (
         "UnknownTopologyLevel",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.state.observed_states import admitted, named
-from tests.visibility.states import in_namespace, in_state, leader, names, read, two_queues
+from tests.visibility.states import failed, in_namespace, in_state, leader, names, read, two_queues
 
 from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
@@ -202,11 +202,12 @@ def test_jobs_with_nodes_come_before_those_that_ended_last_and_others() -> None:
         *(in_state(admitted(name), phase="Succeeded", finished_at=at) for name, at in (("a", 1.0), ("b", 3.0))),
         *(in_state(named(name), estimated_start=at) for name, at in (("c", None), ("d", 9.0), ("e", 5.0))),
         admitted("f"),
+        failed("g", ""),  # its last process has not ended yet
     ]
     state = leader(two_queues(*jobs), {"d": Wait("d", "QuotaExceeded", "", 1, 4.0)})
-    assert names(read(state, "jobs?sort=recent")) == ["f", "b", "a", "c", "d", "e"]
+    assert names(read(state, "jobs?sort=recent")) == ["f", "g", "b", "a", "c", "d", "e"]
     assert names(read(state, "jobs?sort=start&fieldSelector=phase%3DPending")) == ["d", "e", "c"]
-    page = read(state, "jobs?sort=recent&limit=2")
+    page = read(state, "jobs?sort=recent&limit=3")
     assert names(read(state, f"jobs?sort=recent&continue={page['metadata']['continue']}")) == ["a", "c", "d", "e"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import msgspec
 
@@ -16,7 +17,7 @@ from muster_operator.collectors.heartbeat_client import (
     collector_session,
     signed_request,
 )
-from muster_operator.collectors.heartbeat_poller import heartbeat_target
+from muster_operator.collectors.heartbeat_poller import heartbeat_target, lead_collector
 from muster_operator.collectors.tokens import CollectorTokens
 
 MAX_RESPONSE_BYTES = 65_536
@@ -39,18 +40,27 @@ class CurveReader:
 
     async def read(self, uid: str) -> Sequence[StepPoint]:
         """The steps that rank 0 of the job has reported. Raises `NotFound` NoCollector for a job without a running
-        pod that has a collector, `CollectorError` if that does not answer as it should, and as `CollectorTokens.find`
-        does."""
-        await self.tokens.find()
+        pod that has a collector with curves, `CollectorError` if that does not answer as it should, and as
+        `CollectorTokens.find` does."""
         known = self.cache.jobs.get(uid)
-        target = None if known is None else heartbeat_target(self.cache, self.tokens, known)
-        if target is None:
-            raise NotFound("no pod with a collector runs, from which the curve is read", reason="NoCollector")
+        if known is None or lead_collector(self.cache, known) is None:
+            raise _no_collector()
+        await self.tokens.find()  # only now: where no job has had a collector, there is no key
+        target = heartbeat_target(self.cache, self.tokens, known)
+        if target is None:  # the pod has ended meanwhile
+            raise _no_collector()
         try:
             return await _read(target)
-        except CollectorError:
+        except CollectorError as error:
+            if error.http_status == HTTPStatus.NOT_FOUND:
+                message = f"the collector of pod {target.pod} is of a version without curves"
+                raise NotFound(message, reason="NoCollector") from error
             self.tokens.clear()  # the Secret of the key may have been replaced; read again by the next request
             raise
+
+
+def _no_collector() -> NotFound:
+    return NotFound("no pod with a collector runs, from which the curve is read", reason="NoCollector")
 
 
 async def _read(target: HeartbeatTarget) -> Sequence[StepPoint]:

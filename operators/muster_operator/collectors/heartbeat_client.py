@@ -104,9 +104,13 @@ async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> Poll
 
 
 class CollectorError(ClusterError):
-    """A collector that did not answer as it should."""
+    """A collector that did not answer as it should; `http_status` 0: not with an HTTP error."""
 
     reason = "CollectorUnreachable"
+
+    def __init__(self, message: str, http_status: int = 0) -> None:
+        super().__init__(message)
+        self.http_status = http_status
 
 
 async def signed_request(
@@ -125,10 +129,10 @@ async def signed_request(
         ):
             if response.status == 401:
                 raise CollectorError(
-                    f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s"
+                    f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s", 401
                 )
             if response.status != 200:
-                raise CollectorError(f"HTTP {response.status}")
+                raise CollectorError(f"HTTP {response.status}", response.status)
             body = await response.content.read(most_bytes + 1)
             while len(body) <= most_bytes and (more := await response.content.read(most_bytes + 1)):
                 body += more

@@ -16,7 +16,7 @@ from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.lifecycle import is_finished
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.cache.cached_pod import MAX_TRACES
+from muster_operator.cache.cached_pod import MAX_TRACES, CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HeartbeatReport
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget, PollResult, poll_all
@@ -30,16 +30,23 @@ _UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
 _MIN_SWEEP_S = 5.0
 
 
-def heartbeat_target(cache: ClusterCache, tokens: CollectorTokens, known: CachedJob) -> HeartbeatTarget | None:
-    """The collector of the job's lead pod, if it runs and has one. Requires loaded tokens.
+def lead_collector(cache: ClusterCache, known: CachedJob) -> CachedPod | None:
+    """The job's lead pod, if it runs and has a collector.
 
     Includes terminating pods and suspended jobs: they write a checkpoint in their grace period."""
     role = lead_role(known.job.spec)
     pod = cache.pods.lead_pod(known.uid, role.name)
     if pod is None or pod.view is None or not pod.has_collector or not pod.ip or role.name not in known.templates:
         return None
-    if pod.view.phase != "Running":
+    return pod if pod.view.phase == "Running" else None
+
+
+def heartbeat_target(cache: ClusterCache, tokens: CollectorTokens, known: CachedJob) -> HeartbeatTarget | None:
+    """Where `lead_collector` is polled; None without one. Requires loaded tokens."""
+    pod = lead_collector(cache, known)
+    if pod is None:
         return None
+    role = lead_role(known.job.spec)
     on_host = bool(role.template.spec.host_network)
     port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
     durable = has_durable_run_folder(role)

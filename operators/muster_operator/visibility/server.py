@@ -21,7 +21,7 @@ from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import AsyncKubeClient
 from muster.visibility.discovery import accepts_table, discovery_documents, status_object, to_table
 from muster.visibility.lists import answer, job_curve, namespaces_in, requested_job
-from muster.visibility.requests import CURVES, ReadRequest, parse_request
+from muster.visibility.requests import CURVES, UNKNOWN_ROUTE, ReadRequest, parse_request
 from muster.visibility.state import ReadState
 from muster.visibility.types import Item, ItemList
 from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces
@@ -185,7 +185,8 @@ class VisibilityServer:
         except InvalidSpec as error:
             return _status(400, "BadRequest", str(error))
         except NotFound as error:
-            return _status(404, "NotFound", str(error))
+            reason = "NotFound" if error.reason == UNKNOWN_ROUTE else error.reason  # as the API server's
+            return _status(404, reason, str(error))
         except TooManyNamespaces as error:
             return _status(403, error.reason, str(error))
         except ClusterError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from muster.dashboard.handler import PageHandler
 from muster.dashboard.render import error_status
 from muster.dashboard.users import TokenUsers, TooManyUsers, is_rejected
-from muster.errors import ClusterError, MusterError
+from muster.errors import MusterError
 from muster.http_server import HTML, HttpServer
 
 MAX_CONNECTIONS = 256
@@ -95,7 +95,7 @@ class _Handler(PageHandler):
         except TooManyUsers:
             return self.answer(HTTPStatus.SERVICE_UNAVAILABLE, b"Too many users at a time.\n", Retry_After="30")
         except MusterError as error:
-            if isinstance(error, ClusterError) and is_rejected(error):
+            if is_rejected(error):
                 return self._refuse("the API server rejected the token: it is invalid or has expired")
             return self.answer(error_status(error), f"{error}\n".encode())
         return self.serve(pages, user)

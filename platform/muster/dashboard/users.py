@@ -19,7 +19,7 @@ from muster.cluster_client.logs import LogAccess
 from muster.dashboard.live import AccessEnded, TooManyViewers, Viewer
 from muster.dashboard.render import Renderer
 from muster.dashboard.user_pages import UserPages
-from muster.errors import ClusterError
+from muster.errors import ClusterError, MusterError
 from muster.kube.config import ClientConfig
 from muster.kube.sync_client import KubeClient
 
@@ -52,10 +52,11 @@ class TokenPages(UserPages):
         return self.reader.remember("user name", self._kube_client.username, _IDENTITY_AGE_S, rest=0.0)
 
     def live_content(self, target: str) -> str:
-        """Raises `AccessEnded` once the API server rejects the token, which has expired, for example."""
+        """Raises `AccessEnded` once the API server rejects the token, which has expired, for example. After any other
+        error the page says what fails."""
         try:
             self.user_name()
-        except ClusterError as error:
+        except MusterError as error:
             if is_rejected(error):
                 raise AccessEnded from error
         return super().live_content(target)
@@ -77,9 +78,9 @@ def _group(name: str) -> str:
     return name.rpartition(":")[0] if name.startswith("system:serviceaccount:") else name
 
 
-def is_rejected(error: ClusterError) -> bool:
+def is_rejected(error: MusterError) -> bool:
     """Whether the API server does not accept a token, rather than not answering."""
-    return error.reason == "Unauthorized"
+    return isinstance(error, ClusterError) and error.reason == "Unauthorized"
 
 
 class TokenUsers:
@@ -103,7 +104,7 @@ class TokenUsers:
             pages = self._new_pages(token)
         try:
             name = pages.user_name()
-        except ClusterError as error:
+        except MusterError as error:
             if is_rejected(error):
                 with self._lock:
                     self._drop(key)

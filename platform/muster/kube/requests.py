@@ -71,7 +71,7 @@ def user_error(code: int, answer: bytes, method: str, path: str) -> MusterError:
         text = "the cluster does not serve TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
         return ClusterError(text, reason="NotInstalled")
     if code == 404:
-        return NotFound(message)
+        return NotFound(message, reason=status.reason or None)
     if code == 409:
         return Conflict(message, reason=reason)
     if code in (400, 422):

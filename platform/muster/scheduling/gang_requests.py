@@ -18,6 +18,8 @@ from muster.scheduling.capacity import PodClass
 from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
 
 T = TypeVar("T")
+_MAX_NAMES, _MAX_REJECTIONS = 8, 4
+"""In one message, so that it stays below the limit of a condition's message (32 KiB)."""
 
 RoleSizes: TypeAlias = tuple[int, ...]
 """Number of pods of each role, in the gang's order."""
@@ -254,11 +256,14 @@ class RequestCache:
     def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
         """All combinations of flavors for the groups of roles; the flavors of the first group vary slowest."""
         combinations: list[tuple[PlacementGroup, ...]] = [()]
+        rejections: list[tuple[WaitReason, str]] = []
         for roles, topology in _roles_by_domain(gang):
             groups, rejection = self._placement_groups(gang, roles, topology, queue_flavors)
-            if rejection is not None:
-                return GangRequest.of(gang.roles, (), rejection)
+            rejections += [rejection] if rejection is not None else []
             combinations = [(*combination, group) for combination in combinations for group in groups]
+        if rejections:
+            messages = [*dict.fromkeys(message for _, message in rejections)][:_MAX_REJECTIONS]
+            return GangRequest.of(gang.roles, (), (rejections[0][0], "; also: ".join(messages)))
         options = []
         for combination in combinations:
             flavor_of = {role: group.flavor for group in combination for role in group.roles}
@@ -273,7 +278,7 @@ class RequestCache:
         wanted = [flavor for flavor in allowed_flavors[0] if all(flavor in allowed for allowed in allowed_flavors)]
         usable = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
         if not usable:
-            return [], self._flavor_rejection(wanted, any_requested=any(allowed_flavors))
+            return [], self._flavor_rejection(wanted, allowed_flavors, [gang.roles[i].name for i in roles])
         levels = [level for level in (topology.required, topology.preferred) if level]
         fit = [flavor for flavor in usable if all(level in flavor.levels for level in levels)]
         if not fit:
@@ -292,14 +297,35 @@ class RequestCache:
             groups.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
         return groups, None
 
-    def _flavor_rejection(self, wanted: Sequence[str], *, any_requested: bool) -> tuple[WaitReason, str]:
-        """Why none of the flavors can be used. `any_requested` False: neither the gang nor its queue names a flavor."""
-        if not any_requested:
+    def _flavor_rejection(
+        self, wanted: Sequence[str], allowed_flavors: Sequence[Sequence[str]], roles: Sequence[str]
+    ) -> tuple[WaitReason, str]:
+        """Why roles of one domain can use none of the flavors that all of them accept, `wanted`; of these, one that
+        does not exist comes first, as in the checks at submit. `allowed_flavors`: what each of the roles accepts."""
+        if not all(allowed_flavors):
             return "FlavorNotAllowed", "needs nodes, but the queue may use no flavor"
-        what = " or ".join(wanted) or "of any kind that all its roles accept"
-        if set(wanted) & set(self.flavors):
+        named = wanted or list(dict.fromkeys(flavor for flavors in allowed_flavors for flavor in flavors))
+        missing = [flavor for flavor in named if flavor not in self.flavors]
+        existing = [flavor for flavor in wanted if flavor in self.flavors]
+        if existing and missing:
+            do_not = "does not" if len(missing) == 1 else "do not"
+            why = f"{_listed(missing, 'and')} {do_not} exist, and the queue may not use {_listed(existing, 'or')}"
+            return "FlavorNotFound", f"needs nodes of flavor {_listed(wanted, 'or')}, but {why}"
+        if existing:
+            what = _listed(existing, "or")
             return "FlavorNotAllowed", f"needs nodes of flavor {what}, but the queue may use none of them"
-        return "FlavorNotFound", f"needs nodes of flavor {what}, but no such flavor exists"
+        if missing:
+            return "FlavorNotFound", f"needs nodes of flavor {_listed(missing, 'or')}, but no such flavor exists"
+        return "FlavorNotAllowed", (
+            f"needs nodes of one flavor for roles {_listed(roles, 'and')}, which share a topology domain, but they "
+            "name none in common"
+        )
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    """`a or b or c`; of many names the first ones."""
+    shown = [*names[:_MAX_NAMES], *([f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else [])]
+    return f" {word} ".join(shown)
 
 
 def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:

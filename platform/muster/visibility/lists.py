@@ -171,13 +171,14 @@ def _running_first(job: spec.TrainingJob) -> PageKey:
 
 def _with_nodes_first(job: spec.TrainingJob) -> PageKey:
     status = job.status
-    has_nodes = status.finished_at is None and status.phase in _PHASES_WITH_NODES
+    # Also of one that has Succeeded or Failed, until its last process has ended.
+    has_nodes = status.finished_at is None and status.phase not in _PHASES_WITHOUT_NODES
     return (-_LAST if has_nodes else _LAST if status.finished_at is None else -status.finished_at, *job_key(job))
 
 
 _LAST = 1e18  # after each position and time; JSON has no infinity
-_PHASES_WITH_NODES = ("Running", "Terminating", "Admitted")
-_PHASE_ORDER = (*_PHASES_WITH_NODES, "Pending", "Suspended")  # then those that have ended
+_PHASES_WITHOUT_NODES = ("Pending", "Suspended")
+_PHASE_ORDER = ("Running", "Terminating", "Admitted", *_PHASES_WITHOUT_NODES)  # then those that have ended
 _JOB_KEYS: Mapping[str, Callable[[spec.TrainingJob], PageKey]] = {
     "name": job_key, "created": _newest_first, "state": _running_first, "recent": _with_nodes_first,
 }  # fmt: skip

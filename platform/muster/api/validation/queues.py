@@ -6,8 +6,9 @@ children have a larger guarantee in total, still admit: the quota formulas remai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -57,30 +58,37 @@ def queue_readiness(
     for name, message in _overcommitted(by_name, readiness).items():
         readiness[name] = replace(readiness[name], overcommitted_message=message)
     parents = {queue.spec.parent for queue in by_name.values()}
+    hint = cache(lambda flavor: name_hint(flavor, flavors or (), "flavor"))  # many queues may name the same flavor
     for name, queue_state in readiness.items():
         if queue_state.active and name not in parents and not usable_flavors(name, by_name):
             readiness[name] = replace(queue_state, reason="NoResources", message=NO_FLAVOR_MESSAGE)
-        elif queue_state.active and flavors is not None and (warning := _flavor_warning(name, by_name, flavors)):
+        elif queue_state.active and flavors is not None and (warning := _flavor_warning(name, by_name, flavors, hint)):
             readiness[name] = replace(queue_state, reason="FlavorNotFound", message=warning)
     return readiness
 
 
-def missing_flavor(queue: Queue, flavors: Collection[str]) -> tuple[str, str] | None:
-    """Field and error message of the first flavor in `resources` of the queue that does not exist."""
+def missing_flavor(
+    queue: Queue, flavors: Collection[str], hint: Callable[[str], str] | None = None
+) -> tuple[str, str] | None:
+    """Field and error message of the first flavor in `resources` of the queue that does not exist. `hint`: `name_hint`
+    for a flavor, if it is known already."""
     for index, entry in enumerate(queue.spec.resources):
         if entry.flavor not in flavors:
-            field, hint = f"spec.resources[{index}].flavor", name_hint(entry.flavor, flavors, "flavor")
-            return field, f"{field}: flavor {entry.flavor!r} does not exist; {hint}"
+            field = f"spec.resources[{index}].flavor"
+            similar = name_hint(entry.flavor, flavors, "flavor") if hint is None else hint(entry.flavor)
+            return field, f"{field}: flavor {entry.flavor!r} does not exist; {similar}"
     return None
 
 
-def _flavor_warning(name: str, by_name: Mapping[str, Queue], flavors: Collection[str]) -> str | None:
+def _flavor_warning(
+    name: str, by_name: Mapping[str, Queue], flavors: Collection[str], hint: Callable[[str], str]
+) -> str | None:
     """The error of the queue's own flavors, or of those of the queues above if none that its jobs may use exists."""
     path = path_to_root(name, by_name)
     if any(entry.flavor in flavors for queue in path for entry in queue.spec.resources):
         path = path[:1]
     for queue in path:
-        if missing := missing_flavor(queue, flavors):
+        if missing := missing_flavor(queue, flavors, hint):
             owner = "" if queue.metadata.name == name else f"queue {queue.metadata.name!r}: "
             return f"{owner}{missing[1]}"
     return None

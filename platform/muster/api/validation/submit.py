@@ -16,7 +16,7 @@ from muster.api.validation.queues import (
     queue_readiness,
     usable_flavors,
 )
-from muster.errors import NotFound, Refused
+from muster.errors import NotFound, Refused, together
 from muster.text import name_hint
 
 DependencyError = tuple[Literal["QueueInactive", "FlavorNotFound"], str]
@@ -124,14 +124,13 @@ def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], 
 def _check_flavors(
     path: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
 ) -> None:
-    for name in names:
-        if by_flavor and name not in by_flavor:
-            hint = name_hint(name, by_flavor, "flavor")
-            raise NotFound(
-                f"{path}.flavors: flavor {name!r} does not exist; {hint}",
-                field=f"{path}.flavors",
-                reason="FlavorNotFound",
-            )
+    missing = [name for name in names if name not in by_flavor] if by_flavor else []
+    if missing:
+        field = f"{path}.flavors"
+        messages = [
+            f"{field}: flavor {name!r} does not exist; {name_hint(name, by_flavor, 'flavor')}" for name in missing
+        ]
+        raise together([NotFound(message, field=field, reason="FlavorNotFound") for message in messages])
     if names and not set(names) & set(usable):
         message = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
         raise Refused(
@@ -171,7 +170,9 @@ def invalid_dependency(
             which = f"queue {name}" if name == queue else f"queue {name}, above queue {queue},"
             return "QueueInactive", f"{which} cannot be read: {invalid_queues[name]}"
     for flavors in role_flavors:
-        names = flavors or usable_flavors(queue, queues)
+        usable = usable_flavors(queue, queues)
+        # A flavor that the queue may not use is no alternative to one that cannot be read.
+        names = [name for name in flavors if name in usable] or flavors or usable
         if names and all(name in invalid_flavors for name in names):
             message = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
             return "FlavorNotFound", message

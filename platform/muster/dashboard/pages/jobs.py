@@ -78,6 +78,7 @@ def _pending(request: PageRequest) -> Mapping[str, Any]:
     queues = try_read(lambda: request.reader.all(QueueSummaryList).items)
     return {
         "queues": queues,
+        "queue_names": [one.metadata.name for one in queues.value or ()],
         "groups": _by_queue(found.items, queues.value or ()),
         "shown": len(found.items),
         "queue": queue,

@@ -60,12 +60,18 @@ def node_state(node: NodeSummary) -> str:
 
 
 def resource_uses(node: NodeSummary) -> list[ResourceUse]:
-    """The resources of a node, GPUs and other devices before cpu and memory."""
-    names = sorted(node.allocatable, key=lambda name: (name in ("cpu", "memory", "ephemeral-storage", "pods"), name))
+    """The resources of a node: GPUs, other devices, cpu, the others."""
+    names = sorted(node.allocatable, key=_by_kind)
     return [
         ResourceUse(name, parse_quantity(node.used.get(name, 0), name), parse_quantity(node.allocatable[name], name))
         for name in names
     ]
+
+
+def _by_kind(resource: str) -> tuple[int, str]:
+    """Sorts GPUs and other devices, whose names have a domain, before cpu and the others, such as huge pages."""
+    kind = 0 if resource.endswith("/gpu") else 1 if "/" in resource else 2 if resource == "cpu" else 3
+    return kind, resource
 
 
 def node_groups(nodes: Sequence[NodeSummary]) -> list[NodeGroup]:
@@ -75,7 +81,7 @@ def node_groups(nodes: Sequence[NodeSummary]) -> list[NodeGroup]:
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[NodeCell]] = {}
     for node in nodes:
         domain = tuple((level, name) for level, name in node.topology.items() if (node.flavor, level) in shared)
-        use = next((one for one in resource_uses(node) if one.resource not in ("memory", "pods")), None)
+        use = next((one for one in resource_uses(node) if one.resource == "cpu" or "/" in one.resource), None)
         cell = NodeCell(node.metadata.name, node_state(node), use, node.pod_count)
         groups.setdefault((node.flavor or "", domain), []).append(cell)
     return [NodeGroup(flavor or None, domain, tuple(cells)) for (flavor, domain), cells in sorted(groups.items())]

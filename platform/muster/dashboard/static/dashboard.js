@@ -36,7 +36,10 @@ function adopt(part, next) {
   const focusable = (root) => [...root.querySelectorAll("a, button, summary, [tabindex]")];
   const focused = focusable(part).indexOf(document.activeElement);
   const same = (one) => one.tagName === document.activeElement.tagName && one.getAttribute("href") === document.activeElement.getAttribute("href");
-  const target = focused < 0 ? null : focusable(next).find(same) ?? focusable(next)[focused];
+  const row = (one) => one.closest("tr")?.querySelector(".name")?.textContent; // rows may have the same links
+  const here = focused < 0 ? undefined : row(document.activeElement);
+  const alike = focused < 0 ? [] : focusable(next).filter(same);
+  const target = focused < 0 ? null : alike.find((one) => row(one) === here) ?? alike[0] ?? focusable(next)[focused];
   part.querySelectorAll("details").forEach((one, index) => { const found = next.querySelectorAll("details")[index]; if (found) found.open = one.open; });
   const scrolled = [...part.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
   part.replaceWith(next);
