@@ -43,6 +43,22 @@ def missing_file():
 def certificate():
     raise ssl.SSLCertVerificationError("of the network, and a ValueError")
 
+def download():
+    try:
+        raise OSError("connection reset")
+    except OSError as error:
+        raise ValueError("the weights cannot be loaded") from error
+
+def allocation():
+    try:
+        raise RuntimeError("the worker failed") from MemoryError()
+    except RuntimeError as error:
+        raise ValueError("the table cannot be built") from error
+
+def own_cause():
+    error = ValueError("of this call")
+    raise error from error
+
 def rename(module, args, fields):
     return args, {"picture": fields["pixels"]}
 
@@ -103,6 +119,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     ("reference", "message"),
     [
         ("own_factories:wrong_argument", "--model own_factories:wrong_argument raised TypeError: "),
+        ("own_factories:own_cause", "--model own_factories:own_cause raised ValueError: of this call"),
         ("own_error:build", "--model own_error:build raised AttributeError: module 'math' has no attribute"),
         ("own_import:build", "--model own_import:build raised ModuleNotFoundError: No module named 'a_package_that"),
         ("own_lazy:build", "--model own_lazy:build raised ImportError: build needs a package"),
@@ -116,7 +133,13 @@ def test_an_error_of_the_users_code_that_a_retry_repeats_is_invalid_input(refere
 
 
 @pytest.mark.parametrize(
-    ("factory", "error"), [("missing_file", FileNotFoundError), ("certificate", ssl.SSLCertVerificationError)]
+    ("factory", "error"),
+    [
+        ("missing_file", FileNotFoundError),
+        ("certificate", ssl.SSLCertVerificationError),
+        ("download", ValueError),
+        ("allocation", ValueError),
+    ],
 )
 @pytest.mark.usefixtures("factories")
 def test_an_error_of_the_users_code_that_may_not_occur_again_is_not_changed(
