@@ -81,7 +81,9 @@ def load_reference(flag: str, reference: str) -> Any:
 
 
 def load_and_call(flag: str, reference: str) -> Any:
-    """The object, or what it returns if it is a function or a class. Raises InputError, as `load_reference`."""
+    """The object, or what it returns if it is a function or a class: an object with `__getitem__` is not called. Raises
+    InputError, as `load_reference`."""
     value = load_reference(flag, reference)
     with programming_errors(flag, reference):
-        return value() if callable(value) else value
+        is_called = isinstance(value, type) or (callable(value) and not hasattr(value, "__getitem__"))
+        return value() if is_called else value
