@@ -320,6 +320,74 @@ def test_a_checkpoint_that_is_being_written_when_data_cannot_be_read_is_saved(st
     assert events(ranks.run_dir, "checkpoint_failed") == []
 
 
+@pytest.mark.parametrize(
+    ("world_size", "step", "flags"), [(2, 1, ()), (2, 3, ()), (4, 1, ("--parallel", "pp=2,fsdp=2"))]
+)
+def test_data_that_one_rank_cannot_read_end_all_ranks_with_its_exit_code(
+    start: Starter, tmp_path: Path, world_size: int, step: int, flags: tuple[str, ...]
+) -> None:
+    tokens = np.full(257 if step == 1 else 1_001, 5, dtype="<u2")
+    tokens[100 if step == 1 else 600] = 300  # beyond the vocabulary, in a window of this step
+    tokens.tofile(tmp_path / "tokens.bin")
+    run = (*TINY, *flags, "--data", str(tmp_path / "tokens.bin"), "--steps", "4", "--checkpoint_every", "1")
+    ranks = start(world_size, *run)
+    assert ranks.end() == [EXIT_BAD_INPUT] * world_size, ranks.log_text()
+    assert "trainer: --data: tokens must be 0 to 255, the vocabulary of the model; got 300" in ranks.log_text()
+    assert list(losses(ranks.run_dir)) == list(range(1, step))
+    saved = latest(ranks.run_dir)
+    assert (0 if saved is None else saved["step"]) == step - 1
+
+
+OWN_DATA = """
+import torch
+from torch import nn
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, picture):
+        return self.layer(picture).mean()
+
+class Data:
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        if index == 11:
+            raise ERROR
+        return {"picture": torch.zeros(2)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        ("KeyError('eleven')", EXIT_BAD_INPUT, "trainer: --data own_data:Data: sample 11 raised KeyError: 'eleven'"),
+        ("OSError('no such host')", EXIT_FAILED, "OSError: no such host"),
+    ],
+)
+def test_a_sample_that_one_rank_cannot_read_ends_all_ranks_with_its_exit_code(
+    start: Starter, tmp_path: Path, error: str, code: int, message: str
+) -> None:
+    (tmp_path / "own_data.py").write_text(OWN_DATA.replace("ERROR", error))
+    run = ("--model", "own_data:Tower", "--data", "own_data:Data", "--global_batch", "4", "--steps", "4")
+    ranks = start(4, *run, environ={"PYTHONPATH": str(tmp_path)})
+    assert ranks.end() == [code] * 4, ranks.log_text()
+    assert message in ranks.log_text()
+    assert sum("own_data.py" in ranks.log_text(rank) for rank in range(4)) == 1  # the traceback
+
+
+def test_a_module_of_the_user_that_one_rank_cannot_import_ends_all_ranks_with_its_exit_code(
+    start: Starter, tmp_path: Path
+) -> None:
+    on_rank_0 = "import os\nassert os.environ['RANK'] == '0', 'not on this host'\n"
+    (tmp_path / "own_data.py").write_text(on_rank_0 + OWN_DATA.replace("raise ERROR", "pass"))
+    ranks = start(2, "--model", "own_data:Tower", "--data", "own_data:Data", environ={"PYTHONPATH": str(tmp_path)})
+    assert ranks.end() == [EXIT_BAD_INPUT] * 2, ranks.log_text()
+    assert "trainer: --model own_data:Tower raised AssertionError: not on this host" in ranks.log_text()
+
+
 def test_without_text_all_ranks_exit_alike_and_rank_0_prints_the_reason(start: Starter, tmp_path: Path) -> None:
     ranks = start(2, *TINY, "--data", str(tmp_path / "nowhere"), "--steps", "2")
     assert ranks.end() == [EXIT_BAD_INPUT] * 2

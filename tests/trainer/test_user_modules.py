@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # imports torch
 
 FACTORIES = """
+import functools
 import ssl
 import torch
 from torch import nn
@@ -43,6 +44,22 @@ def missing_file():
 def certificate():
     raise ssl.SSLCertVerificationError("of the network, and a ValueError")
 
+def download():
+    try:
+        raise OSError("connection reset")
+    except OSError as error:
+        raise ValueError("the weights cannot be loaded") from error
+
+def allocation():
+    try:
+        raise RuntimeError("the worker failed") from MemoryError()
+    except RuntimeError as error:
+        raise ValueError("the table cannot be built") from error
+
+def own_cause():
+    error = ValueError("of this call")
+    raise error from error
+
 def rename(module, args, fields):
     return args, {"picture": fields["pixels"]}
 
@@ -54,6 +71,34 @@ class Hooked(Tower):
 class Called(Tower):
     def __call__(self, pixels):
         return super().__call__(pixels)
+
+def with_width(function):
+    @functools.wraps(function)
+    def called(**arguments):
+        return function(width=3, **arguments)
+    return called
+
+@with_width
+def supplied(width, height=1):
+    return Tower()
+
+class Factory:
+    def __call__(self, height=1):
+        return Tower()
+
+class Signed(Factory):
+    __signature__ = "none"
+
+factory, signed, tower, partial = Factory(), Signed(), Tower(), functools.partial(supplied, height=1)
+
+def takes_pixels(forward):
+    @functools.wraps(forward)
+    def called(self, pixels):
+        return forward(self, pixels)
+    return called
+
+class Renamed(Tower):
+    forward = takes_pixels(Tower.forward)
 
 def needs_values():
     rates = torch.linspace(0, 0.1, 4, device="cpu")
@@ -72,6 +117,16 @@ class Short:
     def __getitem__(self, index):
         return {"picture": [[1.0, 2.0]][index]}
 
+class CallableData:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"picture": [float(index), 2.0]}
+    def __call__(self, split):
+        return self
+
+callable_data = CallableData()
+
 def no_dataset():
     return {}["missing"]
 """
@@ -81,10 +136,10 @@ def __getattr__(name):
 """
 
 
-def factory_model(reference: str) -> FactoryModel:
+def factory_model(reference: str, **args: str) -> FactoryModel:
     from muster_components.trainer.models.factory import FactoryModel
 
-    return FactoryModel(reference, {}, compile_blocks=False)
+    return FactoryModel(reference, args, compile_blocks=False)
 
 
 @pytest.fixture
@@ -103,6 +158,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     ("reference", "message"),
     [
         ("own_factories:wrong_argument", "--model own_factories:wrong_argument raised TypeError: "),
+        ("own_factories:own_cause", "--model own_factories:own_cause raised ValueError: of this call"),
         ("own_error:build", "--model own_error:build raised AttributeError: module 'math' has no attribute"),
         ("own_import:build", "--model own_import:build raised ModuleNotFoundError: No module named 'a_package_that"),
         ("own_lazy:build", "--model own_lazy:build raised ImportError: build needs a package"),
@@ -116,7 +172,13 @@ def test_an_error_of_the_users_code_that_a_retry_repeats_is_invalid_input(refere
 
 
 @pytest.mark.parametrize(
-    ("factory", "error"), [("missing_file", FileNotFoundError), ("certificate", ssl.SSLCertVerificationError)]
+    ("factory", "error"),
+    [
+        ("missing_file", FileNotFoundError),
+        ("certificate", ssl.SSLCertVerificationError),
+        ("download", ValueError),
+        ("allocation", ValueError),
+    ],
 )
 @pytest.mark.usefixtures("factories")
 def test_an_error_of_the_users_code_that_may_not_occur_again_is_not_changed(
@@ -169,7 +231,38 @@ def test_before_the_module_is_built_its_fields_are_checked_too() -> None:
         factory_model("own_factories:Tower").collate({"digits": np.zeros((1, 2), np.float32)}, np.arange(1), 0)
 
 
-@pytest.mark.parametrize("name", ["Hooked", "Called"])
+@pytest.mark.parametrize("name", ["supplied", "factory", "signed", "partial"])
+@pytest.mark.usefixtures("factories")
+def test_a_factory_may_be_decorated_or_an_object_that_is_called(name: str) -> None:
+    assert type(factory_model(f"own_factories:{name}", height="1").build()).__name__ == "Tower"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("supplied", "--model own_factories:supplied raised TypeError: supplied() got an unexpected keyword argument"),
+        ("factory", "--model_args do not fit own_factories:factory: got an unexpected keyword argument 'depth'"),
+        ("tower", "--model own_factories:tower must be a function or a class; got an object of class Tower"),
+    ],
+)
+@pytest.mark.usefixtures("factories")
+def test_a_factory_that_cannot_be_called_so_is_invalid_input(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        factory_model(f"own_factories:{name}", depth="2").build()
+
+
+@pytest.mark.usefixtures("factories")
+def test_an_object_that_is_a_data_set_is_not_called() -> None:
+    from muster_components.trainer.config import DataConfig
+    from muster_components.trainer.data.samples import SampleSpec
+    from muster_components.trainer.data.training_data import open_data
+
+    spec = SampleSpec("fields", weight=1.0, allows_padding=False)
+    samples = open_data(DataConfig(path="own_factories:callable_data"), spec, Path()).samples
+    assert samples.read(np.array([3]))["picture"].tolist() == [[3.0, 2.0]]
+
+
+@pytest.mark.parametrize("name", ["Hooked", "Called", "Renamed"])
 @pytest.mark.usefixtures("factories")
 def test_a_module_that_changes_its_fields_itself_is_not_checked(name: str) -> None:
     model = factory_model(f"own_factories:{name}")

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import MutableMapping, Sequence
+from typing import NoReturn
 
 from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import install_stack_handler, require_run_dir, run_context, silence_kineto
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
             traceback.print_exception(error.__cause__)
         if rank == "0" or not error.same_on_all_ranks:
             print(f"trainer: {escape(str(error))}", file=sys.stderr, flush=True)
+        if _is_in_process_group():
+            _end_at_once(error.exit_code)  # the error of this rank alone
         return error.exit_code
 
 
@@ -61,10 +64,20 @@ def _train(config: TrainConfig) -> int:
         raise
     except BaseException:
         traceback.print_exc()
-        sys.stdout.flush()
-        # Not by returning: Python would wait for all threads at exit, and a checkpoint thread waits long for ranks that
-        # have ended. The launcher stops the other ranks.
-        os._exit(EXIT_FAILED)
+        _end_at_once(EXIT_FAILED)
+
+
+def _is_in_process_group() -> bool:
+    """Whether this rank would have to wait for others to leave the process group. Does not import torch."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _end_at_once(exit_code: int) -> NoReturn:
+    """End without what Python does at exit: it would wait for all threads, and a checkpoint thread waits long for ranks
+    that have ended. The launcher stops the other ranks."""
+    sys.stdout.flush()
+    os._exit(exit_code)
 
 
 def prepare_environment(environ: MutableMapping[str, str], *, deterministic: bool = False) -> None:

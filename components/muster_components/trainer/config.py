@@ -255,19 +255,28 @@ def validate_mesh(config: TrainConfig) -> None:
         config.model.require_divisible(spec.tp)
     elif spec.tp > 1:
         raise InputError(f"--parallel tp=N is for recipes; got --parallel {spec} with --model {config.model.name}")
-    if parallel.async_tp and (spec.tp == 1 or config.compile.enabled is False):
-        raise InputError("--async_tp requires --parallel tp=N and compilation")
+    is_auto = "parallel" in parallel.auto
+    got = f"got --parallel {'auto' if is_auto else spec}"
+    if parallel.async_tp and spec.tp == 1:
+        raise InputError(f"--async_tp requires --parallel tp=N; {got}{_choose_rest('tp=N') if is_auto else ''}")
+    if parallel.async_tp and config.compile.enabled is False:
+        raise InputError("--async_tp requires compilation; remove --no_compile")
     if parallel.reshard is not None and spec.data == "ddp":
-        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; got --parallel {spec}")
+        raise InputError(f"--reshard is for fsdp and hsdp, which gather weights; {got}")
     if parallel.symmetric_memory and (spec.data == "ddp" or parallel.precision == "fp32"):
         raise InputError(
-            f"--symmetric_memory is for --parallel fsdp or hsdp in bf16; got --parallel {spec}, "
+            f"--symmetric_memory is for --parallel fsdp or hsdp in bf16; {got}, "
             f"--precision {parallel.precision or 'auto'}"
         )
     if parallel.offload_activations and spec.tp > 1:
-        raise InputError(f"--offload_activations is not for weights that are split by tp; got --parallel {spec}")
+        raise InputError(f"--offload_activations is not for weights that are split by tp; {got}")
     if config.compile.autograd and (spec.data != "ddp" or spec.tp * spec.pp > 1):
-        raise InputError(f"--compiled_autograd requires --parallel ddp; got --parallel {spec}")
+        raise InputError(f"--compiled_autograd requires --parallel ddp; {got}{_choose_rest('ddp') if is_auto else ''}")
+
+
+def _choose_rest(mesh: str) -> str:
+    """What to use instead of `--parallel auto`, which `validate_mesh` refuses with a flag of one kind of mesh."""
+    return f"; to choose the rest, use --parallel {mesh} --micro_batch auto --activation_checkpointing auto"
 
 
 def _validate_float8(config: TrainConfig) -> None:

@@ -12,11 +12,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
 from muster_components.trainer.data.order import sample_indices
-from muster_components.trainer.data.samples import Samples
+from muster_components.trainer.data.samples import PADDING, Samples
 from muster_components.trainer.models.interface import Batch, TrainModel, forward_arguments
 from muster_components.trainer.parallel.sharding import ParallelModel
 from muster_components.trainer.plan import TrainPlan
@@ -55,19 +56,29 @@ class BatchReader:
         """The micro-batches of `step` (from 1): in each, every rank in turn takes `micro_batch` samples."""
         return [self._read(step, micro_step) for micro_step in range(self._plan.gradient_accumulation_steps)]
 
+    def example(self) -> list[Batch]:
+        """Micro-batches of the same shapes, of no step: padding, or copies of sample 0 for a model that allows none."""
+        index = PADDING if self._model.sample_spec.allows_padding else 0
+        chosen = np.full(self._plan.micro_batch, index, dtype=np.int64)
+        batch = self._batch(chosen, np.arange(self._plan.micro_batch, dtype=np.int64))
+        return [batch] * self._plan.gradient_accumulation_steps
+
     def _read(self, step: int, micro_step: int) -> Batch:
-        plan, seed = self._plan, self._plan.config.seed
+        plan = self._plan
         first = (micro_step * plan.mesh.data_ranks + self._data_rank) * plan.micro_batch
         positions = range(first, first + plan.micro_batch)
         chosen = sample_indices(
-            seed=seed,
+            seed=plan.config.seed,
             step=step - 1,
             positions=positions,
             global_batch=plan.global_batch,
             samples=len(self._samples),
         )
         numbers = (step - 1) * plan.global_batch + np.arange(positions.start, positions.stop)
-        arrays = self._model.collate(self._samples.read(chosen), numbers, seed)
+        return self._batch(chosen, numbers)
+
+    def _batch(self, indices: NDArray[np.int64], numbers: NDArray[np.int64]) -> Batch:
+        arrays = self._model.collate(self._samples.read(indices), numbers, self._plan.config.seed)
         return {name: self._copy(torch.from_numpy(array)) for name, array in arrays.items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from muster_components.trainer.errors import (
 from muster_components.trainer.models.recipes import mfu, peak_flops
 from muster_components.trainer.plan import TrainPlan
 from muster_components.trainer.profile import ProfilerTransition, StepTracer
+from muster_components.trainer.rank_failures import raise_on_all_ranks
 from muster_components.trainer.reporter import (
     Phase,
     RankHeartbeat,
@@ -215,7 +216,7 @@ class TrainLoop:
             except torch.OutOfMemoryError:
                 self._tracer.save_snapshot(step)
                 raise
-            except TrainerError:  # of the data: as in _raise_diverged
+            except TrainerError:  # of the data, on this rank alone
                 self._checkpointer.wait()
                 raise
             save_now = every > 0 and step % every == 0
@@ -228,9 +229,13 @@ class TrainLoop:
         self._read(pending, leave=0)
 
     def _read(self, pending: deque[StepHandle], *, leave: int) -> None:
-        """Read launched steps in order until `leave` are left. Raises DivergedError."""
+        """Read launched steps in order until `leave` are left. Raises DivergedError, and RankFailedError for data that
+        a rank could not read."""
         while len(pending) > leave:
             result = pending.popleft().result()
+            if result.data_failed:
+                self._checkpointer.wait()  # as in _raise_diverged
+                raise_on_all_ranks(self._stepper.data_error)
             self._last_step = result.step
             self._report_step(result, self._timer.step_ended(result.ended_at_s))
             if (compilation := self._compilation) is not None and compilation.compiled():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from muster_components.trainer.data.corpus import SkippedText
 from muster_components.trainer.data.tokenizer import TokenizerEncoder
 from muster_components.trainer.data.training_data import TrainingData, open_data
 from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
-from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError, UserCodeError
+from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, GradientAccumulation
 from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
@@ -48,6 +47,7 @@ from muster_components.trainer.parallel.stage_tensors import StageTensors
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.planning.at_start import decide_plan
 from muster_components.trainer.profile import StepTracer
+from muster_components.trainer.rank_failures import on_all_ranks, raise_on_all_ranks
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
 from muster_components.trainer.train_step import TrainStep, adamw
 
@@ -69,9 +69,10 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     try:
         with select_kernels(device, plan.precision, deterministic=config.deterministic), loss_parallel():
             result = _train(plan, host, context, device, reporter, stop)
-    except TrainerError:
-        # All ranks raise a TrainerError. After any other error, destroying the group would wait for the other ranks.
-        dist.destroy_process_group()
+    except TrainerError as error:
+        # After an error of this rank alone, destroying the group would wait for the other ranks.
+        if error.same_on_all_ranks:
+            dist.destroy_process_group()
         raise
     dist.destroy_process_group()
     if context.is_rank0:
@@ -87,19 +88,20 @@ def _train(
     reporter: Reporter,
     stop: StopSignal,
 ) -> TrainResult:
-    model = train_model(plan)
+    model = on_all_ranks(lambda: train_model(plan))  # a host may lack a module of the user
     data = open_shared_data(plan, model, context)
     samples = data.samples
     if plan.config.save_pretrained is not None:
         from muster_components.trainer.models.safetensors_save import require_savable
 
-        require_savable(Path(plan.config.save_pretrained))
+        folder = Path(plan.config.save_pretrained)
+        on_all_ranks(lambda: require_savable(folder))
     decision = decide_plan(plan, model, samples, device, host, context)
     plan = decision.plan
     mesh = build_mesh(plan.mesh, device.type)
     pipeline = None
     if plan.mesh.pp > 1:
-        example = BatchReader(plan, model, samples, torch.device("cpu"), mesh.data_rank).read(1)[0]
+        example = BatchReader(plan, model, samples, torch.device("cpu"), mesh.data_rank).example()[0]
         pipeline = parallelize_stages(model, plan, device, mesh, example)
     parallel = parallelize(model, plan, device, mesh) if pipeline is None else pipeline.parallel
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
@@ -187,22 +189,17 @@ def train_model(plan: TrainPlan) -> TrainModel:
 
 
 def open_shared_data(plan: TrainPlan, model: TrainModel, context: RunContext) -> TrainingData:
-    """The data: the first rank of each host writes the cache, the others map it. Raises InputError on all ranks."""
+    """The data: the first rank of each host writes the cache, the others map it. Raises TrainerError on all ranks."""
     data: TrainingData | None = None
-    failure: str | None = None
+    failure: Exception | None = None
     for writes in (True, False):
         if writes == (context.local_rank == 0):
             try:
                 cache_dir = token_cache_dir(os.environ)
                 data = open_data(plan.config.data, model.sample_spec, cache_dir, exclude=context.run_dir)
-            except InputError as error:
-                failure = str(error)
-                if isinstance(error, UserCodeError):
-                    traceback.print_exception(error.__cause__)  # the other ranks get the message alone
-        failures: list[str | None] = [None] * context.world_size
-        dist.all_gather_object(failures, failure)
-        if first_failure := next((text for text in failures if text), None):
-            raise InputError(first_failure)
+            except Exception as error:
+                failure = error
+        raise_on_all_ranks(failure)
     assert data is not None
     _require_same_data(data, context)
     return data

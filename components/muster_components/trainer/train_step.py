@@ -1,11 +1,12 @@
 """One optimizer step over the global batch, and its results; AdamW and its learning rate.
 
-One all-reduce carries loss and stop flag. Reading results makes the CPU wait for the GPU, so on a GPU the results of a
+One all-reduce carries loss and flags. Reading results makes the CPU wait for the GPU, so on a GPU the results of a
 step are read after the next step has been launched, which keeps the GPU's queue filled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ class StepResult:
     loss: float
     grad_norm: float
     stop_requested: bool
+    data_failed: bool
+    """A rank could not read its data: the step is not valid (`TrainStep.data_error`)."""
     lr: float
     data_time_s: float
     ended_at_s: float
@@ -45,7 +48,7 @@ class StepHandle:
     def __init__(
         self, step: int, report: Tensor, lr: float, data_time_s: float, origin: torch.cuda.Event | None
     ) -> None:
-        """`report`: loss, stop flag, gradient norm; `origin`: time 0 of the GPU's clock, None on a CPU."""
+        """`report`: loss, stop flag, data flag, gradient norm; `origin`: time 0 of the GPU's clock, None on a CPU."""
         self._step = step
         self._lr = lr
         self._data_time_s = data_time_s
@@ -62,8 +65,8 @@ class StepHandle:
         else:
             self._end.synchronize()
             ended_at_s = self._origin.elapsed_time(self._end) / 1000
-        loss, stop, grad_norm = self._report.tolist()
-        return StepResult(self._step, loss, grad_norm, stop > 0, self._lr, self._data_time_s, ended_at_s)
+        loss, stop, failed, grad_norm = self._report.tolist()
+        return StepResult(self._step, loss, grad_norm, stop > 0, failed > 0, self._lr, self._data_time_s, ended_at_s)
 
 
 class TrainStep:
@@ -85,7 +88,9 @@ class TrainStep:
         self._reader = reader
         self._forward_backward = forward_backward
         self._weight_per_step = weight_per_step
-        self._stop = torch.zeros((), device=parallel.device)
+        self.data_error: Exception | None = None
+        """Why this rank could not read its data."""
+        self._flags = torch.zeros(2, device=parallel.device)  # a stop is requested, data could not be read
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
         graphed = parallel.device.type == "cuda" and plan.graphs_steps(parallel.parameter_count)
         self._run = GraphedStep(self._compute) if graphed else self._compute
@@ -101,16 +106,31 @@ class TrainStep:
         lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
         for optimizer in self._optimizers:
             set_learning_rate(optimizer, lr)
-        self._stop.fill_(float(stop))
         seed_generators(self._plan.config.seed, step, self._parallel.mesh.data_rank)
         started_s = time.perf_counter()
         with record_function("data"):
-            batches = self._reader.read(step)
+            batches = self._read(step)
         data_time_s = time.perf_counter() - started_s
+        self._flags[0].fill_(float(stop))
+        self._flags[1].fill_(float(self.data_error is not None))
         return StepHandle(step, self._run(batches), lr, data_time_s, self._origin)
 
+    def _read(self, step: int) -> Sequence[Batch]:
+        """This rank's batches. If it cannot read them, `data_error` is set, and it takes part in this step and those
+        after it with other batches, since the other ranks wait for it until the results of this step tell them."""
+        if self.data_error is None:
+            try:
+                return self._reader.read(step)
+            except Exception as error:
+                if self._plan.mesh.world_size == 1 or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.data_error = error
+        with contextlib.suppress(Exception):  # of the same cause
+            return self._reader.example()
+        raise self.data_error
+
     def _compute(self, batches: Sequence[Batch]) -> Tensor:
-        """Loss, stop flag and gradient norm after an optimizer step. Does not wait for the GPU."""
+        """Loss, flags and gradient norm after an optimizer step. Does not wait for the GPU."""
         loss_sum = self._forward_backward.run(batches)
         with record_function("clip"):
             mesh = self._parallel.mesh
@@ -130,7 +150,7 @@ class TrainStep:
             # Ranks that split a sample have the same loss: one of them reports it.
             reports = self._parallel.mesh.tp_rank == 0
             loss_mean = loss_sum / self._weight_per_step if reports else torch.zeros_like(loss_sum)
-            report = torch.stack((loss_mean, self._stop))
+            report = torch.cat((loss_mean.reshape(1), self._flags))
             if self._plan.mesh.world_size > 1:
                 dist.all_reduce(report)
             return torch.cat((report, grad_norm.reshape(1).float()))

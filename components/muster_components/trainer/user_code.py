@@ -30,15 +30,27 @@ _PROGRAMMING_ERRORS: Final = (
 def programming_errors(flag: str, reference: str, *, same_on_all_ranks: bool = True) -> Iterator[None]:
     """Raise UserCodeError in place of an error of the user's code that a retry would repeat.
 
-    Errors that may not occur again (files, network, memory) are not changed.
+    Errors that may not occur again (files, network, memory), and those raised `from` one, are not changed.
     """
     try:
         yield
-    except (InputError, OSError):  # some errors of the network are a ValueError, too
+    except InputError:
         raise
     except _PROGRAMMING_ERRORS as error:
+        if any(isinstance(cause, OSError | MemoryError) for cause in _causes(error)):
+            raise
         message = f"{flag} {reference} raised {type(error).__name__}: {error}"
         raise UserCodeError(message, same_on_all_ranks=same_on_all_ranks) from error
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised `from`, and so on."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in found:  # `raise error from error`
+        found.append(cause)
+        cause = cause.__cause__
+    return found
 
 
 def is_reference(text: str) -> bool:
@@ -69,7 +81,9 @@ def load_reference(flag: str, reference: str) -> Any:
 
 
 def load_and_call(flag: str, reference: str) -> Any:
-    """The object, or what it returns if it is a function or a class. Raises InputError, as `load_reference`."""
+    """The object, or what it returns if it is a function or a class: an object with `__getitem__` is not called. Raises
+    InputError, as `load_reference`."""
     value = load_reference(flag, reference)
     with programming_errors(flag, reference):
-        return value() if callable(value) else value
+        is_called = isinstance(value, type) or (callable(value) and not hasattr(value, "__getitem__"))
+        return value() if is_called else value

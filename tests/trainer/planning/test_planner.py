@@ -195,6 +195,30 @@ def test_a_plan_that_fits_only_with_freed_weights_is_advised_to_free_them() -> N
     assert [change for change, _ in made.fitting_changes(prediction)] == ["--reshard auto"]
 
 
+@pytest.mark.parametrize(("world_size", "spec"), [(4, "pp=2,fsdp=2"), (2, "fsdp")])
+def test_a_plan_that_fits_only_with_freed_weights_that_auto_keeps_is_advised_and_chosen_with_reshard_always(
+    world_size: int, spec: str
+) -> None:
+    """Auto keeps those of pipelines, and those below 4 GiB."""
+    model = LARGE if world_size == 4 else (*LARGE, "--model_args", "layers=2")
+    made = planner(world_size, *model)
+    flags = (*model, "--parallel", spec, "--micro_batch", "1", "--activation_checkpointing", "full")
+    freed, kept = (
+        made.predict(resolve_plan(config_of(*flags, *more), made.host)) for more in (("--reshard", "always"), ())
+    )
+    assert freed is not None
+    assert kept is not None
+    assert not kept.reshards
+    made.device = dataclasses.replace(H100, memory_bytes=int((freed.needed + kept.needed) / 2))
+    for reshard in ((), ("--reshard", "never")):
+        refused = made.predict(resolve_plan(config_of(*flags, *reshard), made.host))
+        assert refused is not None
+        assert "--reshard always" in [change for change, _ in made.fitting_changes(refused)]
+    chosen = made.predictions(config_of(*model, "--parallel", "auto", "--micro_batch", "1"))
+    of_mesh = [p for p in chosen if str(p.plan.mesh) == str(freed.plan.mesh) and p.fits]
+    assert {p.plan.config.parallel.reshard for p in of_mesh} == {True}
+
+
 def test_pipelines_without_sharding_are_not_tight() -> None:
     exact = with_memory_of(1.01, "--parallel", "pp=2")
     assert (exact.fits, exact.is_tight) == (True, False)
@@ -257,7 +281,7 @@ def test_planning_reports_each_slow_step_on_standard_error(capsys: pytest.Captur
     lines = [line for line in printed.err.splitlines() if line.startswith("plan: ")]
     assert (
         lines[0]
-        == f"plan: predicting memory and step time of {plans} plans, some of them also with --reshard never ..."
+        == f"plan: predicting memory and step time of {plans} plans, some of them also with --reshard never or always ..."
     )
     assert lines[1] == "plan: measuring gpt:1m on tensors without values (compiled, bf16) ..."
 

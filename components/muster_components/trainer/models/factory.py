@@ -44,12 +44,13 @@ class FactoryModel:
         self._factory: Callable[..., Any] = load_reference("--model", reference)
         self._forward: inspect.Signature | None = None
         self._is_built = False
-        if not callable(self._factory):
-            raise InputError(f"--model {reference} must be a function or a class; got {type(self._factory).__name__}")
+        if not callable(self._factory) or isinstance(self._factory, nn.Module):
+            got = f"an object of class {type(self._factory).__name__}"
+            raise InputError(f"--model {reference} must be a function or a class; got {got}")
+        signature = _signature(self._factory)
         try:
-            inspect.signature(self._factory).bind(**self._args)
-        except ValueError:
-            pass  # some callables have no signature
+            if signature is not None:
+                signature.bind(**self._args)
         except TypeError as error:
             raise InputError(f"--model_args do not fit {reference}: {error}") from error
 
@@ -137,8 +138,14 @@ def _forward_signature(module: nn.Module) -> inspect.Signature | None:
     """None if it does not tell which fields the module takes: hooks may change them, and some callables have none."""
     if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:
         return None
+    return _signature(module.forward)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """That of a decorated function is its decorator's, which may take other arguments than the function. None: some
+    callables have none."""
     try:
-        return inspect.signature(module.forward)
+        return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
 

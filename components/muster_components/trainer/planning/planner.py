@@ -181,14 +181,16 @@ class Planner:
             gpus_per_host=self.gpus_per_host,
             allows_padding=self._model.sample_spec.allows_padding,
         )
-        tries_kept = "parallel" in config.parallel.auto and config.parallel.reshard is None
-        variants = ", some of them also with --reshard never" if tries_kept else ""
+        tries_reshard = "parallel" in config.parallel.auto and config.parallel.reshard is None
+        variants = ", some of them also with --reshard never or always" if tries_reshard else ""
         self._report(f"predicting memory and step time of {len(plans)} plans{variants}")
         found = [prediction for plan in plans if (prediction := self.predict(plan)) is not None]
-        if tries_kept:
+        if tries_reshard:
             resharded = [one.plan for one in found if one.reshards and one.plan.mesh.pp == 1]
-            kept = [self.predict(_with_reshard(plan, False)) for plan in resharded]
-            found += [prediction for prediction in kept if prediction is not None]
+            too_large = [one.plan for one in found if not (one.reshards or one.fits) and one.plan.mesh.shard > 1]
+            others = [self.predict(_with_reshard(plan, False)) for plan in resharded]
+            others += [self.predict(_with_reshard(plan, True)) for plan in too_large]
+            found += [prediction for prediction in others if prediction is not None]
         return sorted(found, key=lambda p: (not p.fits, p.step_s if p.fits else p.needed, p.flags))
 
     def choose(self, config: TrainConfig) -> Prediction:
@@ -238,7 +240,7 @@ class Planner:
                 if size < prediction.plan.micro_batch
             },
             {f"--parallel {sharded}": with_choices(config, spec=sharded)} if world > 1 else {},
-            {"--reshard auto": _config_with_reshard(config, None)} if config.parallel.reshard is False else {},
+            self._freed_weights(prediction),
         ]
         found = [best for options in single if (best := self._fastest_fitting(options, world)) is not None]
         if found:
@@ -262,6 +264,16 @@ class Planner:
                     return [best]
             growth *= 2
         return []
+
+    def _freed_weights(self, prediction: Prediction) -> dict[str, TrainConfig]:
+        """The flag that frees gathered weights which the plan keeps; nothing if it keeps none."""
+        plan = prediction.plan
+        if prediction.reshards or plan.mesh.shard == 1:
+            return {}
+        by_size = self.predict(_with_reshard(plan, None))  # keeps those of pipelines and of small blocks
+        if by_size is not None and by_size.reshards:
+            return {"--reshard auto": _config_with_reshard(plan.config, None)}
+        return {"--reshard always": _config_with_reshard(plan.config, True)}
 
     def _fastest_fitting(self, options: Mapping[str, TrainConfig], ranks: int) -> tuple[str, Prediction] | None:
         host = dataclasses.replace(self.host, world_size=ranks)
