@@ -1,5 +1,6 @@
 """What holds for the repository as a whole: its packages, its pins, its entry points, its rules."""
 
+import graphlib
 import importlib
 import importlib.metadata
 import inspect
@@ -10,6 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = sorted((ROOT / "constraints").glob("*.txt"))
 COMPLETE = ("base", "kfp", "uv")  # layers that stand on no other
+PACKAGES = ("muster", "muster_components", "muster_operator")
 IMAGES = sorted((ROOT / "constraints" / "images").glob("*.txt"))
 
 
@@ -160,3 +163,17 @@ def test_make_and_ci_run_every_folder_of_tests_that_have_a_target_of_their_own()
     for targets in (of_make_test, " ".join(of_ci).split()):
         run = {word for target in targets for word in recipes.get(target, "").split()}
         assert names - run == set()
+
+
+def test_no_module_of_the_product_imports_itself_through_others() -> None:
+    """Imports inside functions count too."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    graphlib.TopologicalSorter(imports).prepare()  # a CycleError names the modules
+
+
+def test_no_file_of_the_product_has_more_than_400_lines() -> None:
+    files = {Path(package.__file__ or "").parent for package in map(importlib.import_module, PACKAGES)}
+    lines = {file: len(file.read_text().splitlines()) for folder in files for file in folder.rglob("*.py")}
+    assert len(lines) > len(PACKAGES)
+    assert {str(file): count for file, count in lines.items() if count > 400} == {}

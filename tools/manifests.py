@@ -1,5 +1,5 @@
 """Writes what is generated: from `muster.api.spec` the CRDs, in the chart and plain, and the API reference, from
-`muster.visibility.types` the OpenAPI document of the read API, from `muster.kfp` the component of Kubeflow Pipelines.
+`muster.visibility` the OpenAPI document of the read API, from `muster.kfp` the component of Kubeflow Pipelines.
 
 With --check it writes nothing, and exits with 1 when a file is not what it would write. Run by `make manifests` and
 `make check`.

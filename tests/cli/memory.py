@@ -23,8 +23,9 @@ from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
+from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import Listing
-from muster.visibility.types import DataSource, ItemMeta, PageMeta, UsagePoint, UsageSummary, UsageSummaryList
+from muster.visibility.types import DataSource, ItemMeta, PageMeta, UsagePoint, UsageSummary
 
 NOW = 1_790_000_000.0
 DAY = 86_400.0

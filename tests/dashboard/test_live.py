@@ -22,8 +22,9 @@ from muster.dashboard.render import without_ages
 from muster.errors import ClusterError
 from muster.model import Wait
 from muster.tracing.spool_collector import CollectorOptions, start_collector
+from muster.visibility.list_types import JobSummaryList, QueueSummaryList
 from muster.visibility.state import ReadState
-from muster.visibility.types import ItemMeta, JobSummaryList, Preemption, QueueSummaryList
+from muster.visibility.types import ItemMeta, Preemption
 
 
 class Rounds(LiveUpdates):

@@ -17,9 +17,10 @@ from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
 from muster.model import Wait
 from muster.visibility import lists
+from muster.visibility.list_types import JobSummaryList, QueueSummaryList
 from muster.visibility.reader import read_list
 from muster.visibility.requests import decode_token, encode_token, parse_request
-from muster.visibility.types import BASE_PATH, JobSummaryList, QueueSummaryList
+from muster.visibility.types import BASE_PATH
 
 
 @given(st.sets(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from("uvwxyz")), max_size=12), st.integers(1, 5))

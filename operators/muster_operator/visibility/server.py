@@ -20,10 +20,11 @@ from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import AsyncKubeClient
 from muster.visibility.discovery import accepts_table, discovery_documents, status_object, to_table
+from muster.visibility.list_types import ItemList
 from muster.visibility.lists import answer, job_curve, namespaces_in, requested_job
 from muster.visibility.requests import CURVES, UNKNOWN_ROUTE, ReadRequest, parse_request
 from muster.visibility.state import ReadState
-from muster.visibility.types import Item, ItemList
+from muster.visibility.types import Item
 from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces
 from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderConfig, User
 

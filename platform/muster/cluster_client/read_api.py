@@ -16,18 +16,16 @@ from muster.api.spec import TrainingJob
 from muster.client import JobList, NodeJobs
 from muster.errors import ClusterError, NotFound, Refused
 from muster.kube.sync_client import KubeClient
-from muster.visibility.reader import Listing, decode, node_row, queue_row, read_list
-from muster.visibility.state import with_live_wait
-from muster.visibility.types import (
-    BASE_PATH,
+from muster.visibility.list_types import (
     JobSummaryList,
-    NodeSummary,
     NodeSummaryList,
-    PendingJob,
     PendingJobList,
     QueueSummaryList,
     UsageSummaryList,
 )
+from muster.visibility.reader import Listing, decode, node_row, queue_row, read_list
+from muster.visibility.state import with_live_wait
+from muster.visibility.types import BASE_PATH, NodeSummary, PendingJob
 
 T = TypeVar("T")
 _OWN_ERRORS = ("Unreachable", "InvalidAnswer")

@@ -14,9 +14,10 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel
 
 from muster.errors import MusterError
+from muster.visibility.list_types import ItemList
 from muster.visibility.reader import Listing, decode, read_list
 from muster.visibility.requests import CURVES, RESOURCES
-from muster.visibility.types import BASE_PATH, DataSource, ItemList, JobCurve, JobSummary, NodeSummary
+from muster.visibility.types import BASE_PATH, DataSource, JobCurve, JobSummary, NodeSummary
 
 _REST = 10.0  # times as long as a read took
 MAX_AGE_S = 0.8

@@ -39,8 +39,9 @@ from muster.local.run_folder import (
     tail_offset,
 )
 from muster.text import did_you_mean
+from muster.visibility.list_types import NodeSummaryList, QueueSummaryList, UsageSummaryList
 from muster.visibility.reader import Listing, node_row, queue_row, read_list
-from muster.visibility.types import NodeSummaryList, QueueSummaryList, UsageSummary, UsageSummaryList
+from muster.visibility.types import UsageSummary
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject

@@ -25,10 +25,11 @@ from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.usage.report import RecordedUsage
 from muster.visibility.items import PreemptionLog
+from muster.visibility.list_types import ItemList
 from muster.visibility.lists import answer, job_curve, requested_job
 from muster.visibility.requests import CURVES, parse_request
 from muster.visibility.state import CycleView, ReadState, with_live_wait
-from muster.visibility.types import Item, ItemList
+from muster.visibility.types import Item
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 

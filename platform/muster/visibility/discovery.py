@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from pydantic.json_schema import models_json_schema
 
 from muster.text import format_duration
+from muster.visibility.list_types import ItemList, ListResponse
 from muster.visibility.requests import JOB_ORDERS, MAX_LIMIT, PENDING_JOB_ORDERS, RESOURCES, ReadableResource
 from muster.visibility.types import (
     API_VERSION,
@@ -18,10 +19,8 @@ from muster.visibility.types import (
     GROUP,
     VERSION,
     Item,
-    ItemList,
     JobCurve,
     JobSummary,
-    ListResponse,
     NodeSummary,
     PendingJob,
     Preemption,

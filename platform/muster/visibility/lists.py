@@ -22,9 +22,10 @@ from muster.visibility.items import (
     usage_list_fields,
     usage_summaries,
 )
+from muster.visibility.list_types import ItemList
 from muster.visibility.requests import BAD_REQUEST, CURVES, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
-from muster.visibility.types import CurvePoint, Item, ItemList, JobCurve, PageMeta
+from muster.visibility.types import CurvePoint, Item, JobCurve, PageMeta
 
 MAX_PAGE_BYTES = 4 * 2**20
 """A page ends early at this size; one item may be larger."""

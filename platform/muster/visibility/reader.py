@@ -10,16 +10,8 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, ValidationError
 
 from muster.errors import ClusterError
-from muster.visibility.types import (
-    BASE_PATH,
-    DataSource,
-    Item,
-    ItemList,
-    ListResponse,
-    NodeSummary,
-    QueueSummary,
-    UsageSummary,
-)
+from muster.visibility.list_types import ItemList, ListResponse
+from muster.visibility.types import BASE_PATH, DataSource, Item, NodeSummary, QueueSummary, UsageSummary
 
 T = TypeVar("T", bound=Item)
 M = TypeVar("M", bound=BaseModel)

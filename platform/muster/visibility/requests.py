@@ -10,23 +10,25 @@ from typing import Literal, TypeAlias, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from muster.errors import InvalidSpec, NotFound
+from muster.visibility.list_types import (
+    ItemList,
+    JobSummaryList,
+    NodeSummaryList,
+    PendingJobList,
+    PreemptionList,
+    QueueSummaryList,
+    UsageSummaryList,
+)
 from muster.visibility.types import (
     BASE_PATH,
     Item,
-    ItemList,
     JobCurve,
     JobSummary,
-    JobSummaryList,
     NodeSummary,
-    NodeSummaryList,
     PendingJob,
-    PendingJobList,
     Preemption,
-    PreemptionList,
     QueueSummary,
-    QueueSummaryList,
     UsageSummary,
-    UsageSummaryList,
 )
 from muster.visibility.usage import USAGE_PARAMETERS, UsageQuery, parse_usage_query
 

@@ -1,4 +1,4 @@
-"""The responses of the read API, group visibility.muster.dev. The OpenAPI document is generated from them.
+"""The items of the read API, group visibility.muster.dev. The OpenAPI document is generated from them and their lists.
 
 Times are Unix seconds in Python and RFC 3339 in JSON; amounts are Kubernetes quantities by resource name.
 """
@@ -11,14 +11,14 @@ from pydantic import Field
 
 from muster.api.spec import LastFailure, Phase, ProgressStatus, RolePlacementStatus
 from muster.api.spec.fields import Condition, StatusModel, Time
-from muster.usage.report import UsageGroup, UsageStep
+from muster.usage.report import UsageGroup
 
 GROUP = "visibility.muster.dev"
 VERSION = "v1alpha1"
 API_VERSION: Final = "visibility.muster.dev/v1alpha1"
 BASE_PATH = f"/apis/{API_VERSION}"
 
-_ApiVersion: TypeAlias = Literal["visibility.muster.dev/v1alpha1"]
+ApiVersion: TypeAlias = Literal["visibility.muster.dev/v1alpha1"]
 
 
 class ItemMeta(StatusModel):
@@ -85,7 +85,7 @@ class QueueResources(StatusModel):
 class QueueSummary(StatusModel):
     """A queue with its usage. Lists have parents before their children."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["QueueSummary"] = "QueueSummary"
     """The kind."""
@@ -118,7 +118,7 @@ class QueueSummary(StatusModel):
 class PendingJob(StatusModel):
     """A job that waits in a queue, and why."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["PendingJob"] = "PendingJob"
     """The kind."""
@@ -147,7 +147,7 @@ class PendingJob(StatusModel):
 class JobSummary(StatusModel):
     """A job with its current state. Neither its pod templates nor its environment are part of it."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["JobSummary"] = "JobSummary"
     """The kind."""
@@ -219,7 +219,7 @@ class CurvePoint(StatusModel):
 class JobCurve(StatusModel):
     """Loss and step time of a running job over steps, as its rank 0 has reported them."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["JobCurve"] = "JobCurve"
     """The kind."""
@@ -251,7 +251,7 @@ class JobReference(StatusModel):
 class NodeSummary(StatusModel):
     """A node with what gangs use of it."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["NodeSummary"] = "NodeSummary"
     """The kind."""
@@ -289,7 +289,7 @@ class NodeSummary(StatusModel):
 class Preemption(StatusModel):
     """A job that was evicted or shrunk for another one. The list begins with the newest."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["Preemption"] = "Preemption"
     """The kind."""
@@ -319,7 +319,7 @@ class UsagePoint(StatusModel):
 class UsageSummary(StatusModel):
     """What jobs of a queue, namespace or user were charged for, of one resource of one flavor: see docs/usage.md."""
 
-    api_version: _ApiVersion = API_VERSION
+    api_version: ApiVersion = API_VERSION
     """Group and version."""
     kind: Literal["UsageSummary"] = "UsageSummary"
     """The kind."""
@@ -337,78 +337,4 @@ class UsageSummary(StatusModel):
     """The same by step, oldest first; steps without usage are absent."""
 
 
-class ListResponse(StatusModel):
-    """What all lists have."""
-
-    api_version: _ApiVersion = API_VERSION
-    """Group and version."""
-    metadata: PageMeta
-    """Page of the list."""
-    source: DataSource
-    """Which process answered."""
-
-
-class QueueSummaryList(ListResponse):
-    """Queues with their usage, parents before children."""
-
-    kind: Literal["QueueSummaryList"] = "QueueSummaryList"
-    """The kind."""
-    items: list[QueueSummary]
-    """The queues."""
-
-
-class PendingJobList(ListResponse):
-    """Pending jobs by namespace and name."""
-
-    kind: Literal["PendingJobList"] = "PendingJobList"
-    """The kind."""
-    items: list[PendingJob]
-    """The jobs."""
-
-
-class JobSummaryList(ListResponse):
-    """Jobs by namespace and name."""
-
-    kind: Literal["JobSummaryList"] = "JobSummaryList"
-    """The kind."""
-    items: list[JobSummary]
-    """The jobs."""
-
-
-class NodeSummaryList(ListResponse):
-    """Nodes by name."""
-
-    kind: Literal["NodeSummaryList"] = "NodeSummaryList"
-    """The kind."""
-    items: list[NodeSummary]
-    """The nodes."""
-
-
-class PreemptionList(ListResponse):
-    """Recent preemptions, the newest first."""
-
-    kind: Literal["PreemptionList"] = "PreemptionList"
-    """The kind."""
-    items: list[Preemption]
-    """The preemptions."""
-
-
-class UsageSummaryList(ListResponse):
-    """Usage over time by name, flavor and resource."""
-
-    kind: Literal["UsageSummaryList"] = "UsageSummaryList"
-    """The kind."""
-    since: Time
-    """Start of the period."""
-    until: Time
-    """End of the period, or a later end of its last step."""
-    step: UsageStep
-    """Length of the steps."""
-    items: list[UsageSummary]
-    """The usage."""
-
-
 Item: TypeAlias = QueueSummary | PendingJob | JobSummary | JobCurve | NodeSummary | Preemption | UsageSummary
-ItemList: TypeAlias = (
-    QueueSummaryList | PendingJobList | JobSummaryList | NodeSummaryList | PreemptionList | UsageSummaryList
-)

@@ -77,9 +77,8 @@ def _decide(
     """The config to use and a line about it; None and the error for one that is refused."""
     # Imported late: it loads the compiler, which an eager run does not need.
     from muster_components.trainer.planning.candidates import with_choices
-    from muster_components.trainer.planning.command import report_progress
     from muster_components.trainer.planning.planner import Planner
-    from muster_components.trainer.planning.report import summary_line
+    from muster_components.trainer.planning.report import report_progress, summary_line
 
     config = plan.config
     planner = Planner(model, example_batches(model, samples), host, kind, gpus_per_host, report_progress)

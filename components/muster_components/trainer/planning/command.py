@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 
@@ -18,7 +17,8 @@ from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_
 from muster_components.trainer.planning.devices import GIB, GpuKind, gpu_kind
 from muster_components.trainer.planning.examples import example_batches
 from muster_components.trainer.planning.planner import Planner
-from muster_components.trainer.planning.report import plan_json, plan_table
+from muster_components.trainer.planning.report import plan_json, plan_table, report_progress
+from muster_components.trainer.session import train_model
 
 _SHOWN = 10
 """Plans in the table; JSON has all."""
@@ -61,11 +61,6 @@ def print_plan(config: TrainConfig) -> None:
         )
 
 
-def report_progress(line: str) -> None:
-    """On standard error: the plans alone are on standard output."""
-    print(f"plan: {line} ...", file=sys.stderr, flush=True)
-
-
 def planner_for(
     config: TrainConfig, host: HostCapabilities, device: GpuKind, gpus_per_host: int
 ) -> tuple[Planner, TrainModel, TrainPlan]:
@@ -73,9 +68,6 @@ def planner_for(
 
     Raises InputError.
     """
-    # Imported late: the session imports all of the trainer, this package included.
-    from muster_components.trainer.session import train_model
-
     plan = resolve_plan(config, host)
     require_torchao(config.float8)
     model = train_model(plan)

@@ -1,9 +1,10 @@
-"""Predictions as a table and as JSON."""
+"""Predictions as a table and as JSON, and the progress of the planner."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -93,3 +94,8 @@ def summary_line(prediction: Prediction) -> str:
         f"plan: {prediction.flags}; predicted {prediction.memory.total / GIB:.1f} GiB in tensors of "
         f"{prediction.capacity / GIB:.1f} GiB, {1000 * prediction.step_s:.0f} ms/step"
     )
+
+
+def report_progress(line: str) -> None:
+    """On standard error: the plans alone are on standard output."""
+    print(f"plan: {line} ...", file=sys.stderr, flush=True)

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from muster.text import format_hours, hours_unit, sanitize
 from muster.usage.report import STEP_HOURS
+from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import Listing, shown_usage
-from muster.visibility.types import UsageSummary, UsageSummaryList
+from muster.visibility.types import UsageSummary
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _MIN_CHART, _MAX_CHART = 8, 60  # columns

@@ -14,16 +14,9 @@ from muster.api.spec import Phase
 from muster.dashboard.page import MAX_ROWS, Page, PageRequest
 from muster.dashboard.queue_tree import CapacityHolder, capacity_holders, queue_views
 from muster.dashboard.reader import try_read
+from muster.visibility.list_types import JobSummaryList, ListResponse, PendingJobList, PreemptionList, QueueSummaryList
 from muster.visibility.requests import JOB_ORDERS
-from muster.visibility.types import (
-    JobSummaryList,
-    ListResponse,
-    PendingJob,
-    PendingJobList,
-    PreemptionList,
-    QueueSummary,
-    QueueSummaryList,
-)
+from muster.visibility.types import PendingJob, QueueSummary
 
 PHASES: tuple[str, ...] = get_args(Phase)
 _DEFAULT_ORDER = "state"

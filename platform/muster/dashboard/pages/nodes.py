@@ -9,7 +9,8 @@ from typing import Any
 
 from muster.api.quantity import parse_quantity
 from muster.dashboard.page import Page, PageRequest
-from muster.visibility.types import NodeSummary, NodeSummaryList
+from muster.visibility.list_types import NodeSummaryList
+from muster.visibility.types import NodeSummary
 
 _MAX_NODES = 500
 _STEPS = 4  # of the colour of a node, from idle to full

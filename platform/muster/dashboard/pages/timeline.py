@@ -11,8 +11,9 @@ from typing import Any
 
 from muster.dashboard.page import Page, PageRequest
 from muster.dashboard.reader import MAX_AGE_S, PageReader
+from muster.visibility.list_types import JobSummaryList
 from muster.visibility.requests import MAX_LIMIT
-from muster.visibility.types import DataSource, JobSummary, JobSummaryList
+from muster.visibility.types import DataSource, JobSummary
 
 HOURS = ("1", "6", "24", "168")
 MAX_NODES = 100

@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 from muster.dashboard.page import Page, PageRequest
 from muster.usage.report import STEP_HOURS, UsageGroup, UsageStep
+from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import shown_usage
-from muster.visibility.types import UsageSummary, UsageSummaryList
+from muster.visibility.types import UsageSummary
 
 GROUPS: tuple[str, ...] = get_args(UsageGroup)
 DAYS = ("1", "7", "30", "90")
