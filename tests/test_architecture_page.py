@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import muster
+
 _PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 _WALK = _PAGE.read_text().split("## From `torchx run` to the report")[1].split("\n## ")[0]
 _NAMES = sorted(set(re.findall(r"`(muster(?:_operator|_components)?(?:\.\w+)+)`", _WALK)))
 _MOST_STEPS = 30
+_PACKAGES = _PAGE.read_text().split("## Packages and import rules")[1].split("\n### ")[0]
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -24,3 +27,10 @@ def test_the_walk_is_numbered_without_gaps_and_has_at_most_30_steps() -> None:
     assert steps == list(range(1, len(steps) + 1))
     assert 20 <= len(steps) <= _MOST_STEPS
     assert len(_NAMES) >= 20
+
+
+def test_the_page_names_every_package_of_muster() -> None:
+    modules = {f"muster.{module.name}" for module in pkgutil.iter_modules(muster.__path__)}
+    named = set(re.findall(r"`(muster\.\w+)", _PACKAGES))
+    assert modules - named == set()
+    assert named - modules == set()

@@ -55,6 +55,12 @@ def test_every_dependency_is_pinned_to_a_version_that_the_project_allows(require
     assert [version for version in versions if version not in requirement.specifier] == []
 
 
+def test_what_submits_a_job_needs_no_torch_no_kubernetes_client_and_nothing_of_the_operator() -> None:
+    core = {Requirement(text).name for text in PROJECT["dependencies"]}
+    extras = {"aiohttp", "filelock", "kubernetes", "prometheus-client", "psutil", "torch", "torchx", "typer", "uvloop"}
+    assert core & extras == set()
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda path: path.stem)
 def test_every_pin_has_a_hash_and_no_layer_repeats_the_one_below_it(layer: Path) -> None:
     blocks = re.split(r"\n(?=\S)", layer.read_text().strip())[1:]

@@ -182,7 +182,7 @@ def test_a_rank_without_a_heartbeat_is_awaited_and_then_named() -> None:
     assert capture.step().status.phase == "Pending"
     status = capture.step(after_s=11).status
     assert (status.phase, status.reason) == ("Failed", "RanksMissing")
-    assert "rank 1 of 2 has no heartbeat; no answer of pod-1: no answer" in status.message
+    assert "rank 1 of 2 has no heartbeat; no answer from pod-1: no answer" in status.message
 
 
 def test_steps_end_with_the_run() -> None:

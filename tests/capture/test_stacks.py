@@ -58,7 +58,7 @@ def test_a_rank_whose_launcher_does_not_answer_is_named_and_without_any_answer_t
     none = CaptureObservation(reports=REPORTS, stacks=(HungRank(0, reason="no handler"),))
     ended = advance_stacks(begun(), none, 2, 1000.0 + STACKS_WITHIN_S)
     assert (ended.phase, ended.reason) == ("Failed", "NoStacks")
-    assert "no handler; no answer of a launcher" in ended.message
+    assert "no handler; no answer from a launcher" in ended.message
 
 
 def test_before_the_first_heartbeat_the_launchers_say_how_many_ranks_there_are() -> None:

@@ -130,7 +130,7 @@ def _begin(
     if missing:
         why = f"{rank_list(missing)} of {world_size} {'has' if len(missing) == 1 else 'have'} no heartbeat"
         if seen.unreachable:
-            why += f"; no answer of {'; '.join(seen.unreachable[:3])}"
+            why += f"; no answer from {'; '.join(seen.unreachable[:3])}"
         return _failed(target, status, "RanksMissing", why, now) if is_late else CaptureProgress(status)
     waiting = [report for report in reports if report.step < 1]
     if waiting:

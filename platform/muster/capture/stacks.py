@@ -29,7 +29,7 @@ from muster.tracing.shared_folder import SharedFolder
 
 STACKS_WITHIN_S = 15.0
 NO_LAUNCHER = (
-    "no answer of a launcher; stacks are saved of ranks that Muster's components start, or: python -m "
+    "no answer from a launcher; stacks are saved of ranks that Muster's components start, or: python -m "
     "muster_components.launch"
 )
 _REQUEST = f"{CAPTURE}/stacks-request.json"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--max-snapshot-bytes", default="4Gi", metavar="SIZE", help="Skip larger snapshots, unpacked; default 4Gi."
 )
 @click.option(
-    "--max-memory", default="24Gi", metavar="SIZE", help="Most memory that reading one snapshot may take; default 24Gi."
+    "--max-memory", default="24Gi", metavar="SIZE", help="Maximum memory for reading one snapshot; default 24Gi."
 )
 @click.option(
     "--max-events",
