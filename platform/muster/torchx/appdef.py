@@ -28,6 +28,7 @@ from muster.api.spec import API_VERSION, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error
 from muster.api.yaml_input.source_map import SourceMap
 from muster.local.command_lines import trainer_arguments
+from muster.text import is_count
 from muster.torchx.errors import SubmissionRefused, with_options
 from muster.torchx.settings import PREFIX, resolve_settings
 
@@ -322,7 +323,7 @@ def _is_auto(role: Role, key: str) -> bool:
 
 def _nproc(role: Role) -> int:
     text = str(role.metadata.get(NPROC, "1"))
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise SubmissionRefused(f"role {role.name}: metadata {NPROC}: must be a positive integer; got {text!r}")
     return int(text)
 
