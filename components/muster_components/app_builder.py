@@ -156,7 +156,7 @@ class NodeLayout:
 
 def _parse_layout(j: str) -> NodeLayout:
     """`2x8`, `1:4x8` (1 to 4 nodes), or `8` for one node. Raises InvalidArgument."""
-    match = re.fullmatch(r"(?:(?:(\d+):)?(\d+)x)?(\d+)", j)
+    match = re.fullmatch(r"(?:(?:(\d{1,18}):)?(\d{1,18})x)?(\d{1,18})", j)
     if not match:
         raise InvalidArgument(f"-j must be NODESxPROCESSES, such as 1x2, or 1:4x8 for 1 to 4 nodes; got {j!r}")
     nodes = int(match[2] or 1)
@@ -200,7 +200,7 @@ def _check_integer(argument: str, value: object | None, minimum: int) -> int | N
     """The value as an integer; TorchX passes arguments of type `int | None` as text. Raises InvalidArgument."""
     if value is None:
         return None
-    if not re.fullmatch(r"[+-]?\d+", str(value)):
+    if not re.fullmatch(r"[+-]?\d{1,18}", str(value)):
         raise InvalidArgument(f"--{argument} must be an integer of at least {minimum}; got {value!r}")
     if int(str(value)) < minimum:
         raise InvalidArgument(f"--{argument} must be at least {minimum}; got {value}")

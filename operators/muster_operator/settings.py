@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from muster.api.spec import ContainerResources
 from muster.kube.async_client import ApiRateLimits
 from muster.kube.lease import LeaseTimes
+from muster.text import is_count
 from muster_operator.cache.cluster_cache import CollectorSettings
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
@@ -198,7 +199,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     if flags.visibility_listen:
         addresses["--visibility-listen"] = flags.visibility_listen
     for flag, address in addresses.items():
-        if not address.rpartition(":")[2].isdecimal():
+        if not is_count(address.rpartition(":")[2]):
             parser.error(f"{flag} must be HOST:PORT, such as 127.0.0.1:8080; got {address!r}")
     if flags.listen_local.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
         parser.error(f"--listen-local must be on loopback, such as 127.0.0.1:PORT; got {flags.listen_local!r}")
@@ -331,12 +332,12 @@ def _positive_number(text: str) -> float:
 
 
 def _retention_days(text: str) -> int:
-    if not text.isdecimal() or int(text) > 3650:
+    if not is_count(text) or int(text) > 3650:
         raise argparse.ArgumentTypeError(f"must be an integer from 0 to 3650; got {text!r}")
     return int(text)
 
 
 def _positive_integer(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)

@@ -18,6 +18,7 @@ from muster.errors import InvalidSpec
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _MAX_LENGTH = 64  # characters
+_MAX_DIGITS = 18
 _DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in SECONDS))
 _T = TypeVar("_T")
 MIN_SIMILARITY = 0.6
@@ -34,6 +35,11 @@ _CONTROL_CHARACTER = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2
 _UNSAFE = re.compile(
     rf"(?P<colour>{_SGR_SEQUENCE})|{_STRING_SEQUENCE}|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}"
 )
+
+
+def is_count(text: str) -> bool:
+    """Whether this is an integer of at least 0, of at most 18 digits: Python refuses to convert thousands."""
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def read_duration(text: str) -> int:

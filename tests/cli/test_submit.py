@@ -295,6 +295,21 @@ def test_steps_to_trace_after_the_last_step_of_the_trainer_are_refused(
     assert muster("submit", str(file), "--trace-steps", "10:13").code == 0, "the trace has the steps that there are"
 
 
+def test_ranks_to_trace_without_steps_to_trace_are_refused(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", "--trace_ranks", "0")
+    ended = muster("submit", str(file), "--json")
+    assert (ended.code, cluster.kept_jobs) == (2, {})
+    assert "--trace_ranks 0 requires --trace_steps" in ended.error["message"]
+    assert muster("submit", str(file), "--trace-steps", "10:13").code == 0
+
+
+def test_steps_to_trace_may_be_in_a_variable_of_the_container(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    with_command(file, *LAUNCHER, *TRAINER, "--model", "gpt:10m", "--trace_ranks", "0")
+    assert muster("submit", str(file), "--env", "MUSTER_TRACE_STEPS=10:13").code == 0
+
+
 def test_the_flags_of_a_traced_job_are_checked_once(
     file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_a_script_that_does_not_exist_is_named() -> None:
 def test_unknown_options_are_named() -> None:
     for options, message in (
         (("--nproc", "0", "--", "x.py"), "must be an integer of at least 1; got '0'"),
+        (("--nproc", "9" * 5000, "--", "x.py"), "must be an integer of at least 1; got '999"),
         (("--nproc", "2"), "the command of the ranks is missing"),
         (("--nproc", "2", "--", "-m"), "the command of the ranks is missing"),
         (("--ranks", "2", "--", "x.py"), "'--ranks' is not an argument of the launcher"),
@@ -243,6 +244,7 @@ def test_an_inconsistent_layout_names_the_variable() -> None:
         ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA must be 0 to 1, for 2 pods; got 2"),
         ({"MUSTER_REPLICAS": "2"}, "MUSTER_RANK0_HOST and MUSTER_RANK0_PORT must be set for 2 pods"),
         ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS must be an integer of at least 1; got 'two'"),
+        ({"MUSTER_REPLICAS": "9" * 5000}, "MUSTER_REPLICAS must be an integer of at least 1; got '999"),
         ({"MUSTER_RANK0_PORT": "70000"}, "MUSTER_RANK0_PORT must be 1 to 65535; got 70000"),
         ({"MUSTER_GRACE_SECONDS": "soon"}, "MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got 'soon'"),
         ({"MUSTER_GRACE_SECONDS": "inf"}, "MUSTER_GRACE_SECONDS must be a number of seconds, such as 30; got 'inf'"),

@@ -63,6 +63,7 @@ def test_the_script_is_the_first_argument_that_names_a_python_file(line: list[st
 
 
 LAUNCH = ["python", "-m", "muster_components.launch"]
+FOUND = ("muster_component.launch", "muster_components.launch")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,11 @@ def test_values_that_the_launcher_refuses_are_found(line: list[str], wrong: tupl
         (["python", "train.py", "-m", "muster_component.launch"], None),
         (["python", "-m", "my.module", "-m", "muster_component.launch"], None),
         ([*LAUNCH, "--", "train.py", "-m", "muster_component.launch"], None),
+        (["python", "-W", "ignore:::base.py", "-X", "base.py", "-m", "muster_component.launch"], FOUND),
+        (["python", "-u", "train.py", "-m", "muster_component.launch"], None),
+        (["env", "CONFIG=base.py", "python", "-m", "muster_component.launch"], FOUND),
+        (["sh.py", "-m", "muster_component.launch"], None),
+        (["sh", "-c", "python -m muster_component.launch -- train.py"], FOUND),
         (
             ["python", "-m", "torch.distributed.run", "-m", "muster_component.trainer"],
             ("muster_component.trainer", "muster_components.trainer"),

@@ -127,6 +127,10 @@ def test_collectives_per_step_are_exported_of_running_jobs_that_report_them() ->
         (["--lease-duration-seconds", "5"], "--lease-duration-seconds 5 must be above --renew-deadline-seconds 10"),
         (["--qps", "0"], "must be a number above 0; got '0'"),
         (["--listen", "here"], "--listen must be HOST:PORT, such as 127.0.0.1:8080; got 'here'"),
+        (
+            ["--listen", "127.0.0.1:" + "9" * 5000],
+            "--listen must be HOST:PORT, such as 127.0.0.1:8080; got '127.0.0.1:999",
+        ),
         (["--listen-local", "0.0.0.0:1"], "--listen-local must be on loopback"),
     ],
 )

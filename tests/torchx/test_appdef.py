@@ -117,6 +117,15 @@ def test_the_option_trace_steps_is_refused_after_the_last_step_of_the_trainer() 
     assert to_training_job(described, "a", {"trace_steps": "10:13"}).spec.trace == TraceRequest(start_step=10, steps=3)
 
 
+def test_ranks_to_trace_without_steps_to_trace_are_refused() -> None:
+    described = train.fsdp("--trace_ranks", "0", model="gpt:10m", data="DIR")
+    with pytest.raises(SubmissionRefused, match="--trace_ranks 0 requires --trace_steps"):
+        to_training_job(described, "a", {})
+    assert to_training_job(described, "a", {"trace_steps": "10:13"}).spec.trace is not None
+    described.roles[0].env["MUSTER_TRACE_STEPS"] = "10:13"
+    assert to_training_job(described, "a", {}).spec.trace is None
+
+
 def test_a_role_that_is_elastic_itself_needs_a_trainer_that_saves_checkpoints() -> None:
     trainer = ["-m", "muster_components.trainer", "--model", "gpt:10m", "--data", "DIR", "--keep", "0"]
     with pytest.raises(SubmissionRefused, match="min_replicas: --keep must be at least 1 in an elastic job"):

@@ -209,6 +209,8 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
         ({"trace_steps": "1:6", "trace_every": "x"}, "--trace_every must be a number of steps above 5"),
         ({"j": "0x2"}, "-j must have at least one node and one process"),
         ({"j": "2x"}, "-j must be NODESxPROCESSES"),
+        ({"j": "1x" + "9" * 5000}, "-j must be NODESxPROCESSES"),
+        ({"cpu": "9" * 5000}, "--cpu must be an integer of at least 1; got '999"),
         ({"j": "4:2x8"}, "-j must be MIN:MAXxPROCESSES with MIN not above MAX; got '4:2x8'"),
         ({"cpu": "many"}, "--cpu must be an integer of at least 1; got 'many'"),
         ({"gpu": -1}, "--gpu must be at least 0; got -1"),

@@ -209,6 +209,7 @@ def test_a_port_without_token_and_an_unreadable_secret_are_rejected(
         (["--token-file", str(tmp_path / "none")], "cannot read a secret: FileNotFoundError"),
         (["--mount", "/elsewhere"], "--run-dir must be below --mount /elsewhere"),
         (["--port", "70000"], "must be a port"),
+        (["--port", "9" * 5000], "must be a port"),
         (["--address", "localhost"], "must be an IP address"),
     ):
         with pytest.raises(SystemExit):

@@ -25,9 +25,12 @@ def test_each_step_has_its_loss_and_time_in_order(tmp_path: Path) -> None:
     assert read_step_curve(run) == [(1, 5.0, 0.25), (2, 4.5, None), (3, None, None)]
 
 
-def test_a_step_that_was_repeated_after_a_restart_has_its_last_values(tmp_path: Path) -> None:
-    run = write(tmp_path, {"step": 1, "loss": 5}, {"step": 2, "loss": 4}, {"step": 1, "loss": 5.5, "attempt": 1})
-    assert read_step_curve(run) == [(1, 5.5, None), (2, 4.0, None)]
+def test_after_a_restart_the_steps_that_are_repeated_are_those_of_the_newest_attempt(tmp_path: Path) -> None:
+    before = [{"step": step, "loss": 5, "attempt": 0} for step in range(1, 6)]
+    restarted = {"step": 3, "loss": 4, "attempt": 1}
+    late = {"step": 6, "loss": 5, "attempt": 0}  # of a process that was stopped late
+    run = write(tmp_path, *before, restarted, late)
+    assert read_step_curve(run) == [(1, 5.0, None), (2, 5.0, None), (3, 4.0, None)]
 
 
 @pytest.mark.parametrize("count", [1, MAX_POINTS, MAX_POINTS + 1, 10_000])

@@ -153,6 +153,8 @@ def test_a_disk_error_is_logged_once_and_does_not_raise(tmp_path: Path, capsys: 
 def test_an_environment_variable_that_must_be_an_integer_is_named() -> None:
     with pytest.raises(InputError, match="MUSTER_ATTEMPT must be an integer of at least 0; got 'first'"):
         run_context({"MUSTER_ATTEMPT": "first"})
+    with pytest.raises(InputError, match="MUSTER_ATTEMPT must be an integer of at least 0; got '999"):
+        run_context({"MUSTER_ATTEMPT": "9" * 5000})
     with pytest.raises(InputError, match="RANK must be less than WORLD_SIZE=2; got 2"):
         run_context({"RANK": "2", "WORLD_SIZE": "2"})
 

@@ -38,6 +38,14 @@ def test_steps_to_trace_may_be_in_the_environment_of_the_pods(processes: int | N
     assert rejection(flags, 1, 1, processes, on_gpus=False) is None
 
 
+@pytest.mark.parametrize("processes", [1, None])
+@pytest.mark.parametrize("flag", ["--trace_ranks 0", "--trace_every 100"])
+def test_which_ranks_to_trace_without_steps_to_trace_is_refused(flag: str, processes: int | None) -> None:
+    flags = ["--model", "gpt:1m", "--data", "text", *flag.split()]
+    message = rejection(flags, 1, 1, processes, on_gpus=False, has_trace_variable=False)
+    assert message == f"{flag} requires --trace_steps"
+
+
 def test_reshard_with_ddp_is_refused_for_any_number_of_processes() -> None:
     flags = ["--model", "gpt:1m", "--data", "text", "--parallel", "ddp", "--reshard", "never"]
     assert rejection(flags, 1, 1, None, on_gpus=True) == (

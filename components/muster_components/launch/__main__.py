@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from muster_components.counts import is_count
 from muster_components.launch.rank_layout import InvalidLayout, read_rank_layout
 from muster_components.launch.supervisor import launch, log
 
@@ -50,7 +51,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
 
 
 def _positive_integer(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)
 

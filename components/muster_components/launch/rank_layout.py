@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster_components.counts import is_count
+
 MIN_GRACE_SHARE = 0.5
 GRACE_RESERVE_S = 10.0
 DEFAULT_GRACE_S = 30.0
@@ -142,7 +144,7 @@ def _read_integer(environ: Mapping[str, str], name: str, default: int, minimum: 
     text = environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or int(text) < minimum:
+    if not is_count(text) or int(text) < minimum:
         raise InvalidLayout(f"{name} must be an integer of at least {minimum}; got {text!r}")
     return int(text)
 

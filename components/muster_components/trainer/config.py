@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from muster_components.counts import is_count
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import HuggingFaceSource, ModelSource
@@ -320,15 +321,15 @@ def parse_trace_config(
     if not steps:
         return TraceConfig(shapes=shapes, stack=stack)
     start, colon, end = steps.partition(":")
-    if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+    if not (colon and is_count(start) and is_count(end) and int(start) < int(end)):
         raise InputError(f"--trace_steps must be FIRST:END, such as 20:25 for steps 20 to 24; got {steps!r}")
     if int(start) < 1:
         raise InputError(f"--trace_steps must start at 1 or later, such as 1:6; got {steps!r}")
     parts = [part.strip() for part in ranks.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
+    if not all(is_count(part) for part in parts):
         raise InputError(f"--trace_ranks must be a list of ranks such as 0,3, or empty for all; got {ranks!r}")
     count = int(end) - int(start)
-    if every and not (every.isdecimal() and int(every) > count):
+    if every and not (is_count(every) and int(every) > count):
         raise InputError(f"--trace_every must be a number of steps above {count}, the steps of a trace; got {every!r}")
     return TraceConfig(
         start=int(start),

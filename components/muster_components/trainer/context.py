@@ -14,6 +14,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster_components.counts import is_count
 from muster_components.trainer.errors import InputError
 
 DEFAULT_OUTPUT = "muster-run"
@@ -100,7 +101,7 @@ def run_context(environ: Mapping[str, str], output: str | None = None) -> RunCon
 
 def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
-    if text and not text.isdecimal():
+    if text and not is_count(text):
         raise InputError(f"environment variable {name} must be an integer of at least 0; got {text!r}")
     return int(text) if text else default
 

@@ -140,7 +140,7 @@ def _automatic_choices(flags: argparse.Namespace) -> frozenset[Choice]:
 
 def _parse_layout(text: str) -> tuple[int, int]:
     """`2x8` as 2 nodes of 8 GPUs."""
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    match = re.fullmatch(r"(\d{1,18})x(\d{1,18})", text)
     if match is None or min(int(match[1]), int(match[2])) < 1:
         raise InputError(f"--plan must be NODESxGPUS, such as 1x8; got {text!r}")
     return int(match[1]), int(match[2])

@@ -24,13 +24,22 @@ class PodLayout:
 
 
 def rejection(
-    arguments: Sequence[str], min_pods: int, pods: int, processes: int | None, *, on_gpus: bool
+    arguments: Sequence[str],
+    min_pods: int,
+    pods: int,
+    processes: int | None,
+    *,
+    on_gpus: bool,
+    has_trace_variable: bool = True,
 ) -> str | None:
     """Why the trainer rejects these flags in such a job, None if it accepts them. `processes` of each pod None: not
-    known. Pods that request no GPU may find one on this host."""
+    known. Pods that request no GPU may find one on this host. `has_trace_variable`: they may have MUSTER_TRACE_STEPS.
+    """
     if {"-h", "--help"}.intersection(arguments):
         return None  # argparse would print the help and exit
     try:
+        if not has_trace_variable:
+            parse_train_config(arguments, {})
         if processes is None:
             _require_checkpoints(parse_train_config(arguments, None), min_pods, pods)
         else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.api.env_vars import is_secret_name, parse_env_options
 from muster.api.spec import TrainingJob
-from muster.api.spec.pods import pod_request
+from muster.api.spec.pods import Container, pod_request
 from muster.api.yaml_input import AnyObject, ParsedObject, parse_objects
 from muster.api.yaml_input.source_map import MAX_BYTES
 from muster.cli.options import selected_context
@@ -139,6 +139,7 @@ def check_trainer_flags(read: LoadedJob) -> None:
             pods=role.replicas,
             processes=processes_per_pod(line),
             on_gpus=bool(pod_request(role.template.spec).get(GPU)),
+            has_trace_variable=trace is not None or _may_have_trace_variable(container),
         )
         field = f"spec.roles[{index}].template.spec.containers[0].{'args' if container.args else 'command'}"
         why = rejection([*traced, *flags])  # once: with `--device`, it measures the model
@@ -149,6 +150,11 @@ def check_trainer_flags(read: LoadedJob) -> None:
             error = InvalidSpec(f"{field}: {why}", field=field)
             error.job = read.name
             raise error
+
+
+def _may_have_trace_variable(container: Container) -> bool:
+    names = {variable.name for variable in container.env}
+    return "MUSTER_TRACE_STEPS" in names or "envFrom" in (container.model_extra or {})
 
 
 def _apply_overrides(job: TrainingJob, overrides: SpecOverrides) -> TrainingJob:

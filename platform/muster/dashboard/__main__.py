@@ -22,6 +22,7 @@ from muster.dashboard.render import Renderer
 from muster.dashboard.service import CertificateFiles, DashboardService
 from muster.dashboard.users import TokenUsers
 from muster.kube.config import ClientConfig, in_cluster_server, parse_url
+from muster.text import is_count
 
 _LOG = logging.getLogger("muster.dashboard")
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -65,7 +66,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     )  # fmt: skip
     flags = parser.parse_args(argv)
     host, _, port = flags.listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not is_count(port) or int(port) > 65535:
         parser.error(f"--listen must be HOST:PORT, such as 0.0.0.0:8443; got {flags.listen!r}")
     for name in flags.hosts:
         if not _HOST_NAME.fullmatch(name):

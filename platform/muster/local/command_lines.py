@@ -27,6 +27,7 @@ _NPROC_OPTIONS = {
     "torch.distributed.launch": ("--nproc-per-node", "--nproc_per_node"),
 }
 _TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
+_PYTHON_OPTIONS = ("-W", "-X")  # with a value
 _PYTHON = re.compile(r"python[\d.]*|torchrun")
 
 
@@ -93,9 +94,12 @@ def unknown_launcher_argument(line: list[str]) -> str | None:
 def misspelled_module(line: Sequence[str]) -> tuple[str, str] | None:
     """A module that Python starts and that is nearly one of Muster's, and Muster's; None if there is none. What follows
     a script, or a module that starts nothing itself, are its own arguments."""
-    for option, name in pairwise(line):
-        if option.endswith(".py") and not option.startswith("-"):
+    before = ""
+    for option, name in pairwise(_simple_command(line)):
+        is_value = before in _PYTHON_OPTIONS or "=" in option  # of an option, or of a variable for `env`
+        if option.endswith(".py") and not (option.startswith("-") or is_value):
             return None
+        before = option
         if option == "-m" and name not in (*_MODULES, *_NPROC_OPTIONS):
             near = closest_match(name, _MODULES, _MISSPELLED)
             return None if near is None else (name, near)

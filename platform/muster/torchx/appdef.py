@@ -28,6 +28,7 @@ from muster.api.spec import API_VERSION, TrainingJob
 from muster.api.yaml_input.field_errors import to_field_error
 from muster.api.yaml_input.source_map import SourceMap
 from muster.local.command_lines import trainer_arguments
+from muster.text import is_count
 from muster.torchx.errors import SubmissionRefused, with_options
 from muster.torchx.settings import PREFIX, resolve_settings
 
@@ -74,6 +75,8 @@ def to_training_job(
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
         if ".trace_every" in settings:
             spec["trace"]["every"] = settings[".trace_every"]
+    else:
+        _check_untraced(roles)
     metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: to_kubernetes_name(app.name)}}
     return validate_job({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
 
@@ -143,13 +146,24 @@ def _check_trained(roles: list[Role], window: tuple[int, int]) -> None:
             raise SubmissionRefused(f"trace_steps: {why}")
 
 
+def _check_untraced(roles: list[Role]) -> None:
+    """Raises SubmissionRefused if Muster's trainer needs steps to trace, which the job does not have."""
+    for role in roles:
+        if "MUSTER_TRACE_STEPS" in role.env or _rejection(role) is not None:
+            continue
+        if (why := _rejection(role, has_trace_variable=False)) is not None:
+            raise SubmissionRefused(why)
+
+
 def _check_elastic(role: Role, min_replicas: int) -> None:
     """Raises SubmissionRefused if Muster's trainer cannot run with its flags in an elastic job."""
     if (why := _rejection(role, min_pods=min_replicas)) is not None and _rejection(role) is None:
         raise SubmissionRefused(f"min_replicas: {why}")
 
 
-def _rejection(role: Role, more_flags: Sequence[str] = (), min_pods: int | None = None) -> str | None:
+def _rejection(
+    role: Role, more_flags: Sequence[str] = (), min_pods: int | None = None, *, has_trace_variable: bool = True
+) -> str | None:
     """Why Muster's trainer rejects its flags in this role; None if it does not, or the role does not start it."""
     flags = trainer_arguments([role.entrypoint, *role.args])
     if flags is None or any("$" in flag for flag in flags):
@@ -162,6 +176,7 @@ def _rejection(role: Role, more_flags: Sequence[str] = (), min_pods: int | None 
         pods=role.num_replicas,
         processes=None,  # the flags alone
         on_gpus=False,
+        has_trace_variable=has_trace_variable,
     )
     return found
 
@@ -308,7 +323,7 @@ def _is_auto(role: Role, key: str) -> bool:
 
 def _nproc(role: Role) -> int:
     text = str(role.metadata.get(NPROC, "1"))
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise SubmissionRefused(f"role {role.name}: metadata {NPROC}: must be a positive integer; got {text!r}")
     return int(text)
 

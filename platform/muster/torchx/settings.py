@@ -17,7 +17,7 @@ from torchx.specs import CfgVal, runopts
 from torchx.util.types import to_dict
 
 from muster.api.env_vars import is_valid_name
-from muster.text import did_you_mean, read_duration, read_step_range
+from muster.text import did_you_mean, is_count, read_duration, read_step_range
 from muster.torchx.errors import SubmissionRefused, UnknownOption
 
 PREFIX = "muster.dev/"
@@ -26,21 +26,21 @@ _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"
 
 def parse_int(text: str) -> int:
     """An integer, possibly negative."""
-    if not re.fullmatch(r"[+-]?\d+", text):
+    if not re.fullmatch(r"[+-]?\d{1,18}", text):
         raise ValueError("must be an integer such as 0 or 100")
     return int(text)
 
 
 def parse_replica_count(text: str) -> int:
     """A positive integer."""
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise ValueError("must be a positive number of pods such as 2")
     return int(text)
 
 
 def parse_step_count(text: str) -> int:
     """A positive number of steps."""
-    if not text.isdecimal() or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise ValueError("must be a positive number of steps such as 500")
     return int(text)
 
@@ -93,7 +93,7 @@ def parse_topology(text: str) -> dict[str, str]:
 def parse_ranks(text: str) -> list[int]:
     """`0,3`; empty means all."""
     parts = parse_list(text)
-    if not all(part.isdecimal() for part in parts):
+    if not all(is_count(part) for part in parts):
         raise ValueError("must be a list of ranks such as 0,3, or empty for all")
     return sorted({int(part) for part in parts})
 

@@ -27,6 +27,7 @@ from muster.capture.exchange import PodRanks, exchange, stopped_ranks
 from muster.capture.folder import CAPTURE
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import finite_number
+from muster.text import is_count
 from muster.tracing.heartbeat_server import (
     MIN_TOKEN_LENGTH,
     HeartbeatServer,
@@ -355,7 +356,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not is_count(first) or (dash and not is_count(last)):
             raise argparse.ArgumentTypeError(f"must be ranks or ranges of ranks, such as 0-1 or 0,3; got {part!r}")
         found.update(range(int(first), int(last or first) + 1))
     if not found:
@@ -364,7 +365,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def _parse_port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65_535:
+    if not is_count(text) or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535; got {text!r}")
     return int(text)
 

@@ -23,13 +23,15 @@ class _Line(msgspec.Struct):
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     loss: float | None = None
     step_time_s: float | None = None
+    attempt: int = 0
 
 
 def read_step_curve(run_folder: SharedFolder) -> list[StepPoint]:
-    """At most `MAX_POINTS` evenly chosen steps in order, the newest included; of a step that was repeated after a
-    restart, the last values. Empty without metrics. Raises OSError for a file that cannot be read."""
+    """At most `MAX_POINTS` evenly chosen steps in order, the newest included; from the step where the newest
+    attempt began, only those of that attempt. Empty without metrics. Raises OSError for a file that cannot be read."""
     decoder = msgspec.json.Decoder(_Line)
     by_step: dict[int, StepPoint] = {}
+    attempt = 0
     try:
         file = run_folder.open(_FILE)
     except FileNotFoundError:
@@ -45,6 +47,11 @@ def read_step_curve(run_folder: SharedFolder) -> list[StepPoint]:
                 found = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 continue  # such as the last line, while it is being written
+            if found.attempt < attempt:
+                continue
+            if found.attempt > attempt:  # it continues from a checkpoint: what was done after that is repeated
+                attempt = found.attempt
+                by_step = {step: point for step, point in by_step.items() if step < found.step}
             by_step[found.step] = (found.step, finite_number(found.loss), finite_number(found.step_time_s))
     ordered = [by_step[step] for step in sorted(by_step)]
     every = -(-len(ordered) // MAX_POINTS) or 1

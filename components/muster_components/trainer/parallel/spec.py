@@ -86,7 +86,7 @@ def parse_parallel(text: str) -> ParallelSpec:
     sizes: dict[str, tuple[int, ...]] = {}
     for part in text.split(","):
         name, equals, number = part.strip().partition("=")
-        pattern = r"(\d+)x(\d+)" if name == "hsdp" else r"(\d+)"
+        pattern = r"(\d{1,18})x(\d{1,18})" if name == "hsdp" else r"(\d{1,18})"
         match = re.fullmatch(pattern, number)
         without_number = not equals and name in ("fsdp", "ddp")
         if name not in _FORMS or not (match or without_number):

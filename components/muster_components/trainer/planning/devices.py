@@ -104,7 +104,7 @@ def parse_device(text: str) -> GpuKind:
         raise InputError(f"--device must be one of {', '.join(sorted(names))}; got {name!r}{hint}")
     if not colon:
         return kind
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*GiB", memory.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*GiB", memory.strip(), re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise InputError(f"--device must be KIND or KIND:MEMORY, such as l40s:48GiB; got {text!r}")
     return dataclasses.replace(kind, memory_bytes=int(float(match[1]) * GIB))

@@ -186,8 +186,9 @@ class Planner:
         self._report(f"predicting memory and step time of {len(plans)} plans{variants}")
         found = [prediction for plan in plans if (prediction := self.predict(plan)) is not None]
         if tries_reshard:
-            resharded = [one.plan for one in found if one.reshards and one.plan.mesh.pp == 1]
-            too_large = [one.plan for one in found if not (one.reshards or one.fits) and one.plan.mesh.shard > 1]
+            sharded = [one for one in found if one.plan.mesh.shard > 1 and one.plan.mesh.pp == 1]
+            resharded = [one.plan for one in sharded if one.reshards]
+            too_large = [one.plan for one in sharded if not (one.reshards or one.fits)]
             others = [self.predict(_with_reshard(plan, False)) for plan in resharded]
             others += [self.predict(_with_reshard(plan, True)) for plan in too_large]
             found += [prediction for prediction in others if prediction is not None]
@@ -266,11 +267,11 @@ class Planner:
         return []
 
     def _freed_weights(self, prediction: Prediction) -> dict[str, TrainConfig]:
-        """The flag that frees gathered weights which the plan keeps; nothing if it keeps none."""
+        """The flag that frees gathered weights which the plan keeps, if any. Pipelines always keep them in backward."""
         plan = prediction.plan
-        if prediction.reshards or plan.mesh.shard == 1:
+        if prediction.reshards or plan.mesh.shard == 1 or plan.mesh.pp > 1:
             return {}
-        by_size = self.predict(_with_reshard(plan, None))  # keeps those of pipelines and of small blocks
+        by_size = self.predict(_with_reshard(plan, None))
         if by_size is not None and by_size.reshards:
             return {"--reshard auto": _config_with_reshard(plan.config, None)}
         return {"--reshard always": _config_with_reshard(plan.config, True)}
