@@ -224,3 +224,13 @@ def test_make_runs_pytest_through_the_module_that_ci_names_and_plainly_otherwise
     plain, again = commands(), commands("RUNNER=tools.rerun")
     assert len(plain) == 5  # unit, TorchX's nightly release, kfp, integration, kubelets
     assert again == [line.replace(" -m pytest ", " -m tools.rerun ") for line in plain]
+
+
+def test_a_failure_is_shown_at_once_so_that_it_is_known_of_a_run_that_is_cut_off(project: Project) -> None:
+    project.test("always", 99)
+    with (project.folder / "test_it.py").open("a") as file:
+        file.write("def test_that_ends_pytest():\n    import os\n    os._exit(70)\n")
+    done = project.run()
+    assert done.returncode == 70
+    assert "test_it.py::test_always has failed in its call:" in done.stdout
+    assert "AssertionError: attempt 1" in done.stdout

@@ -28,11 +28,17 @@ class Failures:
     """The pytest plugin that writes down each failed test, in the process that collects the results of all workers."""
 
     path: Path
+    config: pytest.Config
     texts: dict[str, str] = field(default_factory=dict)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.texts.setdefault(report.nodeid, report.longreprtext)
+        """Shown at once, since a run of an hour can be interrupted before pytest shows its failures."""
+        if report.failed and report.nodeid not in self.texts:
+            self.texts[report.nodeid] = report.longreprtext
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None:
+                terminal.write_line(f"\n{report.nodeid} has failed in its {report.when}:")
+                terminal.write_line("\n".join(report.longreprtext.splitlines()[-_SHOWN_LINES:]))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -44,7 +50,7 @@ class Failures:
 def pytest_configure(config: pytest.Config) -> None:
     """Called by pytest, in workers of xdist too."""
     if _FAILURES in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Failures(Path(os.environ[_FAILURES])))
+        config.pluginmanager.register(Failures(Path(os.environ[_FAILURES]), config))
 
 
 def attempt(arguments: list[str]) -> tuple[int, dict[str, str]]:
