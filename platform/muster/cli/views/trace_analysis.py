@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.text import pluralize
+from muster.tracing.hta_breakdown import HtaVersion
 from muster.tracing.report import critical_path_lines
 from muster.tracing.run_analysis import Report
 from muster.tracing.summary import LabelledTrace
@@ -17,7 +18,7 @@ from muster.tracing.work_kinds import TimeCategory
 _COLUMNS = ("rank", "idle_us", "compute_us", "non_compute_us", "kernel_us", "overlap_pct")
 
 
-def analysis_rows(report: Report, *, hta: bool) -> dict[str, Any]:
+def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str, Any]:
     """The analysis as JSON: `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank; sentences.
 
     `critical_path` is null unless it was wanted.
@@ -58,7 +59,7 @@ def analysis_rows(report: Report, *, hta: bool) -> dict[str, Any]:
     }
 
 
-def analysis_tables(report: Report, *, hta: bool) -> RenderableType:
+def analysis_tables(report: Report, *, hta: HtaVersion | None = None) -> RenderableType:
     """Findings, verdicts first, and the temporal table."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in _COLUMNS:
@@ -92,9 +93,9 @@ def _critical_path(report: Report) -> dict[str, Any] | None:
     return {"steps": path.steps, "step_ms": round(path.step_ms, 6), "parts": parts}
 
 
-def _temporal(report: Report, *, hta: bool) -> list[dict[str, Any]]:
+def _temporal(report: Report, *, hta: HtaVersion | None) -> list[dict[str, Any]]:
     rows = report.traces
-    return [row for trace in rows if (row := _hta_row(trace) if hta else _row(trace)) is not None]
+    return [row for trace in rows if (row := _hta_row(trace, hta) if hta else _row(trace)) is not None]
 
 
 def _row(row: LabelledTrace) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def _row(row: LabelledTrace) -> dict[str, Any]:
     }
 
 
-def _hta_row(row: LabelledTrace) -> dict[str, Any] | None:
-    hta = row.trace.hta
+def _hta_row(row: LabelledTrace, version: HtaVersion) -> dict[str, Any] | None:
+    hta = row.trace.hta if version is HtaVersion.V0_5 else row.trace.hta_0_6
     if hta is None:
         return None
     return {
