@@ -165,7 +165,8 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
     Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
     """
     from muster.cli.runs import resolve_run
-    from muster.cli.views.trace_analysis import analysis_rows, analysis_tables
+    from muster.cli.views.trace_analysis import analysis_tables
+    from muster.tracing.analysis_rows import analysis_rows
     from muster.tracing.hta_breakdown import HtaVersion
     from muster.tracing.run_analysis import analyse_run
     from muster.tracing.run_folder import read_run_folder, read_selected_traces
