@@ -26,7 +26,7 @@ def analysis_tables(report: Report, *, hta: HtaVersion | None = None) -> Rendera
     if report.traced_steps is not None:
         head[0] += f" of steps {report.traced_steps[0]} to {report.traced_steps[1] - 1}"
     if not report.verdicts:
-        head.append("no verdict: nothing exceeds the thresholds (docs/tracing.md)")
+        head.append("no verdict: nothing exceeds the thresholds (docs/analysis.md)")
     skipped = [Text(f"skipped: {one.file}: {one.reason}") for one in report.skipped]
     sentences = (Text(sentence) for sentence in (*head, *report.findings))
     return Group(*sentences, Text(), table, *critical_path_lines(report), *skipped)
