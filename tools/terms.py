@@ -71,6 +71,7 @@ _EXEMPT_FROM = {
         "benchmarks/faults.py",
         "tests/cli/",
         "docs/tracing.md",
+        "docs/analysis.md",
         "docs/cli.md",
         "docs/performance.md",
     ),

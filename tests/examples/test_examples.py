@@ -81,6 +81,17 @@ def test_a_slower_version_and_its_commit_are_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
+def test_a_running_job_is_traced_and_its_slow_rank_is_found() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchx")
+    out = run("16-straggler", limit_s=1200)
+    assert len(re.findall(r"^trace: .*/rank-[01]\.attempt-0\.steps-\d+-\d+\.json\.gz$", out, re.MULTILINE)) == 2
+    assert "Rank 1: data loading blocks the host" in " ".join(out.split())
+    assert "found: rank 1, data-loading" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
 def test_a_pipeline_has_the_losses_of_one_process() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("torchx")

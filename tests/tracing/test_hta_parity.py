@@ -11,6 +11,7 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 from muster.tracing.analysis import HtaMetrics, hta_metrics, hta_stream_idle
 from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
+    HtaVersion,
     KernelType,
     StreamIdle,
     idle_by_stream,
@@ -21,6 +22,8 @@ from muster.tracing.hta_breakdown import (
 )
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import coverage
+
+COMPUTE, COMMUNICATION, MEMORY = KernelType
 
 
 @cache
@@ -51,6 +54,35 @@ def test_causes_of_idle_time_and_launches_equal_htas() -> None:
     assert len(work) == 4876
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "negative_queue.json.gz",
+            [
+                (7, 0, 17159, 691231),
+                (25, 628598, 85, 0),
+                (27, 792592, 1000, 7135),
+                (84, 62901, 12, 665192),
+                (285, 0, 0, 675305),
+                (363, 0, 75, 673182),
+            ],
+        ),
+        (
+            "control.json.gz",
+            [(7, 102154, 14226, 32183), (20, 346996, 621, 7470), (21, 237710, 71, 0), (22, 271786, 1253, 0)],
+        ),
+        ("simple_add.json.gz", [(7, 15976739, 91, 0), (20, 13582776, 8, 0)]),
+    ],
+)
+def test_causes_of_idle_time_on_several_streams_equal_htas(name: str, expected: list[tuple[int, ...]]) -> None:
+    found = [
+        (idle.stream, idle.host_wait_ns // 1000, idle.kernel_wait_ns // 1000, idle.other_ns // 1000)
+        for idle in hta_stream_idle(sample(name))
+    ]
+    assert found == expected
+
+
 def test_time_by_kernel_type_and_their_overlaps_equal_htas() -> None:
     trace = round_to_microseconds(sample("negative_queue.json.gz"))
     work = select_device_work(trace, include_last_step=False)
@@ -68,17 +100,61 @@ def test_time_by_kernel_type_and_their_overlaps_equal_htas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "in_0_5", "in_0_6"),
     [
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", KernelType.COMMUNICATION),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", KernelType.COMMUNICATION),
-        ("Memcpy HtoD (Pageable -> Device)", KernelType.MEMORY),
-        ("Memset (Device)", KernelType.MEMORY),
-        ("void at::native::vectorized_elementwise_kernel<4>", KernelType.COMPUTE),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", COMMUNICATION, COMMUNICATION),
+        (
+            "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            COMMUNICATION,
+            COMMUNICATION,
+        ),
+        ("void ncclKernel_AllGather(int)", COMPUTE, COMMUNICATION),
+        ("hipblasLt_gemm_kernel", COMPUTE, COMMUNICATION),
+        ("Memcpy HtoD (Pageable -> Device)", MEMORY, MEMORY),
+        ("Memset (Device)", MEMORY, MEMORY),
+        ("CopyHostToDevice", COMPUTE, COMPUTE),
+        ("void at::native::vectorized_elementwise_kernel<4>", COMPUTE, COMPUTE),
+        ("Context Sync", None, None),
+        ("Stream Wait Event", COMPUTE, None),
     ],
 )
-def test_kernels_are_typed_by_their_names(name: str, expected: KernelType) -> None:
-    assert kernel_type(name) is expected
+def test_kernels_are_typed_by_their_names_as_in_each_version(
+    name: str, in_0_5: KernelType | None, in_0_6: KernelType | None
+) -> None:
+    """Expected types: `get_kernel_type` of HTA 0.5.0 and 0.6.1."""
+    assert (kernel_type(name), kernel_type(name, HtaVersion.V0_6)) == (in_0_5, in_0_6)
+
+
+def test_hta_0_6_does_not_count_waits_for_events_as_compute() -> None:
+    """Expected numbers: HTA 0.6.0 and 0.6.1 on this trace."""
+    expected = HtaMetrics(16414376, 10670, 39293, 16464339, None)
+    assert hta_metrics(sample("simple_add.json.gz"), HtaVersion.V0_6) == expected
+
+
+def synchronised(stream: int) -> list[Event]:
+    """Three steps, in each a kernel, and the wait of the host for the device after it."""
+    events = []
+    for n in range(3):
+        at = 10_000 + 1000 * n
+        c = 10 * n + 1
+        wait = Event("Context Sync", at + 400, 200, "cuda_sync", 0, stream, c + 1)
+        host = Event("cudaDeviceSynchronize", at + 150, 450, "cuda_runtime", 1, None, c + 1)
+        events += [step(n, at, 990), launch(c, at + 100), kernel("hipblasLt_gemm", at + 200, 300, launch=c), host, wait]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (-1, HtaMetrics(700, 600, 0, 1300, None)),
+        (2**32 - 1, HtaMetrics(600, 600, 200, 1400, None)),
+    ],
+)
+def test_waits_for_a_whole_device_count_only_with_the_stream_of_older_profilers(
+    tmp_path: Path, stream: int, expected: HtaMetrics
+) -> None:
+    """Since 2023 the profiler writes -1. Expected numbers: HTA 0.5.0 on this trace."""
+    assert hta_metrics(read_trace(write_trace(tmp_path / "t.json", synchronised(stream)))) == expected
 
 
 def test_full_resolution_includes_work_that_rounding_drops() -> None:

@@ -25,6 +25,12 @@ EXTRA = [
 ]  # fmt: skip
 
 
+COLLECTIVE = (
+    *(("Collective name", "allreduce"), ("Seq", 5), ("dtype", "BFloat16"), ("In msg nelems", 6), ("Out msg nelems", 6)),
+    *(("Process Group Name", "2"), ("Process Group Ranks", "[0, 3]")),
+)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     wait = (("wait_on_stream", 7), ("wait_on_cuda_event_record_corr_id", 3), ("External id", 11))
@@ -35,7 +41,7 @@ def path(tmp_path: Path) -> Path:
             launch(3, 10),
             kernel("ncclDevKernel", 20, 5, launch=3),
             Event("Stream Wait Event", 26, 0, "cuda_sync", stream=9, correlation=4, args=wait),
-            Event("ncclDevKernel", 27, 5, "kernel", stream=9, args=(("Collective name", "allreduce"), ("Seq", 5))),
+            Event("ncclDevKernel", 27, 5, "kernel", stream=9, args=COLLECTIVE),
         ],
     )
     document = json.loads(path.read_text())
@@ -59,6 +65,7 @@ def test_each_detail_is_read_alone(path: Path) -> None:
             filled
             == {
                 Detail.SEQUENCE: {"collective_sequence", "operator_sequence"},
+                Detail.DTYPE: {"dtype"},
                 Detail.EXTERNAL_ID: {"external_id"},
                 Detail.WAITS: {"waited_stream", "waited_correlation"},
                 Detail.COUNTERS: {"counters"},
@@ -87,6 +94,18 @@ def test_arguments_are_columns_beside_the_events(path: Path) -> None:
         [-1, -1, -1, 7, -1],
         [-1, -1, -1, 3, -1],
     ]  # fmt: skip
+
+
+def test_a_collective_has_its_group_ranks_number_size_and_dtype(path: Path) -> None:
+    trace = read_trace(path, details={Detail.SEQUENCE, Detail.DTYPE})
+    events, found = trace.events, trace.details
+    assert found is not None
+    assert found.dtype is not None
+    assert found.collective_sequence is not None
+    assert trace.names[events.collective[-1]] == "allreduce"
+    assert trace.names[events.group[-1]] == "2 [0, 3]"
+    assert (found.collective_sequence[-1], events.message_bytes[-1]) == (5, 12)
+    assert [trace.names[name] if name >= 0 else None for name in found.dtype] == [None, None, None, None, "BFloat16"]
 
 
 def test_counters_stacks_and_flows_are_tables_with_times_since_the_origin(path: Path) -> None:

@@ -87,7 +87,7 @@ def test_kernels_equal_htas() -> None:
 def test_kernels_have_their_kind_by_recorded_collectives_except_by_htas_rules(tmp_path: Path, hta: bool) -> None:
     events = [kernel("hipblasLt_gemm_kernel", 0, 10), kernel("cross_device_reduce_2stage<half>", 20, 5)]
     path = write_trace(tmp_path / "0.json", events)
-    expected = ["communication", "compute"] if hta else ["compute", "communication"]
+    expected = ["compute", "compute"] if hta else ["compute", "communication"]
     assert [row["kind"] for row in rows("kernels", path, TableOptions(hta=hta))] == expected
 
 

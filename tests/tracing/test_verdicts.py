@@ -248,6 +248,8 @@ def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: 
     assert found["temporal"][1]["compute_us"] == 240_000
     hta = json.loads(muster("trace", "analyze", str(folder), "--json", "--compat", "hta").out)
     assert hta["temporal"][1]["compute_us"] == 180_000  # without the last step
+    newer = json.loads(muster("trace", "analyze", str(folder), "--json", "--compat", "hta-0.6").out)
+    assert newer["temporal"] == hta["temporal"]
     assert "Rank 1: extra work" in " ".join(muster("trace", "analyze", str(folder)).out.split())
     clean = muster("trace", "analyze", str(gpu_job(tmp_path / "clean", [CLEAN, CLEAN]))).out
     assert "no verdict" in clean

@@ -147,9 +147,9 @@ def capture(
 @click.argument("run", type=FILE, metavar="RUN", help="A job, a run folder, any folder of traces, or a trace.")
 @click.option(
     "--compat",
-    type=click.Choice(["hta"]),
+    type=click.Choice(["hta", "hta-0.6"]),
     metavar="hta",
-    help="Compute the temporal table by HolisticTraceAnalysis's rules, without the last step.",
+    help="Compute the temporal table as HolisticTraceAnalysis 0.5.0 does, without the last step; hta-0.6: as 0.6.0.",
 )
 @click.option(
     "--critical-path",
@@ -165,17 +165,20 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
     Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
     """
     from muster.cli.runs import resolve_run
-    from muster.cli.views.trace_analysis import analysis_rows, analysis_tables
+    from muster.cli.views.trace_analysis import analysis_tables
+    from muster.tracing.analysis_rows import analysis_rows
+    from muster.tracing.hta_breakdown import HtaVersion
     from muster.tracing.run_analysis import analyse_run
     from muster.tracing.run_folder import read_run_folder, read_selected_traces
 
     path, _ = resolve_run(run, namespace)
     found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
     report = analyse_run(found, workers=len(os.sched_getaffinity(0)), with_critical_path=with_critical_path)
+    hta = HtaVersion(compat) if compat else None
     if as_json:
-        print(json.dumps(analysis_rows(report, hta=compat == "hta"), indent=2))
+        print(json.dumps(analysis_rows(report, hta=hta), indent=2))
     else:
-        print_renderable(analysis_tables(report, hta=compat == "hta"))
+        print_renderable(analysis_tables(report, hta=hta))
 
 
 @click.command()

@@ -19,6 +19,7 @@ from muster.errors import InvalidTrace
 from muster.tracing.compiled_regions import CompiledRegion, compiled_regions
 from muster.tracing.events import Trace
 from muster.tracing.hta_breakdown import (
+    HtaVersion,
     KernelType,
     StreamIdle,
     idle_by_stream,
@@ -52,7 +53,7 @@ MAX_OPERATORS = 30
 
 @dataclass(frozen=True, slots=True)
 class HtaMetrics:
-    """The numbers of HolisticTraceAnalysis for this trace with its defaults: whole microseconds, without last step."""
+    """HolisticTraceAnalysis's numbers of this trace with its defaults: whole microseconds, without the last step."""
 
     idle_us: int
     compute_us: int
@@ -69,6 +70,7 @@ class TraceSummary:
     `memory` is known if the profiler recorded it.
     `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
     CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
+    `hta` are the numbers of HolisticTraceAnalysis 0.5.0, `hta_0_6` those of 0.6.0.
     `compiled_regions` are those of the graphs among the operators.
     """
 
@@ -94,6 +96,7 @@ class TraceSummary:
     stream_idle: tuple[StreamIdle, ...]
     timelines: tuple[StepTimeline, ...]
     hta: HtaMetrics | None
+    hta_0_6: HtaMetrics | None
     hta_stream_idle: tuple[StreamIdle, ...]
     compiled_regions: dict[str, CompiledRegion]
     memory: MemoryCurve | None = None
@@ -176,6 +179,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         stream_idle=idle_by_stream(trace, work),
         timelines=step_timelines(lanes, steps),
         hta=hta_metrics(trace) if len(work) else None,
+        hta_0_6=hta_metrics(trace, HtaVersion.V0_6) if len(work) else None,
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
         compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
@@ -192,11 +196,11 @@ def _windows(trace: Trace, steps: StepTable) -> tuple[Int64, Spans]:
     return np.zeros(len(whole), dtype=np.int64), spans_from_pairs(whole)
 
 
-def hta_metrics(trace: Trace) -> HtaMetrics:
+def hta_metrics(trace: Trace, version: HtaVersion = HtaVersion.V0_5) -> HtaMetrics:
     """The temporal breakdown and overlap by HTA's rules, for comparison."""
     rounded = round_to_microseconds(trace)
     work = select_device_work(rounded, include_last_step=False, with_synchronisation=True)
-    types = kernel_types(rounded, work)
+    types = kernel_types(rounded, work, version)
     parts = temporal_breakdown(types, work.spans)
     both = overlap(work.spans[types == KernelType.COMMUNICATION], work.spans[types == KernelType.COMPUTE])
     return HtaMetrics(

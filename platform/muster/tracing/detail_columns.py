@@ -47,6 +47,7 @@ class DetailColumns:
     parse_id: Callable[[Any], int]
     rows: int = 0  # of counters, stacks and flows
     arguments: dict[str, list[Int64]] = field(default_factory=dict)
+    dtypes: list[int] = field(default_factory=list)
     counters: list[tuple[Any, ...]] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     flows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -61,6 +62,8 @@ class DetailColumns:
                 for column, key in columns.items():
                     ids = [self._argument(event, key) for event in kept]
                     self.arguments.setdefault(column, []).append(np.array(ids, dtype=np.int64))
+        if Detail.DTYPE in self.wanted:
+            self.dtypes += [self._dtype(event) for event in kept]
         before = len(self.counters) + len(self.calls) + len(self.flows) + len(self.kernel_counters)
         if Detail.COPIES in self.wanted:
             self.bandwidth += [_bandwidth(event) for event in kept]
@@ -91,6 +94,11 @@ class DetailColumns:
         arguments: Any = event.args
         return self.parse_id(arguments.get(key)) if isinstance(arguments, dict) else -1
 
+    def _dtype(self, event: RawEvent) -> int:
+        arguments: Any = event.args
+        dtype = arguments.get("dtype") if isinstance(arguments, dict) else None
+        return self._name(dtype) if isinstance(dtype, str) else -1
+
     def _name(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
 
@@ -104,6 +112,8 @@ class DetailColumns:
             return np.rint((us.astype(np.float64) - origin_us) * 1000).astype(np.int64)
 
         tables: dict[str, Any] = {column: np.concatenate(parts) for column, parts in self.arguments.items()}
+        if Detail.DTYPE in self.wanted:
+            tables["dtype"] = np.array(self.dtypes, dtype=np.int32)
         if Detail.COUNTERS in self.wanted:
             name, series, time, value = _columns(self.counters, ("i4", "i4", "f8", "f8"))
             tables["counters"] = Counters(name, series, ns(time), value)

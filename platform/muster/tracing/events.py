@@ -31,6 +31,7 @@ class EventKind(IntEnum):
 
 
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
+NO_STREAM_UNSIGNED = -2
 DEVICE_WORK = (EventKind.KERNEL, EventKind.MEMCPY, EventKind.MEMSET)
 
 
@@ -48,7 +49,8 @@ class Events:
     """Complete events as parallel columns, in file order.
 
     `start` and `end` are nanoseconds since the trace's origin; `name`, `thread` and `collective` index the trace's
-    `names` and `threads` (-1: none); `stream` and `correlation` are -1 where absent. `correlation` links a device
+    `names` and `threads` (-1: none); `stream` and `correlation` are -1 where absent, `stream` is
+    `NO_STREAM_UNSIGNED` where the file has 2**32 - 1. `correlation` links a device
     event to the runtime call that launched it. For a collective, `group` is the position in `names` of its process
     group and the group's ranks, and `message_bytes` the larger one of what it reads and writes (-1: unknown).
     """

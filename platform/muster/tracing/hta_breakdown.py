@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,43 @@ from numpy.typing import NDArray
 from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
 from muster.tracing.spans import Spans, groups, intersect, total_ns
 
-COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
-MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
 NS_PER_US = 1000  # nanoseconds
 UNTYPED = np.int8(-1)
 
 
+class HtaVersion(StrEnum):
+    """HTA's versions with different types of work; the values are those of `--compat`."""
+
+    V0_5 = "hta"
+    V0_6 = "hta-0.6"
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """Of names, in this order; what matches none is compute. `other` has no type in HTA's results."""
+
+    communication: re.Pattern[str]
+    memory: re.Pattern[str]
+    other: re.Pattern[str]
+
+
+_PATTERNS = {
+    HtaVersion.V0_5: _Patterns(
+        re.compile(r"nccl.*Kernel"), re.compile(r"Memcpy|Memset|dma"), re.compile(r".*Memcpy|.*Sync")
+    ),
+    HtaVersion.V0_6: _Patterns(
+        re.compile(r"nccl|hip|hccl|.*ncclKernel"),
+        re.compile(r"(hip)?Memcpy|(hip)?Memset|dma"),
+        re.compile(
+            r".*Memcpy|.*Memset|.*dma|.*Sync|Stream Wait Event|cuda.*LaunchKernel|runFunction|job_exe|packet|pe_exe"
+            r"|cpum_exe_subgraph|collective_subgraph_execution"
+        ),
+    ),
+}
+
+
 class KernelType(IntEnum):
-    """HTA's types of device work."""
+    """HTA's types of device work that it shows."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -44,23 +73,22 @@ class TemporalBreakdown:
     total_ns: int
 
 
-def kernel_type(name: str) -> KernelType:
-    """By HTA's name patterns; work that is neither communication nor memory is compute."""
-    if COMMUNICATION_KERNEL.match(name):
+def kernel_type(name: str, version: HtaVersion = HtaVersion.V0_5) -> KernelType | None:
+    """By HTA's patterns of names. None for its type OTHER: synchronisation, and copies with other names."""
+    patterns = _PATTERNS[version]
+    if patterns.communication.match(name):
         return KernelType.COMMUNICATION
-    return KernelType.MEMORY if MEMORY_KERNEL.match(name) else KernelType.COMPUTE
+    if patterns.memory.match(name):
+        return KernelType.MEMORY
+    return None if patterns.other.match(name) else KernelType.COMPUTE
 
 
-def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
-    """The type of each event of device work; memcpy and memset are memory work regardless of their name.
-
-    Of synchronisation, HTA counts waits for an event as compute, and others (`Stream Sync`) as none of the types.
-    """
-    by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
-    types = by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
-    types = np.where(np.isin(work.kind, (EventKind.MEMCPY, EventKind.MEMSET)), np.int8(KernelType.MEMORY), types)
-    untyped = np.array(["Sync" in name for name in trace.names], dtype=bool)[work.name] if len(work) else types > 0
-    return np.where((work.kind == EventKind.SYNC) & untyped, UNTYPED, types).astype(np.int8)
+def kernel_types(trace: Trace, work: Events, version: HtaVersion = HtaVersion.V0_5) -> NDArray[np.int8]:
+    """The type of each event of device work by its name, `UNTYPED` for OTHER. HTA 0.5.0 counts waits for an event of
+    another stream as compute, 0.6.0 as none of the types."""
+    found = (kernel_type(name, version) for name in trace.names)
+    by_name = np.array([UNTYPED if one is None else one for one in found], dtype=np.int8)
+    return by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
 
 
 def round_to_microseconds(trace: Trace) -> Trace:
@@ -79,14 +107,15 @@ def round_to_microseconds(trace: Trace) -> Trace:
 def select_device_work(trace: Trace, *, include_last_step: bool, with_synchronisation: bool = False) -> Events:
     """Device work launched before the last profiled step begins, or with `include_last_step` before it ends.
 
-    All device work if fewer than two steps were profiled. `with_synchronisation` adds what waits on a device, which
-    HTA's temporal breakdown counts as work (its idle breakdown does not). As HTA does, this takes for a step also the
-    step's annotation on a device (`gpu_user_annotation`, written by torch 2.11), which begins with the step's first
-    kernel: of the last step it then includes what was launched before.
+    All device work if fewer than two steps were profiled. `with_synchronisation` adds what waits on a device, except
+    with the stream -1; HTA's temporal breakdown counts it as work, its idle breakdown does not. As HTA does, this takes
+    for a step also the step's annotation on a device (`gpu_user_annotation`, written by torch 2.11), which begins with
+    the step's first kernel: of the last step it then includes what was launched before.
     """
     work = trace.device_work
     if with_synchronisation:
         work = trace.of_kind(*DEVICE_WORK, EventKind.SYNC)
+        work = work[(work.kind != EventKind.SYNC) | (work.stream != -1)]
     steps, events = _htas_steps(trace), trace.events
     if len(np.unique(steps.name)) < 2:
         return work

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from muster.errors import InvalidTrace
 from muster.tracing.detail_columns import DetailColumns, DetailedEvent
 from muster.tracing.events import (
+    NO_STREAM_UNSIGNED,
     EventKind,
     Events,
     Int32,
@@ -315,9 +316,9 @@ def _message_bytes(args: EventArguments) -> int:
 
 
 def _stream_ids(values: list[int]) -> Int32:
-    """Stream ids; some profilers write 2**32 - 1 for "no stream"."""
+    """Stream ids; older profilers write 2**32 - 1 for "no stream", newer ones -1."""
     array = np.array(values, dtype=np.int64)
-    return np.where((array < 0) | (array >= 1 << 31), -1, array).astype(np.int32)
+    return np.where(array < 0, -1, np.where(array >= 1 << 31, NO_STREAM_UNSIGNED, array)).astype(np.int32)
 
 
 def _parse_id(value: Any) -> int:

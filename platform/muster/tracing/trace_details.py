@@ -17,6 +17,7 @@ class Detail(StrEnum):
     """What can be asked for, by the fields of `TraceDetails` that it fills."""
 
     SEQUENCE = "sequence"  # collective_sequence, operator_sequence
+    DTYPE = "dtype"
     EXTERNAL_ID = "external_id"
     WAITS = "waits"  # waited_stream, waited_correlation
     COUNTERS = "counters"
@@ -80,13 +81,15 @@ class TraceDetails:
     """Columns parallel to `Trace.events` (-1: the event has none), and further tables; None: not asked for.
 
     `collective_sequence`: the number of a collective in its process group; `operator_sequence`: autograd's number, the
-    same for forward and backward; `external_id`: the operator that a device event belongs to. Of a wait for an event
-    of another stream (`cuda_sync`): that stream, and the correlation of the call that recorded the event. Of a copy or
-    memset: its bytes, and its bandwidth in GB/s as recorded (NaN: none).
+    same for forward and backward; `dtype`: of a collective's elements, a position in the trace's names; `external_id`:
+    the operator that a device event belongs to. Of a wait for an event of another stream (`cuda_sync`): that stream,
+    and the correlation of the call that recorded the event. Of a copy or memset: its bytes, and its bandwidth in GB/s
+    as recorded (NaN: none).
     """
 
     collective_sequence: Int64 | None = None
     operator_sequence: Int64 | None = None
+    dtype: Int32 | None = None
     external_id: Int64 | None = None
     waited_stream: Int64 | None = None
     waited_correlation: Int64 | None = None

@@ -11,7 +11,7 @@ from muster.tracing.rank_comparison import RankComparison
 
 
 class Cause(StrEnum):
-    """The causes; docs/tracing.md describes each."""
+    """The causes; docs/analysis.md describes each."""
 
     DATA_LOADING = "data-loading"
     CHECKPOINT = "checkpoint"

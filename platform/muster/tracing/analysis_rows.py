@@ -1,0 +1,106 @@
+"""The analysis of a run as plain rows, as `muster trace analyze --json` prints them (docs/analysis.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.tracing.hta_breakdown import HtaVersion
+from muster.tracing.run_analysis import Report
+from muster.tracing.summary import LabelledTrace
+from muster.tracing.work_kinds import TimeCategory
+
+
+def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str, Any]:
+    """The analysis as JSON: `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank; sentences.
+
+    `critical_path` is null unless it was wanted.
+    """
+    return {
+        "verdicts": [
+            {
+                "ranks": list(verdict.ranks),
+                "stage": verdict.stage,
+                "cause": str(verdict.cause),
+                "cost_ms": round(verdict.cost_ms, 3),
+                "evidence": verdict.evidence,
+                "confidence": verdict.confidence,
+                "advice": verdict.advice,
+            }
+            for verdict in report.verdicts
+        ],
+        "temporal": temporal_rows(report, hta=hta),
+        "idle": [
+            {
+                "rank": row.trace.rank,
+                "stream": idle.stream,
+                "host_wait_us": idle.host_wait_ns / 1e3,
+                "kernel_wait_us": idle.kernel_wait_ns / 1e3,
+                "other_us": idle.other_ns / 1e3,
+            }
+            for row in report.traces
+            for idle in (row.trace.hta_stream_idle if hta else row.trace.stream_idle)
+        ],
+        "clocks": [
+            {"rank": clock.rank, "offset_us": clock.offset_ns / 1e3, "error_us": _us(clock.error_ns)}
+            for clock in report.clocks
+        ],
+        "critical_path": _critical_path(report),
+        "pipeline": _pipeline(report),
+        "findings": list(report.findings),
+        "skipped": [{"file": skipped.file, "reason": skipped.reason} for skipped in report.skipped],
+    }
+
+
+def _pipeline(report: Report) -> dict[str, Any] | None:
+    found = report.pipeline
+    if found is None:
+        return None
+    percents = {"bubble_pct": round(100 * found.bubble, 2), "ideal_pct": round(100 * found.ideal, 2)}
+    schedule = {"schedule": found.schedule, "ranks": found.ranks, "micro_batches": found.micro_batches}
+    return {**schedule, **percents, "phase_ms": round(found.phase_ms, 3)}
+
+
+def _critical_path(report: Report) -> dict[str, Any] | None:
+    path = report.critical_path
+    if path is None:
+        return None
+    parts = [{"kind": p.kind, "name": p.name, "rank": p.rank, "ms": round(p.ms, 6)} for p in path.parts]
+    return {"steps": path.steps, "step_ms": round(path.step_ms, 6), "parts": parts}
+
+
+def temporal_rows(report: Report, *, hta: HtaVersion | None = None) -> list[dict[str, Any]]:
+    """The time of each rank; `hta`: by the rules of this version of HolisticTraceAnalysis."""
+    rows = report.traces
+    return [row for trace in rows if (row := _hta_row(trace, hta) if hta else _row(trace)) is not None]
+
+
+def _row(row: LabelledTrace) -> dict[str, Any]:
+    trace = row.trace
+    seconds = {kind: trace.time_by_category_s[kind.name.lower()] for kind in TimeCategory}
+    ratio = trace.overlap_ratio
+    return {
+        "rank": trace.rank,
+        "idle_us": round((seconds[TimeCategory.OTHER] + seconds[TimeCategory.DATA]) * 1e6, 3),
+        "compute_us": round((seconds[TimeCategory.COMPUTE] + seconds[TimeCategory.OPTIMIZER]) * 1e6, 3),
+        "non_compute_us": round((seconds[TimeCategory.COMMUNICATION] + seconds[TimeCategory.MEMORY]) * 1e6, 3),
+        "kernel_us": round(trace.window_s * 1e6, 3),
+        "overlap_pct": None if ratio is None else round(100 * ratio, 2),
+    }
+
+
+def _hta_row(row: LabelledTrace, version: HtaVersion) -> dict[str, Any] | None:
+    hta = row.trace.hta if version is HtaVersion.V0_5 else row.trace.hta_0_6
+    if hta is None:
+        return None
+    return {
+        "rank": row.trace.rank,
+        "idle_us": hta.idle_us,
+        "compute_us": hta.compute_us,
+        "non_compute_us": hta.non_compute_us,
+        "kernel_us": hta.kernel_us,
+        "overlap_pct": hta.overlap_percent,
+    }
+
+
+def _us(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3
