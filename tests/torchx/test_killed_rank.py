@@ -73,7 +73,7 @@ def submit(home: Path, killed: bool) -> str:
     )
     with get_runner(muster_home=str(home)) as runner:
         handle = runner.run_component("muster.train.fsdp", arguments.split(), "muster_local")
-    return handle.rpartition("/")[2]
+    return str(handle.rpartition("/")[2])
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
