@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "backends.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["char", "lstm", "vit"])
+@pytest.mark.parametrize("model", ["char", "lstm", "resnet50", "vit"])
 def test_the_trainer_and_a_plain_loop_have_the_same_losses(model: str, tmp_path: Path) -> None:
     file = tmp_path / "cells.jsonl"
     command = [sys.executable, str(SCRIPT), "--tiny", "--model", model, "--backend", "eager", "--backend", "ours"]

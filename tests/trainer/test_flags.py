@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from muster_components.trainer.__main__ import prepare_environment
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.models.recipes import RECIPES, llama_8b, model_config
@@ -314,6 +315,13 @@ def test_flags_are_checked_without_torch_and_with_exit_code_2() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith("trainer: --model must be a recipe; got 'gpt:99'")
+
+
+def test_torchs_symmetric_memory_does_not_use_nvlink_multicast_unless_the_user_sets_it() -> None:
+    for given, expected in (({}, "1"), ({"TORCH_SYMM_MEM_DISABLE_MULTICAST": "0"}, "0")):
+        environ = dict(given)
+        prepare_environment(environ)
+        assert environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == expected
 
 
 def test_help_is_printed_without_a_traceback() -> None:

@@ -42,11 +42,15 @@ def run(text: Path) -> tuple[str, ...]:
         (4, ("--parallel", "tp=2,fsdp=2")),
         (4, ("--parallel", "tp=2,ddp=2", "--micro_batch", "2")),
         (2, ("--parallel", "pp=2")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "GPipe")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "InterleavedZeroBubble")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "ZBVZeroBubble")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "DualPipeV", "--activation_checkpointing", "full")),
         (4, ("--parallel", "pp=2,fsdp=2", "--micro_batch", "1")),
+        (4, ("--parallel", "pp=2,ddp=2", "--micro_batch", "1")),
         (4, ("--parallel", "pp=2,tp=2", "--pipeline_schedule", "Interleaved1F1B")),
+        (8, ("--parallel", "pp=2,tp=2,fsdp=2", "--micro_batch", "1")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else f"{value} ranks",
 )
@@ -59,6 +63,17 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
         # Rounding differs with the order of sums; AdamW's first updates amplify it where second moments are small.
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6 if ours["step"] == 1 else 1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5 if ours["step"] == 1 else 1e-3)
+
+
+def test_a_step_of_one_rank_has_no_collective(start: Starter, text: Path, tmp_path: Path) -> None:
+    calls = []
+    for steps in (1, 4):
+        run_dir = tmp_path / str(steps)
+        flags = (*TINY, "--data", str(text), "--steps", str(steps), "--keep", "0", "--precision", "bf16")
+        ranks = start(1, *flags, run_dir=run_dir)
+        assert ranks.end() == [EXIT_OK], ranks.log_text()
+        calls.append(json.loads((run_dir / "heartbeats" / "rank-0.json").read_text())["collectives"])
+    assert calls[0] == calls[1]
 
 
 def test_stages_gather_freed_weights_once_more_than_there_are_micro_batches(
@@ -81,6 +96,8 @@ def test_stages_gather_freed_weights_once_more_than_there_are_micro_batches(
 MESHES = {
     "one": (1, ()),
     "fsdp": (2, ()),
+    "fsdp=3": (3, ()),
+    "fsdp=4": (4, ()),
     "tp": (2, ("--parallel", "tp=2")),
     "pp": (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
 }
@@ -88,7 +105,13 @@ MESHES = {
 
 @pytest.mark.parametrize(
     "chain",
-    [("fsdp", "pp", "tp", "one"), ("one", "fsdp", "tp"), ("tp", "pp", "fsdp"), ("pp", "one", "pp")],
+    [
+        ("fsdp", "pp", "tp", "one"),
+        ("one", "fsdp", "tp"),
+        ("tp", "pp", "fsdp"),
+        ("pp", "one", "pp"),
+        ("one", "fsdp", "fsdp=3", "fsdp=4", "one"),
+    ],
     ids=" to ".join,
 )
 def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
@@ -96,7 +119,7 @@ def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
 ) -> None:
     """Equal losses show equal weights, optimizer state and samples."""
     steps = 3 * len(chain)
-    flags = ("--steps", str(steps), "--checkpoint_every", "3", "--keep", "4", "--warmup", "1")
+    flags = ("--steps", str(steps), "--checkpoint_every", "3", "--keep", "5", "--warmup", "1")
     expected: dict[int, float] = {}
     for attempt, name in enumerate(chain):
         world_size, mesh = MESHES[name]
@@ -106,14 +129,17 @@ def test_a_checkpoint_opens_on_another_mesh_with_the_same_next_losses(
         assert losses(ranks.run_dir) == pytest.approx(expected, abs=1e-4), name
         # The first step after the resume: no update with other rounding yet.
         assert losses(ranks.run_dir)[3 * attempt + 1] == pytest.approx(expected[3 * attempt + 1], abs=1e-5), name
-        assert [event["step"] for event in events(ranks.run_dir, "resumed")] == [3, 6, 9][:attempt]
+        assert [event["step"] for event in events(ranks.run_dir, "resumed")] == [3, 6, 9, 12][:attempt]
         if attempt < len(chain) - 1:
             rewind(ranks.run_dir, to_step=3 * (attempt + 1))
 
 
+_DECODER = "vocab_size=256,num_hidden_layers=4,num_attention_heads=4,max_position_embeddings=64"
 TIED = {
     "gpt2": "n_layer=4,n_embd=32,n_head=4,n_positions=64,vocab_size=256,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0",
     "t5": "num_layers=3,d_model=32,d_kv=8,d_ff=64,num_heads=4,vocab_size=260,dropout_rate=0",
+    "gemma2": f"{_DECODER},hidden_size=32,intermediate_size=48,num_key_value_heads=2,head_dim=8,attention_dropout=0",
+    "opt": f"{_DECODER},hidden_size=32,word_embed_proj_dim=16,ffn_dim=48,dropout=0,attention_dropout=0",
 }
 
 
@@ -124,6 +150,8 @@ TIED = {
         ("gpt2", 4, ("--parallel", "pp=2,fsdp=2", "--pipeline_schedule", "Interleaved1F1B")),
         ("t5", 2, ("--parallel", "pp=2")),
         ("t5", 4, ("--parallel", "pp=4")),
+        ("gemma2", 2, ("--parallel", "pp=2")),
+        ("opt", 2, ("--parallel", "pp=2")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )

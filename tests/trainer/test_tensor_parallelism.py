@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.transformer import Transformer, init_weights
-from muster_components.trainer.parallel.gradients import redistributed
+from muster_components.trainer.parallel.gradients import local, redistributed
 from muster_components.trainer.parallel.tensor import apply_tensor_parallelism
 
 dist.init_process_group("gloo")
@@ -34,8 +34,11 @@ for split in (False, True):
     if split:
         apply_tensor_parallelism(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
     init_weights(model, torch.device("cpu"), 0)
+    between_blocks = []
+    model.blocks[0].register_forward_hook(lambda _module, _inputs, x_BLD: between_blocks.append(local(x_BLD).shape))
     with loss_parallel():
         model(tokens, targets).backward()
+    assert between_blocks == [(4, 8 if split else 16, 32)]  # sequence parallelism
     models.append(model)
 whole, parts = (dict(model.named_parameters()) for model in models)
 assert whole.keys() == parts.keys()

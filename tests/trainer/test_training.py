@@ -250,6 +250,36 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(start: Starter,
     assert saved is None or saved["step"] < diverged["step"]
 
 
+GRADIENT_IS_NAN = """
+from torch import nn
+
+class Data:
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return {"x": [float(i), 1.0]}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+    def forward(self, x):
+        y = self.linear(x)
+        return y.square().mean() + (y - y).sqrt().sum()
+"""
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_though_the_loss_is(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "nan_user.py").write_text(GRADIENT_IS_NAN)
+    flags = ("--model", "nan_user:Model", "--data", "nan_user:Data", "--global_batch", "4", "--steps", "3")
+    ranks = start(2, *flags, "--no_compile", "--checkpoint_every", "1")
+    assert ranks.end() == [EXIT_DIVERGED] * 2, ranks.log_text()
+    (diverged,) = events(ranks.run_dir, "diverged")
+    assert diverged["step"] == 1
+    assert "gradient norm nan: must be finite" in diverged["message"]
+    assert latest(ranks.run_dir) is None
+
+
 SLOW_SAVE = """
 import os, sys, time
 from pathlib import Path

@@ -87,6 +87,9 @@ def prepare_environment(environ: MutableMapping[str, str], *, deterministic: boo
         environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_root(environ) / "inductor")
     # Less fragmentation of GPU memory.
     environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # Symmetric memory (`--symmetric_memory`, `--async_tp`) is used without multicast. torch would create multicast
+    # objects nevertheless, and raise an error on GPUs that have none, such as H20.
+    environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     if deterministic:
         environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch's deterministic mode
         environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # no choice of kernels by their measured speed

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 from tests.trainer.conftest import TINY, Starter, losses
 
-from muster_components.trainer.compilation.backends import find_backend
+from muster_components.trainer.compilation.backends import compile_in_place, find_backend
 from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_OK, InputError
 
 pytestmark = pytest.mark.slow
@@ -23,6 +25,21 @@ def test_an_unknown_backend_is_refused_with_the_registered_ones() -> None:
     assert "got 'inducter'" in message
     assert all(name in message for name in ("inductor", "cudagraphs", "eager", "aot_eager", "thunder"))
     assert "TESTING" not in message
+
+
+def test_a_backend_that_a_package_registers_with_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(graph: Any, _inputs: Any) -> Any:
+        return graph.forward
+
+    backends = torch._dynamo.backends.registry
+    torch.compiler.list_backends()  # reads the entry points
+    monkeypatch.setattr(backends, "_BACKENDS", dict(backends._BACKENDS))
+    monkeypatch.setattr(backends, "_COMPILER_FNS", dict(backends._COMPILER_FNS))
+    torch._dynamo.register_backend(compiler, "of_a_package")
+    assert find_backend("of_a_package") == "of_a_package"
+    module = torch.nn.Linear(2, 2)
+    compile_in_place(module, find_backend("of_a_package"))
+    torch.testing.assert_close(module(torch.ones(2)), module.weight.sum(1) + module.bias)
 
 
 def test_thunder_is_used_if_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +60,7 @@ def test_an_unknown_backend_ends_the_trainer_before_it_reads_data(start: Starter
     assert "trainer: --backend must be one of" in ranks.log_text()
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp", "pp=2"])
 def test_losses_of_another_backend_equal_those_without(
     start: Starter, text: Path, tmp_path: Path, parallel: str
 ) -> None:

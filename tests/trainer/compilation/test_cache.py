@@ -21,7 +21,12 @@ from tests.trainer.conftest import TINY, Starter, compilations, losses
 from torch._inductor.cpu_vec_isa import invalid_vec_isa
 
 from muster_components.trainer.compilation.cache import CompileCache
+from muster_components.trainer.compilation.monitor import cache_key, cache_location
+from muster_components.trainer.context import run_context
 from muster_components.trainer.errors import EXIT_OK
+from muster_components.trainer.flags import parse_train_config
+from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
+from muster_components.trainer.session import train_model
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +136,57 @@ def test_another_version_mesh_or_part_has_an_entry_of_its_own(tmp_path: Path, co
     assert not cache(tmp_path, fresh, mesh="fsdp=2").load()
     assert not dataclasses.replace(cache(tmp_path, fresh), part="pp-1").load()
     assert not fresh.exists()
+
+
+def plan_of(*flags: str) -> TrainPlan:
+    host = HostCapabilities(device="cuda", world_size=4, has_compiler=True, has_bf16=True, has_float8=True)
+    return resolve_plan(parse_train_config(["--model", "gpt:1m", "--data", "unused", *flags], {}), host)
+
+
+def key_of(*flags: str, namespace: str = "team-a") -> dict[str, object]:
+    plan = plan_of(*flags)
+    return cache_key(plan, train_model(plan), {"MUSTER_NAMESPACE": namespace})
+
+
+def test_the_key_has_versions_gpu_model_mesh_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [
+        key_of(),
+        key_of("--model", "gpt:10m"),
+        key_of("--model_args", "layers=2"),
+        key_of("--parallel", "tp=2"),
+        key_of("--parallel", "hsdp=2x2"),
+        key_of("--parallel", "pp=2"),
+        key_of("--parallel", "pp=2", "--pipeline_schedule", "GPipe"),
+        key_of("--seq_len", "512"),
+        key_of("--micro_batch", "1"),
+        key_of("--precision", "fp32"),
+        key_of("--float8", "tensorwise"),
+        key_of("--activation_checkpointing", "full"),
+        key_of("--offload_activations"),
+        key_of("--symmetric_memory"),
+        key_of("--deterministic"),
+    ]
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    keys.append(key_of())
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    keys.append(key_of())
+    monkeypatch.setattr(pytest.importorskip("triton"), "__version__", "99.0")
+    keys.append(key_of())
+    for gpu in ("NVIDIA H100", "NVIDIA H200"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu=gpu: gpu)
+        keys.append(key_of())
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+    assert key_of() == key_of("--steps", "7", "--lr", "0.1")
+
+
+def test_a_namespace_has_a_folder_and_keys_of_its_own(tmp_path: Path) -> None:
+    plan, context = plan_of("--compile_cache", str(tmp_path)), run_context({"MUSTER_RUN_DIR": str(tmp_path / "run")})
+    assert [cache_location(plan, context, {"MUSTER_NAMESPACE": team}) for team in ("a", "b")] == [
+        f"{tmp_path}/a",
+        f"{tmp_path}/b",
+    ]
+    assert key_of(namespace="a") != key_of(namespace="b")
 
 
 def damage(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:

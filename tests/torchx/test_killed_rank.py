@@ -1,0 +1,80 @@
+"""A rank that is killed within a step: its job restarts, and trains as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx.runner import get_runner
+
+from muster.lifecycle import has_terminated
+from muster.local.client import LocalClient
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch"),  # not imported: that takes seconds
+]
+
+MODULE = """
+import os, signal, time
+from torch import nn
+
+class Numbers:
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return {"x": [float(i % 7), float(i % 3)], "y": [float(i % 5)]}
+
+class Model(nn.Module):
+    def __init__(self, killed):
+        super().__init__()
+        self.linear, self.killed, self.steps = nn.Linear(2, 1), killed, 0
+    def forward(self, x, y):
+        self.steps += 1
+        if self.killed and os.environ["MUSTER_ATTEMPT"] == "0" and os.environ["RANK"] == "1" and self.steps == 7:
+            while not os.path.exists(os.environ["MUSTER_RUN_DIR"] + "/checkpoints/latest"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (self.linear(x) - y).square().mean()
+"""
+
+
+def test_a_job_with_a_rank_that_is_killed_within_a_step_continues_from_its_checkpoint(
+    client: LocalClient, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers_of_user.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    jobs = {killed: submit(home, killed) for killed in (True, False)}
+    runs = {}
+    for killed, job in jobs.items():
+        while not has_terminated(client.job(job).status):
+            time.sleep(0.1)
+        status, runs[killed] = client.job(job).status, client.run_dir(job)
+        assert (status.phase, status.restarts) == ("Succeeded", int(killed)), status
+    (resumed,) = (event for event in lines_of(runs[True] / "events.jsonl") if event["kind"] == "resumed")
+    assert resumed["step"] in (2, 4, 6)  # checkpoints are written while training continues
+    attempts, losses = {}, {}
+    for line in lines_of(runs[True] / "metrics" / "rank-0.jsonl"):
+        attempts[line["step"]], losses[line["step"]] = line["attempt"], line["loss"]
+    assert attempts == {step: int(step > resumed["step"]) for step in range(1, 13)}
+    undisturbed = {line["step"]: line["loss"] for line in lines_of(runs[False] / "metrics" / "rank-0.jsonl")}
+    assert losses == pytest.approx(undisturbed, rel=1e-6)
+
+
+def submit(home: Path, killed: bool) -> str:
+    arguments = (
+        "-j 1x2 --model numbers_of_user:Model --data numbers_of_user:Numbers --steps 12 --global_batch 4"
+        f" --checkpoint_every 2 --compile False -- --model_args killed={killed}"
+    )
+    with get_runner(muster_home=str(home)) as runner:
+        handle = runner.run_component("muster.train.fsdp", arguments.split(), "muster_local")
+    return str(handle.rpartition("/")[2])
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
