@@ -118,6 +118,27 @@ def test_clocks_of_hosts_are_compared_by_the_ends_of_collectives(tmp_path: Path)
     assert [verdict.ranks for verdict in report.verdicts] == [(2,)]
 
 
+def test_the_offset_of_a_clock_has_a_bound_of_its_error(tmp_path: Path) -> None:
+    """Rank 1's clock is 250 ms ahead, and its collectives end up to 50 µs before or after those of rank 0."""
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, calls = number * 100_000.0 + 250_000.0 * rank, 11 * number
+            events += [step(number, at, 90_000), launch(calls, at + 1), kernel("gemm", at + 10, 1_000, launch=calls)]
+            for i in range(10):
+                end = at + 5_000 * (i + 1) + (10.0 * i - 50.0) * rank
+                of = (("Collective name", "allreduce"), ("Process Group Name", "0"))
+                events += [
+                    launch(calls + 1 + i, at + 2 + i),
+                    Event("ncclDevKernel_AllReduce", end - 500, 500, "kernel", 1, 20, calls + 1 + i, of),
+                ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    first, second = build(tmp_path).clocks
+    assert (first.offset_ns, first.error_ns) == (0, 0)
+    assert second.error_ns is not None
+    assert 0 < abs(second.offset_ns - 250e6) <= second.error_ns < 60e3
+
+
 def pipeline(folder: Path, work_ms: list[float]) -> Path:
     """Two stages in which each waits for the other: the one that waits least is not to blame."""
     for rank, ms in enumerate(work_ms):
