@@ -230,6 +230,40 @@ def test_memory_is_recorded_during_the_requested_steps_and_written_as_torch_pick
     assert [answer.state for answer in read_answers(run)] == ["written"]
 
 
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("stacks", "with_stack"),
+        ("shapes", "record_shapes"),
+        ("memory", "profile_memory"),
+        ("flops", "with_flops"),
+        ("modules", "with_modules"),
+    ],
+)
+def test_each_option_of_a_capture_is_one_of_torchs_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, argument: str
+) -> None:
+    """The real profiler records; only its arguments are read."""
+    given: list[dict[str, Any]] = []
+
+    def recorded(**arguments: Any) -> torch.profiler.profile:
+        given.append(arguments)
+        return torch.profiler.profile(**arguments)
+
+    monkeypatch.setattr("muster_components.trainer.profile.profile", recorded)
+    reader, run = inbox(tmp_path)
+    context = run_context({"MUSTER_RUN_DIR": str(tmp_path), "MUSTER_JOB": "learn"})
+    tracer = StepTracer(TraceConfig(), context, Reporter(context), reader)
+    write_request(run, msgspec.structs.replace(REQUEST, options=(option,)), "collector")
+    for step in range(5, 15):
+        tracer.next_transition(step)
+        tracer.begin_step(step)
+    (arguments,) = given
+    names = ("with_stack", "record_shapes", "profile_memory", "with_flops", "with_modules")
+    assert [name for name in names if arguments[name]] == [argument]
+    assert [file.name for file in (tmp_path / "traces" / "spool").iterdir()] == ["rank-0.attempt-0.steps-9-12.json"]
+
+
 def snapshot_tracer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepTracer, SharedFolder]:
     """A tracer with a request for a memory snapshot, on a GPU that is not there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
