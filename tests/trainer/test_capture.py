@@ -110,21 +110,31 @@ def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rank_that_is_killed_while_it_records_leaves_whole_traces_and_is_named(start: Starter, text: Path) -> None:
+@pytest.mark.parametrize("stage", ["proposed", "armed", "recording"])
+def test_a_rank_that_is_killed_at_a_stage_of_a_capture_leaves_whole_traces_and_is_named(
+    start: Starter, text: Path, stage: str
+) -> None:
     ranks = two_ranks(start, text)
     problem = ""
     states = run_capture(ranks.run_dir, "c", TraceCaptureSpec(job="learn", steps=1000), lambda: problem)
     status = next(states)
     for status in states:
-        if problem == "" and any(entry.state == "recording" for entry in status.ranks):
+        reached = {entry.state for entry in status.ranks}
+        is_there = {
+            "proposed": status.proposal > 0,
+            "armed": bool(reached & {"armed", "recording"}),
+            "recording": "recording" in reached,
+        }
+        if problem == "" and is_there[stage]:
             ranks.processes[1].kill()
             problem = "the job is Failed, not Running"
     assert (status.phase, status.reason) == ("Failed", "RanksFailed")
     assert "the job is Failed" in status.message
     assert not list((ranks.run_dir / "traces").glob("rank-1.*"))
-    assert [entry.file for entry in status.ranks if entry.state == "collected"] == [
-        file.name for file in (ranks.run_dir / "traces").glob("rank-*.json.gz")
-    ]
+    files = list((ranks.run_dir / "traces").glob("rank-*.json.gz"))
+    assert [entry.file for entry in status.ranks if entry.state == "collected"] == [file.name for file in files]
+    for file in files:
+        json.loads(gzip.decompress(file.read_bytes()))
 
 
 @pytest.mark.slow
