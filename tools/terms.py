@@ -72,6 +72,7 @@ _EXEMPT_FROM = {
         "tests/cli/",
         "docs/tracing.md",
         "docs/analysis.md",
+        "examples/16-straggler/",
         "docs/cli.md",
         "docs/performance.md",
     ),
