@@ -67,7 +67,7 @@ class AnnotatedKernel:
 
 def annotated_kernels(trace: Trace, work: Events, *, hta: bool = False) -> tuple[AnnotatedKernel, ...]:
     """All device work in the order of its start, each with the innermost annotation on its stream: the shortest one
-    that overlaps it. `hta`: without annotations that begin in the last step, and none for work of less than a microsecond."""
+    that overlaps it. `hta`: without annotations that begin in the last step, and none for work without a length."""
     work = work[np.argsort(work.start, kind="stable")]
     annotation = np.full(len(work), -1, dtype=np.int64)
     marks = trace.of_kind(EventKind.DEVICE_ANNOTATION)
