@@ -73,6 +73,7 @@ _EXEMPT_FROM = {
         "tests/cli/",
         "docs/tracing.md",
         "docs/analysis.md",
+        "examples/16-straggler/",
         "docs/cli.md",
         "docs/performance.md",
     ),

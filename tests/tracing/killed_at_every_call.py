@@ -77,7 +77,6 @@ def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
 
 
 def main(folder: Path) -> int:
-    sys.modules["pyarrow"] = None  # type: ignore[assignment]  # has threads, which a fork does not copy
     multipart_upload.PART_BYTES = PART_BYTES
     content = large_trace()
     report = folder / "calls.json"
@@ -104,12 +103,13 @@ def check(run_dir: Path, content: bytes, report: Path) -> int:
     (entry,) = trace_files.read_manifest(SharedFolder(run_dir), "manifest-trainer-0.json").traces
     store = fsspec.filesystem("s3", skip_instance_cache=True)
     names = sorted(path.rpartition("/")[2] for path in store.find(f"{s3.BUCKET}/{run_dir.name}"))
-    assert names == ["manifest-trainer-0.json", NAME, f"{NAME}.gz"], names  # the summary has the trace's name
+    expected = ["manifest-trainer-0.json", f"{NAME}.gz", f"{NAME.removesuffix('.json')}.parquet"]
+    assert names == expected, names
     stored = store.cat_file(f"{s3.BUCKET}/{run_dir.name}/traces/{NAME}.gz")
     assert len(stored) == entry.bytes > 2 * PART_BYTES
     assert gzip.decompress(stored) == content
     left = sorted(path.name for path in traces.rglob("*") if path.is_file() and path.suffix != ".lock")
-    assert left == ["manifest-trainer-0.json", NAME, f"{NAME}.gz"], left
+    assert left == expected, left
     return json.loads(report.read_text()).count("upload_part") if report.exists() else 0
 
 

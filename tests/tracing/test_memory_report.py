@@ -13,6 +13,8 @@ from tests.tracing.memory_snapshots import (
     FORWARD,
     GIB,
     MIB,
+    RECOMPUTE,
+    SCRATCH,
     ModelAllocator,
     OutOfDeviceMemory,
     Training,
@@ -52,6 +54,27 @@ def test_recomputation_is_advised_where_activations_dominate_and_are_not_recompu
     assert describe_advice(advice).startswith("Rank 0: activations hold 1.88 GiB (")
     recomputing = Training(layers=(16 * MIB,) * 2, activation=1600 * MIB, recompute=True)
     assert "recomputation" not in {advice.kind for advice in advice_of(report_of(tmp_path, recomputing))}
+
+
+def test_offload_is_advised_where_activations_dominate_although_some_are_recomputed(tmp_path: Path) -> None:
+    """The activations of one of two places are 49% of the peak."""
+    allocator = ModelAllocator()
+    kept = [allocator.alloc(160 * MIB, stack) for _ in range(8) for stack in (FORWARD, SCRATCH)]
+    recomputed = allocator.alloc(32 * MIB, RECOMPUTE)
+    for address in (*kept, recomputed):
+        allocator.free(address, BACKWARD)
+    path = write_snapshot(tmp_path / "a.pickle", allocator.snapshot())
+    (advice,) = advice_of(analyse_memory(path))
+    assert (advice.kind, advice.bytes) == ("offload-activations", (8 * 160 + 32) * MIB)
+    assert "--offload_activations" in advice.advice
+
+
+def test_offload_is_not_advised_for_the_activations_of_one_place(tmp_path: Path) -> None:
+    """Such as the logits, which the next operator needs on the GPU."""
+    allocator = ModelAllocator()
+    for address in (allocator.alloc(1600 * MIB, FORWARD), allocator.alloc(32 * MIB, RECOMPUTE)):
+        allocator.free(address, BACKWARD)
+    assert advice_of(analyse_memory(write_snapshot(tmp_path / "a.pickle", allocator.snapshot()))) == []
 
 
 def test_sharding_is_advised_where_the_state_of_the_optimizer_dominates(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_manifest_lists_a_bounded_number_of_traces_and_the_files_of_the_oldest
     assert statuses(run) == {30: "ok", 40: "ok"}
     assert files(run) == [f"rank-0.attempt-0.steps-{start}-{start + 5}.json.gz" for start in (30, 40)]
     assert list((run / "traces/corrupt").iterdir()) == []
-    summaries = {path.name.partition(".json")[0].partition(".parquet")[0] for path in run.glob("traces/summaries/*")}
+    summaries = {path.name.removesuffix(".parquet") for path in run.glob("traces/summaries/*")}
     assert summaries == {f"rank-0.attempt-0.steps-{start}-{start + 5}" for start in (30, 40)}
 
 

@@ -74,6 +74,34 @@ def test_annotations_on_the_device_equal_htas() -> None:
     assert [row["stddev_ns"] / 1e3 for row in found] == pytest.approx([976.649033, 2.516611, 1.0])
 
 
+def test_annotations_of_kernels_equal_htas() -> None:
+    """get_gpu_kernels_with_user_annotations: calls and microseconds by annotation."""
+    found: dict[str, list[int]] = {}
+    for row in rows("annotated-kernels", "ns_resolution.pt.trace.json.gz", HTA):
+        total = found.setdefault(row["annotation"], [0, 0])
+        total[0] += 1
+        total[1] += row["duration_ns"] // 1000
+    assert found == {
+        "": [3315, 252_212],
+        "## backward ##": [17, 55],
+        "DistributedDataParallel.forward": [1517, 118_956],
+        "Optimizer.step#SGD.step": [27, 3298],
+    }
+
+
+def test_a_kernel_belongs_to_the_innermost_annotation_on_its_own_stream(tmp_path: Path) -> None:
+    marks = [
+        Event(name, start, length, "gpu_user_annotation", stream=stream)
+        for name, start, length, stream in (("outer", 0, 100, 7), ("inner", 20, 30, 7), ("other", 0, 100, 9))
+    ]
+    kernels = [kernel("a", 0, 20), kernel("b", 20, 10), kernel("c", 45, 10), kernel("d", 60, 40), kernel("e", 100, 5)]
+    path = write_trace(tmp_path / "0.json", [*marks, *kernels])
+    found = rows("annotated-kernels", path)
+    assert [(row["name"], row["annotation"]) for row in found] == [
+        ("a", "outer"), ("b", "inner"), ("c", "inner"), ("d", "outer"), ("e", ""),
+    ]  # fmt: skip
+
+
 def test_kernels_equal_htas() -> None:
     """get_gpu_kernel_breakdown: also waits for events of other streams; communication by name only."""
     found = {row["name"]: row for row in rows("kernels", "simple_add.json.gz", HTA)}

@@ -118,6 +118,27 @@ def test_clocks_of_hosts_are_compared_by_the_ends_of_collectives(tmp_path: Path)
     assert [verdict.ranks for verdict in report.verdicts] == [(2,)]
 
 
+def test_the_offset_of_a_clock_has_a_bound_of_its_error(tmp_path: Path) -> None:
+    """Rank 1's clock is 250 ms ahead, and its collectives end up to 50 µs before or after those of rank 0."""
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, calls = number * 100_000.0 + 250_000.0 * rank, 11 * number
+            events += [step(number, at, 90_000), launch(calls, at + 1), kernel("gemm", at + 10, 1_000, launch=calls)]
+            for i in range(10):
+                end = at + 5_000 * (i + 1) + (10.0 * i - 50.0) * rank
+                of = (("Collective name", "allreduce"), ("Process Group Name", "0"))
+                events += [
+                    launch(calls + 1 + i, at + 2 + i),
+                    Event("ncclDevKernel_AllReduce", end - 500, 500, "kernel", 1, 20, calls + 1 + i, of),
+                ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    first, second = build(tmp_path).clocks
+    assert (first.offset_ns, first.error_ns) == (0, 0)
+    assert second.error_ns is not None
+    assert 0 < abs(second.offset_ns - 250e6) <= second.error_ns < 60e3
+
+
 def pipeline(folder: Path, work_ms: list[float]) -> Path:
     """Two stages in which each waits for the other: the one that waits least is not to blame."""
     for rank, ms in enumerate(work_ms):
@@ -216,6 +237,89 @@ def test_exposed_all_gathers_name_the_blocks_of_fsdp(tmp_path: Path) -> None:
     assert (verdict.cause, verdict.ranks) == (Cause.EXPOSED_ALL_GATHER, ())
     assert verdict.cost_ms == pytest.approx(40)
     assert verdict.evidence.endswith("most in layers.0 (30.0 ms) and layers.1 (10.0 ms)")
+
+
+@pytest.mark.parametrize(
+    ("collective", "cause"),
+    [
+        ("allreduce", "exposed-all-reduce"),
+        ("_reduce_scatter_base", "exposed-reduce-scatter"),
+        ("all_to_all", "exposed-communication"),
+    ],
+)
+@pytest.mark.parametrize(("exposed_ms", "found"), [(20, False), (30, True)])
+def test_collectives_that_run_alone_for_a_quarter_of_a_step_are_named_by_their_kind(
+    tmp_path: Path, collective: str, cause: str, exposed_ms: int, found: bool
+) -> None:
+    """On two ranks, in steps of 100 ms, after the computation."""
+    of = (("Collective name", collective), ("Process Group Name", "0"))
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at, calls = number * 100_000.0, 2 * number
+            begin = at + 99_000 - 1000.0 * exposed_ms
+            events += [
+                *(step(number, at, 100_000), launch(calls, at + 1), launch(calls + 1, at + 2)),
+                kernel("gemm", at + 10, begin - at - 10, launch=calls),
+                Event("ncclDevKernel", begin, 1000.0 * exposed_ms, "kernel", 1, 20, calls + 1, of),
+            ]
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2)
+    verdicts = build(tmp_path).verdicts
+    assert [(str(verdict.cause), verdict.ranks) for verdict in verdicts] == ([(cause, ())] if found else [])
+    assert [verdict.cost_ms for verdict in verdicts] == pytest.approx([30] if found else [])
+
+
+@pytest.mark.parametrize(("ms", "found"), [(1.0, False), (3.0, True)])
+def test_a_rank_whose_allocator_retries_in_each_step_is_named(tmp_path: Path, ms: float, found: bool) -> None:
+    """cudaFree and cudaMalloc take 2 x `ms` of steps of 41.5 ms on the host, while the device works."""
+    folder = gpu_job(tmp_path, [CLEAN, CLEAN])
+    path = folder / "rank1.json"
+    document = json.loads(path.read_text())
+    begins = [e["ts"] for e in document["traceEvents"] if e["name"].startswith("ProfilerStep")]
+    for begin in begins:
+        for i, name in enumerate(("cudaFree", "cudaMalloc")):
+            call = Event(name, begin + 10_000 + 5_000 * i, ms * 1000, "cuda_runtime")
+            document["traceEvents"].append(call.as_json())
+    path.write_text(json.dumps(document))
+    verdicts = build(folder).verdicts
+    assert [(v.cause, v.ranks) for v in verdicts] == ([(Cause.ALLOCATOR_RETRIES, (1,))] if found else [])
+    assert [verdict.cost_ms for verdict in verdicts] == pytest.approx([6] if found else [])
+
+
+def small_kernels(folder: Path, kernel_us: int, gap_us: int, sleep_us: tuple[int, int] = (0, 0)) -> Path:
+    """Two ranks with 100 kernels in a step, launched one by one by Python without annotations, and an all-reduce that
+    begins when both have come; each rank sleeps in the middle of the step."""
+    of = (("Collective name", "allreduce"), ("Process Group Name", "0"))
+    for rank in range(2):
+        events, at = [], 0.0
+        for number in range(4):
+            begin, calls = at, 1000 * number
+            for i in range(100):
+                events += [launch(calls + i, at), kernel("small", at + 5, kernel_us, launch=calls + i)]
+                at += kernel_us + gap_us + (sleep_us[rank] if i == 50 else 0)
+            end = at + max(sleep_us) - sleep_us[rank] + 100
+            events += [
+                launch(calls + 100, at),
+                Event("ncclDevKernel_AllReduce", at + 5, end - at - 5, "kernel", 1, 20, calls + 100, of),
+                step(number, begin, end - begin),
+            ]
+            at = end
+        write_trace(folder / f"{rank}.json", events, rank=rank, world_size=2)
+    return folder
+
+
+@pytest.mark.parametrize(("kernel_us", "gap_us", "found"), [(10, 20, True), (10, 2, False), (30, 60, False)])
+def test_devices_that_idle_between_small_kernels_are_launch_bound(
+    tmp_path: Path, kernel_us: int, gap_us: int, found: bool
+) -> None:
+    verdicts = build(small_kernels(tmp_path, kernel_us, gap_us)).verdicts
+    assert [(v.cause, v.ranks) for v in verdicts] == ([(Cause.LAUNCH_BOUND, ())] if found else [])
+
+
+def test_a_rank_with_small_kernels_that_sleeps_is_blocked_and_the_job_is_not_launch_bound(tmp_path: Path) -> None:
+    """Its device is idle for most of the step, the other one waits in the all-reduce."""
+    verdicts = build(small_kernels(tmp_path, 10, 2, sleep_us=(0, 8000))).verdicts
+    assert [(v.cause, v.ranks) for v in verdicts] == [(Cause.HOST_BLOCKED, (1,))]
 
 
 @pytest.mark.parametrize(("elements", "causes"), [(4 << 20, [Cause.SLOW_NETWORK]), (100 << 20, [])])

@@ -110,21 +110,31 @@ def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rank_that_is_killed_while_it_records_leaves_whole_traces_and_is_named(start: Starter, text: Path) -> None:
+@pytest.mark.parametrize("stage", ["proposed", "armed", "recording"])
+def test_a_rank_that_is_killed_at_a_stage_of_a_capture_leaves_whole_traces_and_is_named(
+    start: Starter, text: Path, stage: str
+) -> None:
     ranks = two_ranks(start, text)
     problem = ""
     states = run_capture(ranks.run_dir, "c", TraceCaptureSpec(job="learn", steps=1000), lambda: problem)
     status = next(states)
     for status in states:
-        if problem == "" and any(entry.state == "recording" for entry in status.ranks):
+        reached = {entry.state for entry in status.ranks}
+        is_there = {
+            "proposed": status.proposal > 0,
+            "armed": bool(reached & {"armed", "recording"}),
+            "recording": "recording" in reached,
+        }
+        if problem == "" and is_there[stage]:
             ranks.processes[1].kill()
             problem = "the job is Failed, not Running"
     assert (status.phase, status.reason) == ("Failed", "RanksFailed")
     assert "the job is Failed" in status.message
     assert not list((ranks.run_dir / "traces").glob("rank-1.*"))
-    assert [entry.file for entry in status.ranks if entry.state == "collected"] == [
-        file.name for file in (ranks.run_dir / "traces").glob("rank-*.json.gz")
-    ]
+    files = list((ranks.run_dir / "traces").glob("rank-*.json.gz"))
+    assert [entry.file for entry in status.ranks if entry.state == "collected"] == [file.name for file in files]
+    for file in files:
+        json.loads(gzip.decompress(file.read_bytes()))
 
 
 @pytest.mark.slow
@@ -228,6 +238,40 @@ def test_memory_is_recorded_during_the_requested_steps_and_written_as_torch_pick
     assert file.name == "rank-0.attempt-0.steps-9-12.pickle"
     assert pickle.loads(file.read_bytes()) == {"segments": [], "device_traces": [[]], "muster": {"tensors": []}}
     assert [answer.state for answer in read_answers(run)] == ["written"]
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("stacks", "with_stack"),
+        ("shapes", "record_shapes"),
+        ("memory", "profile_memory"),
+        ("flops", "with_flops"),
+        ("modules", "with_modules"),
+    ],
+)
+def test_each_option_of_a_capture_is_one_of_torchs_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, argument: str
+) -> None:
+    """The real profiler records; only its arguments are read."""
+    given: list[dict[str, Any]] = []
+
+    def recorded(**arguments: Any) -> torch.profiler.profile:
+        given.append(arguments)
+        return torch.profiler.profile(**arguments)
+
+    monkeypatch.setattr("muster_components.trainer.profile.profile", recorded)
+    reader, run = inbox(tmp_path)
+    context = run_context({"MUSTER_RUN_DIR": str(tmp_path), "MUSTER_JOB": "learn"})
+    tracer = StepTracer(TraceConfig(), context, Reporter(context), reader)
+    write_request(run, msgspec.structs.replace(REQUEST, options=(option,)), "collector")
+    for step in range(5, 15):
+        tracer.next_transition(step)
+        tracer.begin_step(step)
+    (arguments,) = given
+    names = ("with_stack", "record_shapes", "profile_memory", "with_flops", "with_modules")
+    assert [name for name in names if arguments[name]] == [argument]
+    assert [file.name for file in (tmp_path / "traces" / "spool").iterdir()] == ["rank-0.attempt-0.steps-9-12.json"]
 
 
 def snapshot_tracer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepTracer, SharedFolder]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from muster.tracing.trace_tables import TableOfTrace
 
 TABLE_NAMES = (
-    "kernels", "kernel-types", "annotations", "launches", "queue-lengths", "queue-changes", "sequences",
-    "operator-delays", "memory-bandwidth", "bandwidth-changes", "kernel-counters",
+    "kernels", "kernel-types", "annotations", "annotated-kernels", "launches", "queue-lengths", "queue-changes",
+    "sequences", "operator-delays", "memory-bandwidth", "bandwidth-changes", "kernel-counters",
 )  # fmt: skip
 _DEFAULT_ROWS = 20
 _KERNEL_COLUMNS = ("name", "kernel", "kernels")  # full names only in JSON
@@ -68,6 +68,7 @@ def table(
       kernels            kernels, copies and memsets by name
       kernel-types       time by the kinds of work that run at once
       annotations        annotations on the device by name
+      annotated-kernels  kernels with the innermost annotation on their stream
       launches           each launch: its call, its work, the delay between them
       queue-lengths      work launched and not begun, by stream
       queue-changes      the same after each change

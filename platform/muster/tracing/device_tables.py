@@ -55,6 +55,42 @@ def annotation_table(trace: Trace, *, hta: bool = False) -> tuple[DurationRow, .
 
 
 @dataclass(frozen=True, slots=True)
+class AnnotatedKernel:
+    """One kernel, copy or memset, and the annotation on its stream that it belongs to (empty: none)."""
+
+    name: str
+    annotation: str
+    stream: int
+    start_ns: int
+    duration_ns: int
+
+
+def annotated_kernels(trace: Trace, work: Events, *, hta: bool = False) -> tuple[AnnotatedKernel, ...]:
+    """All device work in the order of its start, each with the innermost annotation on its stream: the shortest one
+    that overlaps it. `hta`: without annotations that begin in the last step, and none for work without a length."""
+    work = work[np.argsort(work.start, kind="stable")]
+    annotation = np.full(len(work), -1, dtype=np.int64)
+    marks = trace.of_kind(EventKind.DEVICE_ANNOTATION)
+    marks = before_last_step(trace, marks) if hta else marks
+    marks = marks[np.argsort(-marks.duration, kind="stable")]  # shorter ones replace those around them
+    for of_stream in groups(work.thread):
+        start, end = work.start[of_stream], work.end[of_stream]
+        reached = np.maximum.accumulate(end)
+        here = marks[marks.thread == work.thread[of_stream[0]]]
+        for name, begin, until in zip(here.name, here.start, here.end, strict=True):
+            first, last = np.searchsorted(reached, begin, side="right"), np.searchsorted(start, until, side="left")
+            inside = of_stream[first:last]
+            overlaps = end[first:last] > begin
+            overlaps &= (end[first:last] > start[first:last]) | (not hta)
+            annotation[inside[overlaps]] = name
+    columns = (work.name, annotation, work.stream, work.start, work.duration)
+    return tuple(
+        AnnotatedKernel(trace.names[name], trace.names[mark] if mark >= 0 else "", stream, begin, length)
+        for name, mark, stream, begin, length in zip(*(column.tolist() for column in columns), strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTypeRow:
     """The time in which exactly these kinds of work ran; `share_pct` is that of the time in which any ran."""
 

@@ -5,16 +5,13 @@ The summary of each rank is a table beside the trace: small, and readable withou
 
 from __future__ import annotations
 
-import io
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
 
 import msgspec
 
 from muster.tracing.json_stream import RawEvent
+from muster.tracing.parquet import write_parquet
 
 MAX_NAMES = 10_000
 OTHERS = "(other names)"
@@ -71,28 +68,8 @@ class EventTotals:
         )
 
 
-def encode_totals(table: TotalsTable) -> tuple[str, bytes]:
-    """The suffix and content of the file: Parquet where pyarrow is installed, else the columns as JSON."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        return ".json", msgspec.json.encode(table)
-    types = {"category": pyarrow.string(), "name": pyarrow.string(), "calls": pyarrow.int64()}
-    columns = {}
-    for column in table.__struct_fields__:
-        kind, values = types.get(column, pyarrow.float64()), getattr(table, column)
-        # `pyarrow.array` would import pandas where it is installed: 50 MiB and a second.
-        buffers = [None, *map(pyarrow.py_buffer, _arrow_buffers(values, str(kind)))]
-        columns[column] = pyarrow.Array.from_buffers(kind, len(values), buffers)
-    out = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), out, compression="zstd")
-    return ".parquet", out.getvalue()
-
-
-def _arrow_buffers(values: Sequence[Any], kind: str) -> list[Any]:
-    """The buffers of an array of Arrow without nulls."""
-    if kind != "string":
-        return [array("q" if kind == "int64" else "d", values)]
-    encoded = [value.encode() for value in values]
-    return [array("i", accumulate(map(len, encoded), initial=0)), b"".join(encoded)]
+def encode_totals(table: TotalsTable) -> bytes:
+    """The table as a Parquet file."""
+    kinds = {"category": str, "name": str, "calls": int}
+    columns = {name: (kinds.get(name, float), getattr(table, name)) for name in table.__struct_fields__}
+    return write_parquet(columns)

@@ -236,8 +236,8 @@ class Collector:
 
     def _write_summary(self, name: TraceName, totals: EventTotals) -> str | None:
         """Write the sums of the events beside the trace, and into the store; None where the folder is not writable."""
-        suffix, content = encode_totals(totals.table())
-        file = f"{name.summary_name}{suffix}"
+        content = encode_totals(totals.table())
+        file = f"{name.summary_name}.parquet"
         try:
             self.run_folder.make_folder(f"{TRACES}/{SUMMARIES}")
             self.run_folder.write(f"{TRACES}/{file}", content, owner=self.options.owner)

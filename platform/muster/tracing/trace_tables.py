@@ -13,6 +13,7 @@ import numpy as np
 from muster.errors import InvalidSpec
 from muster.tracing.device_tables import (
     FULL_QUEUE,
+    annotated_kernels,
     annotation_table,
     kernel_sequences,
     kernel_table,
@@ -118,6 +119,11 @@ TABLES = {
         "annotations on the device by name",
         lambda trace, _, options: _rows(annotation_table(trace, hta=options.hta)),
         "annotations on the device",
+    ),
+    "annotated-kernels": TraceTable(
+        "kernels with the innermost annotation on their stream",
+        lambda trace, work, options: _rows(annotated_kernels(trace, work, hta=options.hta)),
+        GPU_WORK,
     ),
     "launches": TraceTable(
         "each launch: its call, its work, the delay between them", _launches, "launches of its GPU work"

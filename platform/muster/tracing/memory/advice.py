@@ -23,6 +23,7 @@ class AdviceKind(StrEnum):
 
     EXPANDABLE_SEGMENTS = "expandable-segments"
     RECOMPUTATION = "recomputation"
+    OFFLOAD = "offload-activations"
     SHARD_OPTIMIZER = "shard-optimizer-state"
 
 
@@ -42,7 +43,12 @@ def derive_advice(ranks: Sequence[RankMemory]) -> tuple[Advice, ...]:
     """All advice, the one that concerns most memory first. Ranks with the same advice share it."""
     found: dict[AdviceKind, list[tuple[str, Advice]]] = {}
     for rank in ranks:
-        for advice in (*_expandable_segments(rank), *_recomputation(rank), *_optimizer_state(rank)):
+        for advice in (
+            *_expandable_segments(rank),
+            *_recomputation(rank),
+            *_offload(rank),
+            *_optimizer_state(rank),
+        ):
             found.setdefault(advice.kind, []).append((rank.label, advice))
     merged = (_merge(of_kind) for of_kind in found.values())
     return tuple(sorted(merged, key=lambda advice: (-advice.bytes, advice.kind)))
@@ -117,6 +123,24 @@ def _recomputation(rank: RankMemory) -> Iterator[Advice]:
             " torch.utils.checkpoint), or use a smaller micro-batch"
         )
         yield Advice(AdviceKind.RECOMPUTATION, (rank.label,), held, evidence, advice)
+
+
+def _offload(rank: RankMemory) -> Iterator[Advice]:
+    """Activations that recomputation leaves, without those of the largest place: what is being computed stays."""
+    held = _dominates(rank, Category.ACTIVATION, ACTIVATION_RATIO)
+    most = max((one.bytes for one in rank.peak.by_place if one.category == Category.ACTIVATION), default=0)
+    held -= most
+    if rank.recomputes and held >= max(MIN_BYTES, ACTIVATION_RATIO * rank.peak.in_use_bytes):
+        part = format_percent(held / rank.peak.in_use_bytes)
+        evidence = (
+            f"activations hold {format_bytes(held)} ({part}) of the peak although some are recomputed, besides those of"
+            " the place that holds most"
+        )
+        advice = (
+            "Keep them in host memory until the backward pass (--offload_activations, or"
+            " torch.autograd.graph.save_on_cpu), or use a smaller micro-batch"
+        )
+        yield Advice(AdviceKind.OFFLOAD, (rank.label,), held, evidence, advice)
 
 
 def _optimizer_state(rank: RankMemory) -> Iterator[Advice]:

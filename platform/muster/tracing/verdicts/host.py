@@ -33,7 +33,7 @@ def blocked_hosts(ranks: RankComparison) -> Iterator[Verdict]:
     for name in names:
         ms = np.array([_per_step(ranks, record, name) for record in ranks.records])
         # Outside of annotations, or in a phase of training, a host that is slow on all ranks is launch-bound.
-        specific = name != NO_ANNOTATION and not is_phase(name)
+        specific = _is_specific(name)
         found = [_Excess.of(ranks, ms, i) for i in range(len(ms))] if len(ms) > 1 else []
         against = [one for one in found if _is_blocked(ranks, one, specific=specific)]
         for one in against:
@@ -92,6 +92,15 @@ def _per_step(ranks: RankComparison, record: RankRecord, name: str) -> Matrix:
 
 def _mean(ranks: RankComparison, record: RankRecord, name: str) -> float:
     return float(_per_step(ranks, record, name).mean())
+
+
+def _is_specific(name: str) -> bool:
+    return name != NO_ANNOTATION and not is_phase(name)
+
+
+def _blocked_ms(ranks: RankComparison, record: RankRecord, *, specific: bool) -> float:
+    """Per step, in annotations of something specific, or in those of phases and in none."""
+    return sum(_mean(ranks, record, name) for name in record.blocked_ms if _is_specific(name) == specific)
 
 
 def _ms(value: float) -> str:
@@ -163,7 +172,10 @@ def launch_bound(ranks: RankComparison) -> Sequence[Verdict]:
     if not ranks.on_device:
         return ()
     idle = [float(ranks.per_step(record, record.idle_ms).mean()) for record in ranks.records]
-    blocked = [sum(_mean(ranks, record, name) for name in record.blocked_ms) for record in ranks.records]
+    specific = np.array([_blocked_ms(ranks, record, specific=True) for record in ranks.records])
+    general = np.array([_blocked_ms(ranks, record, specific=False) for record in ranks.records])
+    # Python between the operators of all ranks is part of launching; what one rank has more of has another verdict.
+    blocked = specific + general - general.min()
     cost = float(np.median(np.array(idle) - np.minimum(blocked, idle)))
     calls = sum(op.calls for record in ranks.records for op in record.work)
     mean_us = sum(op.total_ns for record in ranks.records for op in record.work) / max(calls, 1) / 1e3
