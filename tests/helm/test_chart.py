@@ -204,6 +204,7 @@ def test_with_collectors_the_operator_creates_secrets_and_reads_one_of_its_own(r
 
 def test_the_operator_parses_the_collector_flags_of_the_chart(render: Render) -> None:
     assert parse_flags(operator(render())["args"]).collectors.config.image == ""
+    assert parse_flags(operator(render(COLLECTOR))["args"]).collectors.config.all_jobs  # by default
     for value in ("true", "false"):
         args = operator(render(COLLECTOR, f"collector.allJobs={value}"))["args"]
         assert parse_flags(args).collectors.config.all_jobs is (value == "true")

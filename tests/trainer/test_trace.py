@@ -67,6 +67,11 @@ def test_the_report_has_the_measured_bubble_of_a_pipeline_beside_that_of_its_sch
     assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
     found = analyse_run(read_run_folder(ranks.run_dir)).pipeline
     assert found is not None
+    heartbeats = [json.loads((ranks.run_dir / "heartbeats" / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [heartbeat["stage"] for heartbeat in heartbeats] == [
+        0,
+        1,
+    ]  # of which `--ranks stage-leaders` takes the first
     assert (found.schedule, found.ranks, found.micro_batches) == (schedule, 2, 8)
     assert found.ideal == pytest.approx(ideal, abs=1e-4)
     # A stage waits at least while the first micro-batch is in the other one, however slow the host is.
