@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import os
+import signal
 import socket
 
 import pytest
@@ -13,6 +15,7 @@ from tests.visibility.states import leader, two_queues
 
 from muster.cli.dashboard import _command
 from muster.cli.options import ClusterOptions, select_cluster
+from muster.dashboard.server import DashboardServer
 
 
 def test_a_cluster_without_the_read_api_is_refused_with_what_to_install(cluster: MemoryClient, muster: Muster) -> None:
@@ -31,6 +34,30 @@ def test_a_port_that_is_taken_is_named(muster: Muster, monkeypatch: pytest.Monke
         ended = muster("dashboard", "--no-browser", "--json", "--port", str(port))
     assert (ended.code, ended.error["reason"], ended.error["field"]) == (3, "PortUnavailable", "--port")
     assert str(port) in ended.error["message"]
+
+
+def test_sigterm_ends_the_dashboard_as_ctrl_c_does(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the results of its analyses are removed."""
+    before = signal.getsignal(signal.SIGTERM)
+    closed: list[DashboardServer] = []
+    monkeypatch.setattr("muster.cli.options._connect_local", lambda start: ReadStateClient(state=leader(two_queues())))
+
+    def close(server: DashboardServer) -> None:
+        closed.append(server)
+
+    def terminate(server: DashboardServer) -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(DashboardServer, "server_close", close)
+    monkeypatch.setattr(DashboardServer, "serve_forever", terminate)
+    try:
+        ended = muster("dashboard", "--no-browser", "--json")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for server in closed:
+            server.socket.close()
+    assert (ended.code, len(closed)) == (0, 1)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])

@@ -228,7 +228,7 @@ def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, cl
     child = watching(home)
     err = interrupt(child)
     last = err.strip().splitlines()[-1]
-    assert last.startswith("the job is still running; to stop it: muster cancel default/sh-")
+    assert last.startswith("the job continues; to stop it: muster cancel default/sh-")
     name = last.rpartition("/")[2]
     assert client.job(name).status.phase != "Failed"
     client.cancel(name)

@@ -376,3 +376,14 @@ def test_arguments_of_a_model_may_have_lists() -> None:
     )
     factory = parse_train_config(("--model", "my.module:build", "--data", "x", "--model_args", "width=3"), {})
     assert factory.model == FactorySource(name="my.module:build", args=(("width", "3"),))
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend"),
+    [((), None), (("--compile",), "inductor"), (("--backend", "eager"), "eager"), (("--no_compile",), None)],
+    ids=str,
+)
+def test_a_model_of_the_user_is_compiled_on_request_only(flags: tuple[str, ...], backend: str | None) -> None:
+    """As the log, the heartbeats and the planner then say."""
+    config = parse_train_config(["--model", "my.module:factory", "--data", "my.module:data", *flags], {})
+    assert resolve_plan(config, LAPTOP).compile_backend == backend

@@ -34,7 +34,10 @@ from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 STACK_SIGNAL = signal.SIGQUIT
 MAX_FRAMES = 32
 MAX_DUMP_BYTES = 4 << 20
-NO_HANDLER = "the rank has no handler; run it by Muster's trainer or by muster_components.trainer.instrument"
+NO_HANDLER = (
+    "the program does not print stacks on request; start it by Muster's trainer, muster.train.script or "
+    "`python -m muster_components.trainer.instrument SCRIPT`, or install py-spy beside it"
+)
 _POLL_S = 1.0
 _MAX_REQUEST_BYTES = 4096
 _FILE_POLL_S = 0.05

@@ -9,7 +9,6 @@ from typing import Final
 
 from muster_components.trainer.config import (
     DEFAULT_BACKEND,
-    CompileConfig,
     Device,
     Precision,
     TrainConfig,
@@ -17,6 +16,7 @@ from muster_components.trainer.config import (
 )
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.models.recipes import ModelConfig
+from muster_components.trainer.models.selection import FactorySource
 from muster_components.trainer.parallel.schedules import DEFAULT_SCHEDULE, Schedule, find_schedule, invalid_because
 from muster_components.trainer.parallel.spec import MeshShape
 
@@ -121,7 +121,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     # In a pipeline, so many micro-batches that ranks wait less than a fifth of the time with the default schedule.
     micro_batch = min(config.data.micro_batch or (share if mesh.pp == 1 else max(1, share // (4 * mesh.pp))), share)
     micro_steps = math.ceil(share / micro_batch)
-    backend = compile_backend(config.compile, host)
+    backend = compile_backend(config, host)
     if backend is not None and mesh.tp > 1 and config.parallel.recompute == "full":
         raise InputError(
             "--activation_checkpointing full with --parallel tp=N cannot be compiled by torch; "
@@ -129,7 +129,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         )
     recompute = config.parallel.recompute
     if memory_budget(recompute) is not None and backend not in BUDGET_BACKENDS:
-        got = "no C++ compiler" if backend is None else backend
+        got = "a model that is not compiled" if backend is None else backend
         raise InputError(
             f"--activation_checkpointing {recompute} requires compilation with --backend "
             f"{' or '.join(BUDGET_BACKENDS)}; got {got}; use full"
@@ -245,14 +245,19 @@ def require_plan(config: TrainConfig, world_size: int, devices: Sequence[Device]
         raise refused
 
 
-def compile_backend(config: CompileConfig, host: HostCapabilities) -> str | None:
-    """The backend of torch.compile, None to not compile. Raises InputError if Inductor lacks a C++ compiler."""
-    if config.enabled is False:
+def compile_backend(config: TrainConfig, host: HostCapabilities) -> str | None:
+    """The backend of torch.compile, None to not compile. Raises InputError if Inductor lacks a C++ compiler.
+
+    Modules of users are compiled on request only: not each of them can be compiled as a full graph.
+    """
+    chosen = config.compile
+    is_requested = bool(chosen.enabled or chosen.backend or chosen.autograd)
+    if chosen.enabled is False or (isinstance(config.model, FactorySource) and not is_requested):
         return None
-    backend = config.backend or DEFAULT_BACKEND
+    backend = chosen.backend or DEFAULT_BACKEND
     if backend != DEFAULT_BACKEND or host.has_compiler:
         return backend
-    if config.enabled or config.backend:
+    if chosen.enabled or chosen.backend:
         raise InputError(
             "--compile requires a C++ compiler; none of $CXX, c++, g++, clang++ was found; use --no_compile"
         )

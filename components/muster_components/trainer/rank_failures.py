@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from muster_components.trainer.errors import EXIT_FAILED, TrainerError, UserCodeError
+from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, TrainerError, UserCodeError
 
 T = TypeVar("T")
 
@@ -38,9 +38,10 @@ def on_all_ranks(action: Callable[[], T]) -> T:
 
 
 def raise_on_all_ranks(error: Exception | None) -> None:
-    """Raise RankFailedError on all ranks if any has an error: that of the lowest such rank.
+    """Raise InputError or RankFailedError on all ranks if any has an error: that of the lowest such rank.
 
     Every rank calls this, with its own error or None. The traceback of an error that is not the trainer's is printed.
+    Invalid input is an InputError.
     """
     failures: list[tuple[str, int] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, None if error is None else _describe(error))
@@ -49,7 +50,10 @@ def raise_on_all_ranks(error: Exception | None) -> None:
         if not isinstance(cause, TrainerError):
             traceback.print_exception(cause)
     if first := next((failure for failure in failures if failure is not None), None):
-        raise RankFailedError(*first)
+        message, exit_code = first
+        if exit_code == EXIT_BAD_INPUT:
+            raise InputError(message)
+        raise RankFailedError(message, exit_code)
 
 
 def _describe(error: Exception) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import webbrowser
 from contextlib import suppress
@@ -41,6 +42,7 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> None:
     except OSError as error:
         message = f"--port: must be a free port of 127.0.0.1; got {port}: {error.strerror}"
         raise Refused(message, field="--port", reason="PortUnavailable") from error
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # results of analyses are removed then, too
     with opened as server, server.updates.running():
         if as_json:
             print_json([{"url": server.url}])

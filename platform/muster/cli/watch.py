@@ -95,11 +95,11 @@ def wait_for_end(client: ClusterClient, name: str, namespace: str, *, quiet: boo
 
 @contextmanager
 def _hint_on_interrupt(name: str, namespace: str) -> Iterator[None]:
-    """Within this context, an interrupt prints that the job is still running."""
+    """Within this context, an interrupt prints that the job continues."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"the job is still running; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
+        print(f"the job continues; to stop it: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
 
 

@@ -165,11 +165,11 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     # ---- cancel and delete
 
     def close(self) -> None:
-        """After an interrupt of `torchx run --wait`, print below TorchX's output that the job is still running."""
+        """After an interrupt of `torchx run --wait`, print below TorchX's output that the job continues."""
         super().close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):
             for name, namespace in map(split_app_id, sorted(self._submitted)):
-                message = f"the job is still running; to stop it: muster cancel {namespace}/{name}"
+                message = f"the job continues; to stop it: muster cancel {namespace}/{name}"
                 atexit.register(print, message, file=sys.stderr)
 
     def _cancel_existing(self, app_id: str) -> None:
