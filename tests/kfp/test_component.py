@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import muster.kfp
+from muster.kfp.__main__ import main
 from muster.kfp.component import DEFAULT_IMAGE, DESCRIPTION, OUTPUT_PARAMETERS, component_yaml, input_parameters
 from muster.kfp.parameters import TrainParameters
 
@@ -127,3 +128,17 @@ def test_a_pipeline_for_a_cluster_uses_the_released_component_with_resources_and
     assert executor["container"]["image"] == "registry.example.com/trainer:2"
     assert executor["container"]["resources"]["resourceMemoryLimit"] == "64Gi"
     assert compiled["root"]["dag"]["tasks"]["train"]["retryPolicy"]["maxRetryCount"] == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["[]", "{}", "[" * 50_000, '{"inputs": null, "outputs": {}}', "{", '{"a": ' + "9" * 5000 + "}"],
+    ids=["list", "empty", "deep", "without outputs", "no JSON", "long integer"],
+)
+def test_what_is_no_executor_input_is_refused_in_a_few_words(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--metrics", "m", "--report", "r", given])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "executor_input" in message
+    assert len(message) < 300

@@ -93,3 +93,30 @@ def test_a_cluster_needs_an_image_and_one_host_does_not() -> None:
     with pytest.raises(InvalidSpec, match="image: must be the image of the pods in a cluster"):
         job(image="")
     assert job(image="", target=Target(TASK_URI, "default", in_cluster=False)).spec.roles[0].replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"metadata": 7, "spec": {}}, "job.metadata"),
+        ({"metadata": ["a"], "spec": {}}, "job.metadata"),
+        ({"spec": {"ttlSecondsAfterFinished": 0}}, "job.spec.ttlSecondsAfterFinished"),
+    ],
+    ids=str,
+)
+def test_a_job_that_a_step_cannot_follow_is_refused(document: dict[str, Any], field: str) -> None:
+    """Of one that is deleted at its end, the step would not know the end, and a retry would train again."""
+    role = {"name": "a", "template": {"spec": {"containers": [{"name": "c", "image": "i", "command": ["true"]}]}}}
+    document = {**document, "spec": {**document["spec"], "roles": [role]}}
+    with pytest.raises(InvalidSpec) as refused:
+        build_job(parse_parameters({"job": document}), Target(TASK_URI, "team-a", in_cluster=True), 1)
+    assert refused.value.field == field
+
+
+def test_a_job_that_is_nested_too_deeply_is_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    parameters = parse_parameters({"command": ["train"]}).model_copy(update={"job": {"spec": nested}})
+    with pytest.raises(InvalidSpec, match="nested"):
+        build_job(parameters, Target(TASK_URI, "team-a", in_cluster=True), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,27 @@ def test_a_log_that_the_job_replaced_by_a_fifo_does_not_block_its_readers(tmp_pa
         tail_offset(log, 0, None, 5)
     with pytest.raises(Refused, match="must be a regular file; got a FIFO"):
         list(read_lines(log, 0, None, None))
+
+
+def test_a_log_that_the_job_replaced_by_a_link_is_not_read(tmp_path: Path) -> None:
+    """The reader may have more rights than the job."""
+    (tmp_path / "secret").write_text("secret\n")
+    log = tmp_path / "trainer-0.attempt-0.log"
+    log.symlink_to(tmp_path / "secret")
+    assert tail(log) == ""
+    with pytest.raises(Refused, match="must be a regular file; got a symbolic link"):
+        tail_offset(log, 0, None, 5)
+    with pytest.raises(Refused, match="must be a regular file; got a symbolic link"):
+        list(read_lines(log, 0, None, None))
+
+
+def test_the_time_to_read_a_line_does_not_grow_with_the_square_of_its_length(tmp_path: Path) -> None:
+    """CPU time; by the copies of what was read before it had been 4 times as long for twice the length."""
+    log = tmp_path / "trainer-0.attempt-0.log"
+    log.write_bytes(b"x" * 64 * 2**20 + b"\nlast")
+    begun = time.process_time()
+    assert [len(line) for line in read_lines(log, 0, None, None)] == [64 * 2**20, 4]
+    whole = time.process_time() - begun
+    begun = time.process_time()
+    assert len(log.read_bytes().decode(errors="replace")) == 64 * 2**20 + 5
+    assert whole < 20 * (time.process_time() - begun) + 1

@@ -11,14 +11,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from muster.errors import ClusterError, InvalidSpec, MusterError, Refused
 from muster.kfp.parameters import TrainParameters
-from muster.kfp.step import PipelineStepResult, run_step
+from muster.kfp.step import PipelineStepResult, ignore_signals, run_step
 
 _EXIT_CODES = ((InvalidSpec, 2), (Refused, 3), (ClusterError, 4))
 """As for the command line; 1 if the job did not succeed."""
+_PARAMETERS = ("job_name", "run_folder")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m muster.kfp", description="A step of Kubeflow Pipelines.")
     parser.add_argument("--metrics", type=Path, required=True, help="file of the artifact metrics")
     parser.add_argument("--report", type=Path, required=True, help="file of the artifact report")
-    parser.add_argument("executor_input", type=json.loads, help="the executor input of the step, as JSON")
+    parser.add_argument("executor_input", type=_executor_input, help="the executor input of the step, as JSON")
     given = parser.parse_args(arguments)
     passed = given.executor_input.get("inputs", {}).get("parameterValues", {})  # with those that others refer to
     values = {name: value for name, value in passed.items() if name in TrainParameters.model_fields}
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     task = str(outputs["artifacts"]["report"]["artifacts"][0]["uri"])
     try:
         result = run_step(values, task=task, report_path=str(given.report))
+        ignore_signals()  # the job has succeeded: what remains takes a moment
     except MusterError as error:
         print(f"muster: {error}", file=sys.stderr, flush=True)
         return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
@@ -42,8 +44,26 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _executor_input(text: str) -> dict[str, Any]:
+    """The executor input, with all that is read from it. Raises ArgumentTypeError."""
+    try:
+        found = json.loads(text)
+        outputs = found["outputs"]
+        places = [outputs["outputFile"], *(outputs["parameters"][name]["outputFile"] for name in _PARAMETERS)]
+        places += [outputs["artifacts"][name]["artifacts"][0]["uri"] for name in ("metrics", "report")]
+        passed = found.get("inputs", {}).get("parameterValues", {})
+        if not isinstance(passed, dict) or not all(isinstance(place, str) for place in places):
+            raise TypeError
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"must be JSON; got {len(text)} characters: {error}") from error
+    except (TypeError, AttributeError, LookupError) as error:
+        message = "must have inputs.parameterValues, and outputs with outputFile, parameters and artifacts, as Kubeflow"
+        raise argparse.ArgumentTypeError(f"{message} Pipelines writes them") from error
+    return cast(dict[str, Any], found)
+
+
 def _write_outputs(outputs: Mapping[str, Any], result: PipelineStepResult) -> None:
-    parameters = {"job_name": result.job_name, "run_folder": result.run_folder}
+    parameters = dict(zip(_PARAMETERS, (result.job_name, result.run_folder), strict=True))
     for name, value in parameters.items():
         _write(Path(outputs["parameters"][name]["outputFile"]), value)
     metadata: dict[str, Mapping[str, float]] = {"metrics": result.metrics, "report": {}}

@@ -27,6 +27,8 @@ TASK = "kfp.muster.dev/task"
 _ROLE = "trainer"
 _GPU = "nvidia.com/gpu"
 _HASH_DIGITS = 10
+MIN_KEPT_S = 600
+"""Seconds for which a job must be kept after its end."""
 
 Resources = Mapping[str, Mapping[str, str]]
 """Requests and limits, as in a container: {"limits": {"memory": "64Gi"}}."""
@@ -55,8 +57,14 @@ def parse_parameters(values: Mapping[str, Any]) -> TrainParameters:
 
 def build_job(parameters: TrainParameters, target: Target, number: int) -> TrainingJob:
     """The job of the step's `number`th submission, counted from 1. Raises `InvalidSpec`."""
-    document: dict[str, Any] = copy.deepcopy(parameters.job) if parameters.job else {"spec": _spec_of_pods(parameters)}
+    try:
+        document: dict[str, Any] = copy.deepcopy(parameters.job) or {"spec": _spec_of_pods(parameters)}
+    except RecursionError:
+        raise InvalidSpec("job: must not be nested so deeply", field="job") from None
     document = document if "spec" in document else {"spec": document}
+    if not isinstance(document.get("metadata") or {}, dict):
+        kind = type(document["metadata"]).__name__
+        raise InvalidSpec(f"job.metadata: must be a mapping; got {kind}", field="job.metadata")
     metadata, spec = dict(document.get("metadata") or {}), document["spec"]
     base = parameters.name or str(metadata.get("name") or "train")
     metadata["name"] = "job"  # until the length of a valid name is known
@@ -67,7 +75,15 @@ def build_job(parameters: TrainParameters, target: Target, number: int) -> Train
     _parse(document)  # reports invalid fields before pods are changed
     for role in spec["roles"]:
         _complete_pod(role["template"]["spec"], parameters, target)
-    longest = max_job_name_length((role.name, role.replicas) for role in _parse(document).spec.roles)
+    parsed = _parse(document).spec
+    kept_s = parsed.ttl_seconds_after_finished
+    if kept_s is not None and kept_s < MIN_KEPT_S:
+        raise InvalidSpec(
+            f"job.spec.ttlSecondsAfterFinished: must be at least {MIN_KEPT_S}, since the step and its retries read the "
+            f"job after its end; got {kept_s}",
+            field="job.spec.ttlSecondsAfterFinished",
+        )
+    longest = max_job_name_length((role.name, role.replicas) for role in parsed.roles)
     metadata["name"] = with_suffix(base, _suffix(target.task, number), longest)
     metadata["annotations"] = {**(metadata.get("annotations") or {}), SPEC_HASH: _hash(spec), TASK: target.task}
     return _parse(document)

@@ -116,7 +116,7 @@ def run_step(values: Mapping[str, Any], *, task: str, report_path: str) -> Pipel
         metrics = collect_metrics(cluster.client, job)
         write_report(cluster.client, job, Path(report_path))
     except StepTerminated:
-        _ignore_signals()
+        ignore_signals()
         if step is not None:
             step.terminate()
         sys.exit(EXIT_TERMINATED)
@@ -218,7 +218,8 @@ def _raise_on_signals() -> None:
         signal.signal(number, handle)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
+    """SIGTERM and SIGINT have no effect from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

@@ -6,6 +6,7 @@ time. The shim records the log's size just before and after it grew, so `since` 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from bisect import bisect_left, bisect_right
@@ -18,7 +19,7 @@ from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound, Refused
 from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, parse_collectives, parse_field, parse_heartbeat
-from muster.tracing.shared_folder import IrregularFile, open_regular
+from muster.tracing.shared_folder import IrregularFile, require_regular
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2
@@ -36,7 +37,7 @@ def log_path(run_dir: Path, role: str, index: int, attempt: int) -> Path:
 def tail(path: Path) -> str:
     """The last 4 KiB, from the beginning of a line if there is one; empty without a regular file."""
     try:
-        with open_regular(path) as file:
+        with _open_unlinked(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read(TAIL_BYTES)
@@ -95,14 +96,19 @@ def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[]
 
     With `is_finished` the log is followed: new lines are awaited until it returns True.
     """
-    position, rest, over = begin, b"", is_finished is None
+    position, over = begin, is_finished is None
+    rest: list[bytes] = []  # the parts of a line that has not ended, which may be many: each is copied once
     while True:
         start, data = _read_block(path, position, end)
         if start != position and rest:  # its end was dropped
-            rest += b"\n"
+            yield b"".join(rest).decode(errors="replace")
+            rest = []
         position = start + len(data)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines)
+        first, *others = data.split(b"\n")
+        rest.append(first)
+        for line in others:
+            yield b"".join(rest).decode(errors="replace")
+            rest = [line]
         if len(data) == _BLOCK_BYTES:
             continue  # there may be more already
         if over or (end is not None and position >= end):
@@ -110,8 +116,8 @@ def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[]
         over = is_finished is None or is_finished()  # if over, read once more: the end may have been written since
         if not data and not over:
             time.sleep(_POLL_S)
-    if rest:
-        yield rest.decode(errors="replace")
+    if last := b"".join(rest):
+        yield last.decode(errors="replace")
 
 
 def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]:
@@ -130,11 +136,23 @@ def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """The job may have replaced its log, for example by a FIFO, which would block who reads it. Raises `Refused`."""
+    """Raises `Refused` if the job has replaced its log."""
     try:
-        return open_regular(path)
+        return _open_unlinked(path)
     except IrregularFile as error:
         raise Refused(f"{path}: {error.strerror}", reason="LogNotReadable") from error
+
+
+def _open_unlinked(path: Path) -> IO[bytes]:
+    """The job may have replaced its log, for example by a FIFO, which would block who reads it, or by a link to a file
+    that the job itself cannot read. Raises IrregularFile."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise IrregularFile(errno.EINVAL, "must be a regular file; got a symbolic link", str(path)) from error
+    return require_regular(handle, path, "rb", single_link=False)
 
 
 def _resume_offset(file: IO[bytes], position: int) -> int:
