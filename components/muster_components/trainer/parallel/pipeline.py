@@ -41,6 +41,7 @@ from muster_components.trainer.parallel.split import (
     sent_tensors,
     shared_parameters,
 )
+from muster_components.trainer.parallel.split_backward import can_split_backward
 from muster_components.trainer.plan import TrainPlan
 
 
@@ -191,17 +192,41 @@ def sum_shared_gradients(shared: Sequence[SharedCopies]) -> None:
 
 
 class _CollectingStage(PipelineStage):
-    """Adds the bf16 gradients of each micro-batch to the float32 ones of the master weights."""
+    """Adds the bf16 gradients of each micro-batch to the float32 ones of the master weights.
+
+    Schedules with split backward compute the gradients of parameters later than those of inputs; a stage where torch
+    cannot do that (`can_split_backward`) computes both at once.
+    """
 
     part: ModelPart
+    splits_backward: bool
+    _can_split: bool | None = None  # by the graph of the first micro-batch; those of the others are like it
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(*args, **kwargs)
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Where backward is split, torch detaches what the stage sends in place, which must not be a view."""
+        output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if not self.splits_backward or isinstance(output, Tensor):  # a tensor is the loss
+            return output
+        return tuple(tensor.clone() if tensor._is_view() else tensor for tensor in output)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        if not full_backward and self._can_split is None:
+            self._can_split = self.is_first or self._can_split_graph(bwd_chunk_id, loss)
+        whole = full_backward or self._can_split is False
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward=whole, last_backward=last_backward)
         self._collect()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        if self._can_split is False:
+            return
         super().backward_weight_one_chunk(*args, **kwargs)
         self._collect()
+
+    def _can_split_graph(self, micro_batch: int, loss: Tensor | None) -> bool:
+        outputs, inputs = self.fwd_cache[micro_batch]
+        return can_split_backward(outputs if loss is None else (loss,), inputs, self.submod.parameters())
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Without those between stages of this rank, which torch 2.11 has for V schedules: gloo has no such pair."""
@@ -236,7 +261,7 @@ class PipelinedForwardBackward:
                 output_args=_with_gradients((torch.empty((), device="meta"),) if last else local_stage.sends),
                 group=group,
             )
-            stage.part = local_stage.part
+            stage.part, stage.splits_backward = local_stage.part, pipeline.schedule.splits_backward
             stages.append(stage)
         self._schedule = build_schedule(pipeline.schedule, stages, self._micro_batches, self._scaled)
 
