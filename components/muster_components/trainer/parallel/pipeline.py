@@ -209,24 +209,28 @@ class _CollectingStage(PipelineStage):
             return output
         return tuple(tensor.clone() if tensor._is_view() else tensor for tensor in output)
 
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        if not full_backward and self._can_split is None:
-            self._can_split = self.is_first or self._can_split_graph(bwd_chunk_id, loss)
-        whole = full_backward or self._can_split is False
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward=whole, last_backward=last_backward)
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The gradients of inputs without those of parameters ("input"), then those ("weight"), or both ("full")."""
+        outputs = bwd_kwargs["stage_output"]
+        if backward_type == "input" and self._can_split is None:
+            self._can_split = can_split_backward(outputs, bwd_kwargs["input_values"], self.submod.parameters())
+        if backward_type == "weight" and self._can_split is False:
+            return (), None
+        if backward_type == "input" and self._can_split is False:
+            backward_type = "full"
+            if bwd_kwargs["output_grads"] is None:  # of the last stage; torch takes a loss in no tuple here
+                bwd_kwargs = {**bwd_kwargs, "stage_output": outputs[0]}
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, *args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)
         self._collect()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        if self._can_split is False:
-            return
         super().backward_weight_one_chunk(*args, **kwargs)
         self._collect()
-
-    def _can_split_graph(self, micro_batch: int, loss: Tensor | None) -> bool:
-        outputs, inputs = self.fwd_cache[micro_batch]
-        return can_split_backward(outputs if loss is None else (loss,), inputs, self.submod.parameters())
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Without those between stages of this rank, which torch 2.11 has for V schedules: gloo has no such pair."""

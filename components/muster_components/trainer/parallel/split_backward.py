@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.distributed.pipelining._backward import (
     _get_grad_fn_or_grad_acc,
     construct_reverse_graph,
@@ -13,8 +13,11 @@ from torch.distributed.pipelining._backward import (
 )
 
 
-def can_split_backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool:
-    """`outputs` and `inputs` of one forward of the stage, whose graph is still there; it is not changed.
+def can_split_backward(
+    outputs: Sequence[Tensor | GradientEdge], inputs: Sequence[Tensor], parameters: Iterable[nn.Parameter]
+) -> bool:
+    """`outputs` and `inputs` of one forward of the stage, whose graph is still there; it is not changed. torch 2.15
+    has the edges of outputs that it has freed.
 
     torch continues with each group of parameters from the operations in which they meet what depends on the inputs.
     With several such operations in a group it adds gradients twice before torch 2.13 (pytorch/pytorch#180952), or
@@ -29,6 +32,8 @@ def can_split_backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor], para
     return all(len(group["intermediates"]) == 1 for group in groups)
 
 
-def _node(tensor: Tensor) -> Node | None:
+def _node(tensor: Tensor | GradientEdge) -> Node | None:
     """The operation whose result the tensor is, or that gathers its gradient; None if it needs none."""
+    if isinstance(tensor, GradientEdge):
+        return tensor.node
     return _get_grad_fn_or_grad_acc(tensor) if tensor.requires_grad else None
