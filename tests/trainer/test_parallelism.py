@@ -150,8 +150,10 @@ TIED = {
         ("gpt2", 4, ("--parallel", "pp=2,fsdp=2", "--pipeline_schedule", "Interleaved1F1B")),
         ("t5", 2, ("--parallel", "pp=2")),
         ("t5", 4, ("--parallel", "pp=4")),
+        ("t5", 2, ("--parallel", "pp=2", "--pipeline_schedule", "ZBVZeroBubble")),
         ("gemma2", 2, ("--parallel", "pp=2")),
         ("opt", 2, ("--parallel", "pp=2")),
+        ("opt", 2, ("--parallel", "pp=2", "--pipeline_schedule", "InterleavedZeroBubble")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -176,6 +178,60 @@ def test_a_pipeline_with_tied_embeddings_trains_and_saves_the_model_of_one_proce
     assert start(1, *again, run_dir=staged, attempt=1).end() == [EXIT_OK]
     assert start(world_size, *again, *mesh, run_dir=one, attempt=1).end() == [EXIT_OK] * world_size
     assert losses(staged) == pytest.approx(losses(one), abs=1e-3)
+
+
+SHARED = """
+import torch
+from torch import nn
+
+class Data:
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return {"x": [float(i % (k + 2)) for k in range(8)], "y": [float(i % 5)]}
+
+class Block(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.own, self.shared = nn.Linear(8, 8), shared
+    def forward(self, x):
+        return x + self.shared(torch.tanh(self.shared(self.own(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(8, 8)
+        self.blocks, self.head = nn.ModuleList(Block(shared) for _ in range(4)), nn.Linear(8, 1)
+    def forward(self, x, y):
+        for block in self.blocks:
+            x = block(x)
+        return (self.head(x) - y).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("world_size", "mesh"),
+    [
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "1F1B")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "InterleavedZeroBubble")),
+        (2, ("--parallel", "pp=2", "--pipeline_schedule", "DualPipeV")),
+        (4, ("--parallel", "pp=2,fsdp=2", "--pipeline_schedule", "ZBVZeroBubble", "--micro_batch", "1")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_parameter_that_a_stage_uses_in_several_places_has_the_gradient_of_one_process(
+    start: Starter, tmp_path: Path, world_size: int, mesh: tuple[str, ...]
+) -> None:
+    """torch's own split of the backward pass would add some of its gradients twice, or fail."""
+    (tmp_path / "shared_user.py").write_text(SHARED)
+    model = ("--model", "shared_user:Model", "--data", "shared_user:Data")
+    flags = (*model, "--global_batch", "8", "--micro_batch", "2", "--steps", "4", "--no_compile")
+    assert start(1, *flags, run_dir=tmp_path / "one").end() == [EXIT_OK]
+    ranks = start(world_size, *flags, *mesh, run_dir=tmp_path / "staged")
+    assert ranks.end() == [EXIT_OK] * world_size, ranks.log_text()
+    for ours, theirs in zip(metrics(tmp_path / "staged"), metrics(tmp_path / "one"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
 def assert_same_model(ours: Path, theirs: Path) -> None:

@@ -41,6 +41,7 @@ from muster_components.trainer.parallel.split import (
     sent_tensors,
     shared_parameters,
 )
+from muster_components.trainer.parallel.split_backward import can_split_backward
 from muster_components.trainer.plan import TrainPlan
 
 
@@ -191,9 +192,37 @@ def sum_shared_gradients(shared: Sequence[SharedCopies]) -> None:
 
 
 class _CollectingStage(PipelineStage):
-    """Adds the bf16 gradients of each micro-batch to the float32 ones of the master weights."""
+    """Adds the bf16 gradients of each micro-batch to the float32 ones of the master weights.
+
+    Schedules with split backward compute the gradients of parameters later than those of inputs; a stage where torch
+    cannot do that (`can_split_backward`) computes both at once.
+    """
 
     part: ModelPart
+    splits_backward: bool
+    _can_split: bool | None = None  # by the graph of the first micro-batch; those of the others are like it
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Where backward is split, torch detaches what the stage sends in place, which must not be a view."""
+        output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if not self.splits_backward or isinstance(output, Tensor):  # a tensor is the loss
+            return output
+        return tuple(tensor.clone() if tensor._is_view() else tensor for tensor in output)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The gradients of inputs without those of parameters ("input"), then those ("weight"), or both ("full")."""
+        outputs = bwd_kwargs["stage_output"]
+        if backward_type == "input" and self._can_split is None:
+            self._can_split = can_split_backward(outputs, bwd_kwargs["input_values"], self.submod.parameters())
+        if backward_type == "weight" and self._can_split is False:
+            return (), None
+        if backward_type == "input" and self._can_split is False:
+            backward_type = "full"
+            if bwd_kwargs["output_grads"] is None:  # of the last stage; torch takes a loss in no tuple here
+                bwd_kwargs = {**bwd_kwargs, "stage_output": outputs[0]}
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, *args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(*args, **kwargs)
@@ -236,7 +265,7 @@ class PipelinedForwardBackward:
                 output_args=_with_gradients((torch.empty((), device="meta"),) if last else local_stage.sends),
                 group=group,
             )
-            stage.part = local_stage.part
+            stage.part, stage.splits_backward = local_stage.part, pipeline.schedule.splits_backward
             stages.append(stage)
         self._schedule = build_schedule(pipeline.schedule, stages, self._micro_batches, self._scaled)
 
