@@ -253,6 +253,13 @@ def test_the_ticks_of_the_timeline_are_at_round_local_times(hours: int, step_s: 
     assert all(int(one[2:4]) * 60 % min(step_s, 3600) == 0 and one[4:] == "00" for one in shown)
 
 
+def test_the_label_of_a_tick_at_the_right_edge_is_not_cut() -> None:
+    newest = round_times(NOW, NOW + 6 * HOUR)[0]
+    html = page(client(admitted("a")), "/timeline", now=newest + 20)
+    anchors = re.findall(r'<text class="quiet" x="[0-9.]+" y="12" text-anchor="([a-z]+)">', html)
+    assert anchors == ["middle"] * (len(anchors) - 1) + ["end"]
+
+
 def test_pending_jobs_of_the_timeline_are_below_a_heading() -> None:
     jobs = [summary("a", admitted_at=NOW - 60), summary("p", phase="Pending", estimated_start=NOW)]
     with_pending = gantt_chart(jobs, NOW, HOUR)
