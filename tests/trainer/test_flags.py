@@ -278,6 +278,18 @@ def test_flags_that_switch_off_what_is_off_are_accepted(flags: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
+    ("trace_steps", "note"),
+    [
+        ("20:25", "the run ends in the trace: 1 of 5 steps are traced, up to step 20"),
+        ("16:21", ""),
+        ("", ""),
+    ],
+)
+def test_a_trace_that_the_run_cuts_short_is_named(trace_steps: str, note: str) -> None:
+    assert plan("--steps", "20", "--trace_steps", trace_steps).untraced == note
+
+
+@pytest.mark.parametrize(
     ("mesh", "ranks", "line"),
     [
         ("fsdp", 1, "--reshard and --symmetric_memory without effect: 1 rank gathers no weights"),

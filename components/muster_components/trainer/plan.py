@@ -88,6 +88,15 @@ class TrainPlan:
         return f"{' and '.join(flags)} without effect: {str(self.mesh) or '1 rank'} gathers no weights"
 
     @property
+    def untraced(self) -> str:
+        """How much of the requested trace is after the end of the run; empty if nothing is."""
+        trace, steps = self.config.trace, self.config.steps
+        if not trace.start <= steps < trace.end - 1:
+            return ""
+        traced = steps - trace.start + 1
+        return f"the run ends in the trace: {traced} of {trace.end - trace.start} steps are traced, up to step {steps}"
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one step over all ranks, without padding."""
         return self.global_batch * self.seq_len

@@ -269,8 +269,9 @@ def _print_header(
         + (f", {plan.padding} padding sequences" if plan.padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
-    if plan.without_effect:
-        print_line(f"  {plan.without_effect}")
+    for note in (plan.without_effect, plan.untraced):
+        if note:
+            print_line(f"  {note}")
     if prediction:
         print_line(f"  {prediction}")
     print_line(f"  data: {data.summary}")
