@@ -20,7 +20,7 @@ def can_split_backward(
     has the edges of outputs that it has freed.
 
     torch continues with each group of parameters from the operations in which they meet what depends on the inputs.
-    With several such operations in a group it adds gradients twice before torch 2.13 (pytorch/pytorch#180952), or
+    With several such operations in a group it adds gradients twice (torch 2.11; pytorch/pytorch#180952), or
     fails, since another group has freed their graph: where a parameter is used in several places, or where something is
     computed from parameters alone, such as the decoder's self-attention of T5 in a stage that receives the encoder's
     output.
