@@ -68,7 +68,6 @@ _EXEMPT_FROM = {
         "tests/tracing/",
         "tests/trainer/test_slow_loader.py",
         "benchmarks/false_alarms.py",
-        "examples/16-straggler/",
         "benchmarks/faults.py",
         "tests/cli/",
         "docs/tracing.md",

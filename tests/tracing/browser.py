@@ -75,7 +75,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         tab.call("Page.navigate", url=url)
-        tab.wait_for("document.readyState == 'complete' && location.href != 'about:blank'")
+        tab.wait_for("location.href != 'about:blank'")
         return tab
 
     def attach(self, target: str) -> Tab:
@@ -102,9 +102,9 @@ class Tab:
         return answer["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until the whole page has been received and an expression is true."""
         until = time.monotonic() + TIMEOUT_S
-        while not self._is_true(condition):
+        while not self._is_true(f"document.readyState === 'complete' && ({condition})"):
             assert time.monotonic() < until, f"not so: {condition}; {self.value('document.body.innerText')[:2000]}"
             time.sleep(0.05)
 

@@ -314,6 +314,6 @@ def test_a_module_of_the_user_needs_no_package_of_the_extra_hf() -> None:
         "import sys\n"
         "sys.modules.update(safetensors=None, transformers=None)\n"
         "from muster_components.trainer.models.factory import FactoryModel\n"
-        "FactoryModel('torch.nn:Linear', {'in_features': '2', 'out_features': '2'}, compile_blocks=False).build()\n"
+        "FactoryModel('torch.nn:Linear', {'in_features': '2', 'out_features': '2'}).build()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -139,7 +139,7 @@ def __getattr__(name):
 def factory_model(reference: str, **args: str) -> FactoryModel:
     from muster_components.trainer.models.factory import FactoryModel
 
-    return FactoryModel(reference, args, compile_blocks=False)
+    return FactoryModel(reference, args)
 
 
 @pytest.fixture

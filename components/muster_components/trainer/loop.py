@@ -229,8 +229,8 @@ class TrainLoop:
         self._read(pending, leave=0)
 
     def _read(self, pending: deque[StepHandle], *, leave: int) -> None:
-        """Read launched steps in order until `leave` are left. Raises DivergedError, and RankFailedError for data that
-        a rank could not read."""
+        """Read launched steps in order until `leave` are left. Raises DivergedError, and for data that a rank could
+        not read as `raise_on_all_ranks`."""
         while len(pending) > leave:
             result = pending.popleft().result()
             if result.data_failed:

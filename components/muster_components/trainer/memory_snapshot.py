@@ -1,6 +1,6 @@
 """The history of a GPU's memory: allocations with their stacks, as torch's CUDA allocator records them.
 
-The snapshot is torch's own format (a pickle), which https://pytorch.org/memory_viz shows. The key `muster` is added:
+The snapshot is torch's own format (a pickle), which PyTorch's page memory_viz shows. The key `muster` is added:
 the addresses of parameters, gradients and the optimizer's state, which `muster memory` could not tell apart otherwise
 (docs/run-folder.md).
 """

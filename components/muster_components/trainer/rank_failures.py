@@ -26,7 +26,7 @@ class RankFailedError(TrainerError):
 
 
 def on_all_ranks(action: Callable[[], T]) -> T:
-    """What `action` returns on this rank. Raises RankFailedError on all ranks if it fails on any. Every rank calls
+    """What `action` returns on this rank. If it fails on any, all raise as `raise_on_all_ranks` does. Every rank calls
     this."""
     try:
         result = action()
@@ -38,10 +38,10 @@ def on_all_ranks(action: Callable[[], T]) -> T:
 
 
 def raise_on_all_ranks(error: Exception | None) -> None:
-    """Raise InputError or RankFailedError on all ranks if any has an error: that of the lowest such rank.
+    """If any rank has an error, raise that of the lowest such rank on all: InputError for invalid input, else
+    RankFailedError.
 
     Every rank calls this, with its own error or None. The traceback of an error that is not the trainer's is printed.
-    Invalid input is an InputError.
     """
     failures: list[tuple[str, int] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, None if error is None else _describe(error))

@@ -179,9 +179,7 @@ def train_model(plan: TrainPlan) -> TrainModel:
     if isinstance(source, FactorySource):
         from muster_components.trainer.models.factory import FactoryModel
 
-        chosen = plan.config.compile
-        compile_blocks = chosen.enabled is True or chosen.backend is not None
-        return FactoryModel(source.name, dict(source.args), compile_blocks=compile_blocks)
+        return FactoryModel(source.name, dict(source.args))
     from muster_components.trainer.models.huggingface import HuggingFaceModel
 
     special = None if data.tokenizer is None else TokenizerEncoder(data.tokenizer).special_tokens

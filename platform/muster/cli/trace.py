@@ -148,7 +148,7 @@ def capture(
 @click.option(
     "--compat",
     type=click.Choice(["hta", "hta-0.6"]),
-    metavar="hta",
+    metavar="hta|hta-0.6",
     help="Compute the temporal table as HolisticTraceAnalysis 0.5.0 does, without the last step; hta-0.6: as 0.6.0.",
 )
 @click.option(

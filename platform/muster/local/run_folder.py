@@ -6,7 +6,6 @@ time. The shim records the log's size just before and after it grew, so `since` 
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from bisect import bisect_left, bisect_right
@@ -19,7 +18,7 @@ from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound, Refused
 from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, parse_collectives, parse_field, parse_heartbeat
-from muster.tracing.shared_folder import IrregularFile, require_regular
+from muster.tracing.shared_folder import IrregularFile, SharedFolder
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2
@@ -146,13 +145,7 @@ def _open_log(path: Path) -> IO[bytes]:
 def _open_unlinked(path: Path) -> IO[bytes]:
     """The job may have replaced its log, for example by a FIFO, which would block who reads it, or by a link to a file
     that the job itself cannot read. Raises IrregularFile."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise IrregularFile(errno.EINVAL, "must be a regular file; got a symbolic link", str(path)) from error
-    return require_regular(handle, path, "rb", single_link=False)
+    return SharedFolder(path.parent).open(path.name)
 
 
 def _resume_offset(file: IO[bytes], position: int) -> int:

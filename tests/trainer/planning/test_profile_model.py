@@ -168,7 +168,7 @@ class FieldArrays:
 
 
 def test_a_module_of_the_user_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = FactoryModel(f"{__name__}:Towers", {}, compile_blocks=False)
+    model = FactoryModel(f"{__name__}:Towers", {})
     profile = profile_model(model, example_batches(model, FieldArrays()), EAGER)
     assert sum(part.is_block for part in profile.parts) == 5
     assert profile.parameter_count == sum(parameter.numel() for parameter in Towers().parameters())

@@ -34,13 +34,12 @@ class FactoryModel:
     weights, with the same seed; each rank keeps its shard of them.
     """
 
-    def __init__(self, reference: str, args: Mapping[str, str], *, compile_blocks: bool) -> None:
+    def __init__(self, reference: str, args: Mapping[str, str]) -> None:
         """`args` are keyword arguments of the factory, as Python literals or else text. Raises InputError."""
         self.name = reference
         self.targets: frozenset[str] = frozenset()
         self.sample_spec = SampleSpec("fields", weight=1.0, allows_padding=False)
         self._args = {key: _literal(text) for key, text in args.items()}
-        self._compile_blocks = compile_blocks
         self._factory: Callable[..., Any] = load_reference("--model", reference)
         self._forward: inspect.Signature | None = None
         self._is_built = False
@@ -76,13 +75,12 @@ class FactoryModel:
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The blocks, if compilation was requested: not every module can be compiled as a full graph."""
-        return repeated_blocks(module) if self._compile_blocks else ()
+        """The blocks."""
+        return repeated_blocks(module)
 
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
-        """The module, if compilation was requested; graph breaks are allowed outside of blocks too."""
-        if self._compile_blocks:
-            module.compile(dynamic=False, backend=backend)
+        """Compile the module; graph breaks are allowed outside of blocks too."""
+        module.compile(dynamic=False, backend=backend)
 
     @torch.no_grad()
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 An allocation is in use from its `alloc` until its `free_completed`: until then the allocator cannot give its memory to
 others. torch calls this memory active. Memory that was allocated before the recording appears when it is freed, or in
-the final blocks; https://pytorch.org/memory_viz counts in the same way.
+the final blocks; PyTorch's page memory_viz counts in the same way.
 """
 
 from __future__ import annotations
