@@ -1,5 +1,6 @@
-"""A user's own script with DDP on the CPU: rank 1 reads its data slowly. Nothing of Muster is in it."""
+"""A user's own script with DDP, on GPUs if each rank has one: rank 1 reads its data slowly. Nothing of Muster is in it."""
 
+import os
 import time
 
 import torch
@@ -23,10 +24,16 @@ class Pairs(Dataset):
         return torch.randn(512)
 
 
-dist.init_process_group("gloo")
-model = DistributedDataParallel(nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)))
+on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
+if on_gpus:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpus else "gloo")
+network = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+model = DistributedDataParallel(network.to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for batch in DataLoader(Pairs(), batch_size=16):
+    batch = batch.to(device)
     loss = (model(batch) - batch).square().mean()
     loss.backward()
     optimizer.step()
