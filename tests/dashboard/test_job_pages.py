@@ -100,7 +100,7 @@ def test_pods_are_counted_as_by_muster_jobs() -> None:
 def test_loss_and_step_time_are_drawn_from_the_run_folder(tmp_path: Path) -> None:
     write_steps(tmp_path / "a", 5000)
     html = page(client(admitted("a"), folder=tmp_path), "/jobs/default/a")
-    assert "Step 5,000 Loss 5 Tokens/s 1,234" in words(html)
+    assert "Step 5,000 Loss 5 Tokens/s, last step 1,234" in words(html)
     loss, step_time = (
         re.findall(r'aria-label="([^"]*)"', html).count(name) for name in ("Loss over steps", "Step time over steps")
     )

@@ -148,9 +148,9 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     if summary.step_time_s is not None:
         facts.append(("step time, median", format_seconds(summary.step_time_s), ""))
     if summary.tokens_per_s is not None:
-        facts.append(("tokens per second", format_count(summary.tokens_per_s), ""))
+        facts.append(("tokens per second, median", format_count(summary.tokens_per_s), ""))
     if summary.mfu is not None:
-        facts.append(("MFU", format_percent(summary.mfu), ""))
+        facts.append(("MFU, median", format_percent(summary.mfu), ""))
     if summary.peak_memory_bytes is not None:
         facts.append(("peak memory", format_bytes(summary.peak_memory_bytes), "per rank"))
     if summary.world_size is not None:

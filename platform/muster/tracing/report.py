@@ -175,11 +175,11 @@ def summary_parts(report: Report) -> list[str]:
     if summary.first_loss is not None and summary.last_loss is not None:
         parts.append(f"loss {format_number(summary.first_loss)} → {format_number(summary.last_loss)}")
     if summary.step_time_s is not None:
-        parts.append(f"{format_seconds(summary.step_time_s)} a step")
+        parts.append(f"median {format_seconds(summary.step_time_s)} a step")
     if summary.tokens_per_s is not None:
-        parts.append(f"{format_count(summary.tokens_per_s)} tokens/s")
+        parts.append(f"median {format_count(summary.tokens_per_s)} tokens/s")
     if summary.mfu is not None:
-        parts.append(f"MFU {format_percent(summary.mfu)}")
+        parts.append(f"median MFU {format_percent(summary.mfu)}")
     if summary.peak_memory_bytes is not None:
         parts.append(f"peak memory {format_bytes(summary.peak_memory_bytes)}")
     if summary.world_size is not None:
