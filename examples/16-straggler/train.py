@@ -1,4 +1,4 @@
-"""A user's own script with DDP, on GPUs if each rank has one: rank 1 reads its data slowly. Nothing is of Muster."""
+"""A user's script with DDP, on GPUs if each rank has one: rank 1 reads its data slowly. It does not import Muster."""
 
 import os
 import time
