@@ -24,6 +24,9 @@ PACKAGES = ("muster", "muster_components", "muster_operator")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Else each rank that compiles starts more processes that import torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Machines that run tests are shared and slow at times; a deadline per example would fail there for no fault.
 # Two runs of one commit test the same examples, few of them; `make fuzz` tests many (deep), and then new ones (fuzz).
 # For that, hypothesis may not draw constants from the modules that happen to be imported: which they are depends on the

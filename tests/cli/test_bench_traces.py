@@ -9,7 +9,7 @@ import pytest
 from tests.bench.suites import write_suite
 from tests.cli.conftest import Muster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 TRAINING = """\
 import os
 import torch

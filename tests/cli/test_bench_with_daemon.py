@@ -15,7 +15,7 @@ from tests.bench.suites import PROGRAM, SUITE, write_suite
 from tests.cli.conftest import Muster
 from tests.local.support import eventually, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 COUNTED = "open('started', 'a').write('x')\n" + PROGRAM
 SLOW_RUNS = SUITE.replace("warmup: 1", "warmup: 1, env: {SLEEP: '0.3'}")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.local.support import eventually, interrupt
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 JOB = """\
 apiVersion: muster.dev/v1alpha1

@@ -24,7 +24,6 @@ SKIP = "MUSTER_SKIP_CLUSTER"
 # The Go programs of a control plane collect garbage less often: 13% less CPU of all programs, for 260 MiB of each API
 # server.
 os.environ.setdefault("GOGC", "300")
-LIMIT_S = 600  # of a test that takes seconds, or a minute where it starts a control plane: its waits end sooner
 
 StartControlPlane = Callable[..., ControlPlane]
 AddNodes = Callable[..., list[str]]
@@ -35,8 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("cluster")
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(LIMIT_S))
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
 

@@ -239,7 +239,6 @@ def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Running]:
         plane.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR}")
 
 
-@pytest.mark.timeout(900)
 def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
     plane: ControlPlane, running: Running
 ) -> None:

@@ -131,7 +131,6 @@ def acting(plane: ControlPlane, log: Path) -> Iterator[Operator]:
         operator.kill()
 
 
-@pytest.mark.timeout(900)
 def test_the_values_of_the_example_make_its_queues_and_its_job_is_accepted(tmp_path: Path) -> None:
     with start(tmp_path / "plane") as plane:
         labels = {"node-role.kubernetes.io/control-plane": ""}

@@ -22,7 +22,6 @@ from muster.visibility.types import ItemMeta, Preemption
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
 ]
 

@@ -27,7 +27,6 @@ from muster.visibility.state import ReadState
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
 ]
 UNTIL_STOPPED = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
@@ -256,7 +255,6 @@ def test_of_5000_jobs_a_page_has_a_bounded_part_and_the_way_to_the_others(browse
             tab.close()
 
 
-@pytest.mark.timeout(900)
 def test_of_5000_jobs_of_a_daemon_pages_follow_each_other_and_a_new_job_is_shown_live(browser: Browser) -> None:
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as home:
         client = LocalClient.up(home, nodes="2x8")

@@ -28,7 +28,6 @@ from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_collector import CollectorOptions, start_collector
 from muster.tracing.stored_captures import StoredCapture, stored_captures
 
-pytestmark = pytest.mark.timeout(300)
 RANKS = [GpuRank(blocked=("load_batch", 30.0 if rank == 1 else 0.5, 1)) for rank in range(4)]
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIMIT_S = 1800
 
 
-def run(example: str, *arguments: str, limit_s: float, **environment: str) -> str:
-    """Its standard output. The venv of this Python is first on PATH; on a timeout its processes are terminated."""
+def run(example: str, *arguments: str, **environment: str) -> str:
+    """Its standard output. The venv of this Python is first on PATH; after LIMIT_S its processes are terminated."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         ["bash", str(EXAMPLES / example / "run.sh"), *arguments],
@@ -25,10 +26,10 @@ def run(example: str, *arguments: str, limit_s: float, **environment: str) -> st
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=limit_s)
+        out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # its trap stops the daemon and what it runs
-        out, err = process.communicate(timeout=60)
-        pytest.fail(f"not done after {limit_s} s:\n{out}\n{err}")
+        out, err = process.communicate()
+        pytest.fail(f"not done after {LIMIT_S} s:\n{out}\n{err}")
     assert process.returncode == 0, f"{out}\n{err}"
     return out

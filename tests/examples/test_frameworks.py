@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.examples.running import EXAMPLES, run
+from tests.examples.running import EXAMPLES, LIMIT_S, run
 
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
 SCRIPTS = {framework: EXAMPLES / "06-frameworks" / f"train_{framework}.py" for framework in FRAMEWORKS}
@@ -49,17 +49,17 @@ def test_a_rank_of_transformers_starts_before_rank_0_has_made_the_output_folder(
     output = tmp_path / "output"
     script = [str(SCRIPTS["transformers"]), "--steps", "1", "--save_every", "100", "--output", str(output)]
     command = [sys.executable, "-c", program, *script]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.frameworks
-@pytest.mark.timeout(1900)
+@pytest.mark.timeout(LIMIT_S + 100)
 @needs_frameworks
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(framework: str) -> None:
-    out = run("06-frameworks", framework, limit_s=1800)
+    out = run("06-frameworks", framework)
     resumed = re.search(
         r"preempted after step (\d+), resumed after step (\d+); \d+ more steps, 4 traces, a report", out
     )

@@ -43,9 +43,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(verb: str, *arguments: str, release: str = "m") -> subprocess.CompletedProcess[str]:
         names = (release, str(CHART)) if verb == "template" else (str(CHART),)
         command = [str(program), verb, *names, "--kube-version=1.29.0", *arguments]
-        return subprocess.run(
-            command, env=environment | {"HOME": home}, capture_output=True, text=True, timeout=110, check=False
-        )
+        return subprocess.run(command, env=environment | {"HOME": home}, capture_output=True, text=True, check=False)
 
     return run
 

@@ -32,7 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "built" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
-            item.add_marker(pytest.mark.timeout(900))
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
             elif lacks:

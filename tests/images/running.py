@@ -45,7 +45,7 @@ class Image:
         (self._folder / "config.json").write_text(json.dumps(self._bundle(root, command)))
         name = f"muster-{uuid.uuid4().hex[:8]}"
         runc = ["runc", "--root", str(self._folder / "state"), "run", "--bundle", str(self._folder), name]
-        return subprocess.run(runc, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(runc, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
     def _layer(self, number: int) -> str:
         name: str = self._manifest["Layers"][number]

@@ -14,7 +14,7 @@ from tests.local.support import eventually
 from muster.api.spec import TrainingJob
 from muster.local.client import LocalClient
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 class Steps:

@@ -30,7 +30,7 @@ TUNED = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-LIMIT_S = 120
+LIMIT_S = 600
 
 
 def main(plan_file: str) -> int:

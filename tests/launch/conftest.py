@@ -22,13 +22,13 @@ class Pod:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def end(self, timeout_s: float = 100) -> tuple[int, str]:
+    def end(self, timeout_s: float = 600) -> tuple[int, str]:
         return self.process.wait(timeout_s), self.log_text()
 
     def log_text(self) -> str:
         return self.log.read_bytes().decode()
 
-    def await_line(self, text: str, timeout_s: float = 200) -> None:
+    def await_line(self, text: str, timeout_s: float = 600) -> None:
         deadline = time.monotonic() + timeout_s
         while text not in self.log_text():
             assert time.monotonic() < deadline, f"no {text!r} in {self.log_text()!r}"

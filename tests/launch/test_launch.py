@@ -277,9 +277,7 @@ def test_no_orphan_remains_when_the_ranks_end(start: Start) -> None:
 
 def _launch(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "muster_components.launch", *options]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ}, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, check=False)
 
 
 def _runs(pid: int) -> bool:

@@ -11,7 +11,7 @@ from muster.local.nodes import free_port
 
 from .conftest import Pod
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.matrix
@@ -42,7 +42,7 @@ def test_two_pods_rendezvous_and_the_store_outlives_rank_0(start: Callable[..., 
         )
         for replica in range(2)
     ]  # fmt: skip
-    ends = [pod.end(timeout_s=300) for pod in pods]
+    ends = [pod.end() for pod in pods]
     assert [code for code, _ in ends] == [0, 0], ends
     log = "".join(text for _, text in ends)
     assert log.count("sum 6.0 True") == 4

@@ -39,7 +39,7 @@ def container_job(container: dict[str, Any], pod: dict[str, Any] | None = None, 
     return spec.TrainingJob.model_validate({"metadata": {"name": "job"}, "spec": {"roles": [role], **fields}})
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+def eventually(condition: Callable[[], Any], timeout_s: float = 600.0) -> Any:
     """The first true result of `condition`; the timeout only ends a test that hangs."""
     until = time.monotonic() + timeout_s
     while True:

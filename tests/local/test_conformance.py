@@ -105,7 +105,6 @@ def harness(home: Path) -> Iterator[LocalHarness]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_this_host(scenario: Scenario, harness: LocalHarness) -> None:
     play(scenario, harness)

@@ -53,7 +53,7 @@ def log_condition(client: LocalClient, name: str) -> spec.Condition | None:
 def muster(disk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"MUSTER_HOME": str(disk)}
     command = [sys.executable, "-c", "import muster.cli; muster.cli.main()", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_jobs_are_cancelled_suspended_and_deleted_while_a_log_keeps_the_disk_full(disk: Path, tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from muster.api import spec
 from muster.errors import ClusterError, Conflict, DaemonError
 from muster.local.client import LocalClient
 
-pytestmark = pytest.mark.timeout(900)  # daemons start a dozen times in a test
-
 _NOTE = 'note() { echo "$1 $MUSTER_JOB $MUSTER_ATTEMPT $MUSTER_REPLICA ${CUDA_VISIBLE_DEVICES:--}" >> "$NOTES"; }; '
 _JOBS = {  # name: (line, replicas, gpus, restarts allowed)
     "quick": ("note begin; note end", 3, 1, 0),

@@ -116,9 +116,7 @@ def test_where_ranks_were_that_did_not_stop_is_an_event_of_the_job(home: Path, t
     client.submit(shell_job("hung", line, grace=12))
     eventually((tmp_path / "hangs").exists)
     client.suspend("hung")
-    reasons = eventually(
-        lambda: [event for event in client.events("hung") if event["reason"] == "RanksDidNotStop"], timeout_s=120
-    )
+    reasons = eventually(lambda: [event for event in client.events("hung") if event["reason"] == "RanksDidNotStop"])
     (event,) = reasons
     assert "ranks of attempt 0 did not stop: rank 0 is in stand_still (" in event["message"]
     client.down(force=True)

@@ -75,7 +75,6 @@ class KilledDaemon:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_after_60_times_kill_9_usage_is_exactly_the_time_between_admission_and_release(home: Path) -> None:
     seed = int(os.environ.get("MUSTER_TEST_SEED") or 0)
     daemon = KilledDaemon(home, seed)

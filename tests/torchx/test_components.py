@@ -271,7 +271,7 @@ def test_describing_a_job_does_not_import_torch() -> None:
         "import sys; from muster_components.train import fsdp; import muster.torchx.local;"
         "fsdp(model='gpt:1m', data='x'); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_no_argument_of_a_component_is_taken_for_an_option_of_torchx_run() -> None:

@@ -242,7 +242,7 @@ def test_a_followed_log_shows_the_wait_reason_and_the_result(runner: Runner, tmp
     follower.start()
     eventually(lambda: (runner.status(second) or waiting).msg.startswith("waits in queue research, position 1: "))
     gate.touch()
-    follower.join(timeout=100)
+    follower.join()
     assert end(runner, second).state == AppState.SUCCEEDED
     assert end(runner, first).state == AppState.SUCCEEDED
     assert "at last\n" in lines

@@ -13,7 +13,6 @@ from torchx.specs import AppState
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.matrix,
     pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch"),  # not imported: that takes seconds
 ]

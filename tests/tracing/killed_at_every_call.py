@@ -24,14 +24,14 @@ from tests.tracing.kineto import Event, trace_text
 from muster.tracing import multipart_upload, spool_collector, trace_files
 from muster.tracing.shared_folder import SharedFolder
 
-PART_BYTES = 5 << 20
+PART_BYTES = 64 << 10
 NAME = "rank-0.attempt-0.steps-20-25.json"
 
 
 def large_trace() -> bytes:
     """A trace of more than two parts when it is compressed."""
     words = random.Random(0)
-    return trace_text([Event(words.randbytes(1 << 17).hex(), 10.0 * i, 5.0) for i in range(88)], indent=None)
+    return trace_text([Event(words.randbytes(1 << 10).hex(), 10.0 * i, 5.0) for i in range(135)], indent=None)
 
 
 def collect(run_dir: Path) -> None:
@@ -80,7 +80,7 @@ def main(folder: Path) -> int:
     multipart_upload.PART_BYTES = PART_BYTES
     content = large_trace()
     report = folder / "calls.json"
-    with s3.serving() as environment:
+    with s3.serving(PART_BYTES) as environment:
         os.environ.update(environment)
         kill_at, killed = 0, True
         while killed:

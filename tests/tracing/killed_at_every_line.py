@@ -1,10 +1,11 @@
-"""Kills the collector (SIGKILL) after each line that it executes, and checks that it loses and duplicates no trace and
-no memory snapshot.
+"""Kills the collector (SIGKILL) after each line that changes its files, and checks that it loses and duplicates no
+trace and no memory snapshot.
 
-In every second run the collector of another pod finishes the work, so that the first one's manifest is also checked.
+After each kill, another collector of the same pod finishes the work, and in a second run that of another pod, so that
+the first one's manifest is also checked.
 
 It is a separate process, because it forks: `python -m tests.tracing.killed_at_every_line FOLDER`. Prints the number of
-lines.
+lines that the collector executes, and of those that change its files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,26 +44,61 @@ def collect_all(run_dir: Path, pod: int = 0) -> None:
             pass
 
 
-def killed_after(lines: int, run_dir: Path) -> bool:
-    """Collect in a child that is killed at its `lines`-th line in the watched files; False if it ended before."""
+def in_child(run_dir: Path, at_line: Callable[[int], None]) -> bool:
+    """Collect in a child that calls `at_line` with the number of each line in the watched files before it executes it;
+    whether it was killed."""
     child = os.fork()
     if child == 0:
-        left = lines
+        lines = 0
 
         def trace(frame: FrameType, event: str, arg: object) -> Any:
-            nonlocal left
+            nonlocal lines
             if frame.f_code.co_filename not in WATCHED:
                 return None
             if event == "line":
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                at_line(lines)
+                lines += 1
             return trace
 
         sys.settrace(trace)
         collect_all(run_dir)
+        sys.settrace(None)
+        at_line(lines)
         os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def lines_after_changes(run_dir: Path, report: Path) -> tuple[list[int], int]:
+    """The numbers of the lines before which a file has changed since the line before, and the number of all lines.
+
+    A kill at another line leaves the same files.
+    """
+    before: list[tuple[str, int, int, int]] | None = None
+
+    def note(line: int) -> None:
+        nonlocal before
+        now = []
+        for path in sorted(run_dir.rglob("*")):
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                now.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+        with report.open("a") as file:
+            file.write(f"{line} {int(now != before)}\n")
+        before = now
+
+    assert not in_child(run_dir, note)
+    noted = [line.split() for line in report.read_text().splitlines()]
+    return [int(line) for line, changed in noted if changed == "1"], len(noted)
+
+
+def killed_at(line: int, run_dir: Path) -> bool:
+    """Collect in a child that is killed before this line; False if it ended before."""
+
+    def kill(current: int) -> None:
+        if current == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return in_child(run_dir, kill)
 
 
 def fresh(run_dir: Path, good: bytes, bad: bytes) -> None:
@@ -117,20 +155,20 @@ def main(folder: Path) -> int:
     good = trace_text(training_steps(5))
     bad = good[: len(good) // 2]
     run_dir = folder / "run"
-    lines = 0
-    while True:
-        fresh(run_dir, good, bad)
-        killed = killed_after(lines, run_dir)
-        try:
-            check_nothing_is_lost(run_dir, good, bad)
-            collect_all(run_dir, pod=lines % 2)
-            check_all_is_collected_once(run_dir, good, bad)
-        except AssertionError as error:
-            raise AssertionError(f"killed at line {lines}: {error}") from error
-        if not killed:
-            print(lines)
-            return 0
-        lines += 1
+    fresh(run_dir, good, bad)
+    after_changes, executed = lines_after_changes(run_dir, folder / "lines")
+    for line in after_changes:
+        for pod in (0, 1):
+            fresh(run_dir, good, bad)
+            assert killed_at(line, run_dir), f"not killed at line {line} of {executed}"
+            try:
+                check_nothing_is_lost(run_dir, good, bad)
+                collect_all(run_dir, pod)
+                check_all_is_collected_once(run_dir, good, bad)
+            except AssertionError as error:
+                raise AssertionError(f"killed at line {line}, finished by pod {pod}: {error}") from error
+    print(executed, len(after_changes))
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -25,10 +26,15 @@ server.serve_forever()
 
 
 @contextmanager
-def serving() -> Iterator[dict[str, str]]:
-    """The environment variables for this server, with one empty bucket."""
+def serving(part_bytes: int = 5 << 20) -> Iterator[dict[str, str]]:
+    """The environment variables for this server, with one empty bucket. `part_bytes`: the smallest part of an upload
+    that it accepts (of AWS: 5 MiB)."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", _RUN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"S3_UPLOAD_PART_MIN_SIZE": str(part_bytes)},
     )
     try:
         environment = {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{_port(process)}"}

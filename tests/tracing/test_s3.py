@@ -22,7 +22,7 @@ from tests.tracing.spool import collector
 
 from muster.tracing.run_store import TraceStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 __all__ = ["muster"]  # a fixture
 
 SAMPLE = json.loads(gzip.decompress((Path(__file__).parent / "data" / "simple_add.json.gz").read_bytes()))

@@ -13,7 +13,7 @@ from tests.tracing import s3
 
 from muster.tracing.run_store import TraceStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def key(endpoint: str, *allowed: tuple[tuple[str, ...], str]) -> dict[str, Any]:

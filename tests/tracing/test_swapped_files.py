@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.tracing.swapping import SWAPS, AttackedRun, collect_while_swapping
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("undisturbed")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undisturbed")]
 
 
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda swap: swap.__name__)

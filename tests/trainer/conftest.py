@@ -53,7 +53,7 @@ class Ranks:
         """Let the ranks continue after `held_at`."""
         self.held_until.touch()
 
-    def end(self, timeout_s: float = 300) -> list[int]:
+    def end(self, timeout_s: float = 800) -> list[int]:
         deadline = time.monotonic() + timeout_s
         try:
             return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
@@ -67,7 +67,7 @@ class Ranks:
     def log_text(self, rank: int = 0) -> str:
         return self.logs[rank].read_text(errors="replace")
 
-    def wait_until(self, what: Callable[[], object], timeout_s: float = 120) -> None:
+    def wait_until(self, what: Callable[[], object], timeout_s: float = 600) -> None:
         deadline = time.monotonic() + timeout_s
         while not what():
             assert all(process.poll() is None for process in self.processes), f"ended early:\n{self.log_text()}"
@@ -96,6 +96,7 @@ class Starter:
         environ: Mapping[str, str] | None = None,
         limit_file_bytes: int | None = None,
         held_at: int | None = None,
+        preloaded: bool = True,
     ) -> Ranks:
         run_dir = run_dir or self._folder / "run"
         port = free_port((), random.Random())  # none that the kernel gives to others before rank 0 listens
@@ -118,7 +119,7 @@ class Starter:
             }
             ranks.logs.append(self._folder / f"log-{len(self._started)}-{rank}.txt")
             env = {**clean_environment(self._folder), **of_rank, **(environ or {})}
-            if module == INSTRUMENT:  # which must precede the import of torch
+            if not preloaded or module == INSTRUMENT:  # which must precede the import of torch
                 command = [sys.executable, "-m", module, *arguments]
                 with ranks.logs[-1].open("wb") as output:
                     ranks.processes.append(

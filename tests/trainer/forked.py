@@ -21,7 +21,12 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 
-PRELOAD = ["torch._dynamo", "torch.distributed.elastic.multiprocessing.errors", "muster_components.trainer.session"]
+PRELOAD = [
+    "torch._dynamo",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "muster_components.trainer.session",
+    "transformers.modeling_utils",
+]
 
 
 class Rank:
@@ -38,7 +43,8 @@ class Rank:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        with only(environ):  # torch reads OMP_NUM_THREADS when it is imported
+        # torch reads OMP_NUM_THREADS when it is imported, transformers HF_HUB_OFFLINE.
+        with only({**environ, "HF_HUB_OFFLINE": "1"}):
             forkserver.ensure_running()
         how = (module, arguments, str(log), str(cwd), dict(environ), limit_file_bytes)
         self._process = context.Process(target=_run, args=how)

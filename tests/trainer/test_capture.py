@@ -63,7 +63,6 @@ def heartbeats(run_dir: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_all_ranks_profile_the_agreed_steps_and_do_so_again(
     start: Starter, text: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +86,6 @@ def test_all_ranks_profile_the_agreed_steps_and_do_so_again(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -109,7 +107,6 @@ def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["proposed", "armed", "recording"])
 def test_a_rank_that_is_killed_at_a_stage_of_a_capture_leaves_whole_traces_and_is_named(
     start: Starter, text: Path, stage: str
@@ -138,7 +135,6 @@ def test_a_rank_that_is_killed_at_a_stage_of_a_capture_leaves_whole_traces_and_i
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", ["Pending", "Agreed", "Recording"])
 def test_a_capture_that_is_killed_is_stored_by_the_next_one(start: Starter, text: Path, phase: str) -> None:
     ranks = two_ranks(start, text)
@@ -167,7 +163,6 @@ for status in run_capture(pathlib.Path(sys.argv[1]), "killed", TraceCaptureSpec(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_withdrawn_capture_is_not_recorded(start: Starter, text: Path) -> None:
     ranks = two_ranks(start, text)
     states = capture(ranks.run_dir, "withdrawn", steps=5)

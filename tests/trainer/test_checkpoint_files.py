@@ -72,7 +72,6 @@ def unreadable(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_corrupt_or_foreign_file_is_named_and_the_previous_checkpoint_is_used(
     start: Starter, finished: Finished
 ) -> None:
@@ -93,7 +92,6 @@ def test_a_corrupt_or_foreign_file_is_named_and_the_previous_checkpoint_is_used(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_code_in_the_metadata_is_not_executed_even_with_a_matching_manifest(
     start: Starter, finished: Finished, tmp_path: Path
 ) -> None:
@@ -113,7 +111,6 @@ def test_code_in_the_metadata_is_not_executed_even_with_a_matching_manifest(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_fifo_in_a_checkpoint_is_named_and_the_previous_checkpoint_is_used(
     start: Starter, finished: Finished
 ) -> None:
@@ -130,7 +127,6 @@ def test_a_fifo_in_a_checkpoint_is_named_and_the_previous_checkpoint_is_used(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_checkpoint_without_digests_is_loaded_and_an_event_is_recorded(start: Starter, finished: Finished) -> None:
     for manifest in finished.run_dir.glob("checkpoints/step-*/muster.json"):
         described = json.loads(manifest.read_text())
@@ -208,7 +204,6 @@ def test_invalid_metadata_is_an_error(tmp_path: Path, content: bytes) -> None:
         read_metadata(tmp_path, None)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore")
 def test_a_fifo_for_the_metadata_a_listed_file_or_a_shard_without_digest_is_an_error(tmp_path: Path) -> None:
     listed = saved(tmp_path, {"weights": torch.ones(3)})

@@ -324,7 +324,7 @@ def test_flags_are_checked_without_torch_and_with_exit_code_2() -> None:
         "sys.exit(m.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "--model", "gpt:99", "--data", "x"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith("trainer: --model must be a recipe; got 'gpt:99'")
 
@@ -338,7 +338,7 @@ def test_torchs_symmetric_memory_does_not_use_nvlink_multicast_unless_the_user_s
 
 def test_help_is_printed_without_a_traceback() -> None:
     command = [sys.executable, "-m", "muster_components.trainer", "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "--trace_steps" in ended.stdout
 

@@ -14,7 +14,7 @@ from muster_components.trainer.parallel.float8 import convert_to_float8
 
 from .conftest import TINY, Starter, events, losses, metrics, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 EMULATED = Float8Config(recipe="tensorwise", emulate=True)
 TENSORWISE = ("--float8", "tensorwise", "--float8_emulate")

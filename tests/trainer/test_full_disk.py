@@ -14,7 +14,7 @@ from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK
 
 from .conftest import TINY, Starter, events, latest, losses, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 CHECKPOINT_MB = 10.4  # of gpt:1m: weights and two moments in float32
 

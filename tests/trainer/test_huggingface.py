@@ -12,7 +12,7 @@ from tests.trainer.conftest import Starter, compilations, losses, metrics, write
 
 from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # imports torch
+pytestmark = pytest.mark.slow  # imports torch
 
 COMMON = {"num_hidden_layers": "2", "hidden_size": "32", "num_attention_heads": "4"}
 DECODER = COMMON | {"intermediate_size": "48", "vocab_size": "260", "max_position_embeddings": "64"}
@@ -220,7 +220,7 @@ def test_models_of_transformers_are_trained_without_access_to_the_hub_unless_the
         "    print('offline:', huggingface_hub.is_offline_mode(), flush=True)\n    raise SystemExit(0)\n"
     )
     environ = {} if given is None else {"HF_HUB_OFFLINE": given}
-    ranks = start(1, "--model", "hf:resnet", "--data", "users:images", environ=environ)
+    ranks = start(1, "--model", "hf:resnet", "--data", "users:images", environ=environ, preloaded=False)
     ranks.end()
     assert f"offline: {offline == '1'}" in ranks.log_text()
 

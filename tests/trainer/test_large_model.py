@@ -46,7 +46,6 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_each_of_four_ranks_needs_a_fraction_of_the_model(tmp_path: Path, start: Starter) -> None:
     """One rank would need 4 times the model's size in float32: weights, gradients and two moments.
 

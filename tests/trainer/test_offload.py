@@ -10,7 +10,7 @@ from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import Starter, losses, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def run(text: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import TINY, Starter, events, latest, losses, metrics, write_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")

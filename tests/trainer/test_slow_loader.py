@@ -12,7 +12,7 @@ from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import TINY, Starter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 SLOW_LOADER = """
 import os, sys, time

@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import Starter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 COMPARE = """
 import sys

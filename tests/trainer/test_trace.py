@@ -14,7 +14,7 @@ from muster_components.trainer.errors import EXIT_OK, EXIT_STOPPED
 
 from .conftest import TINY, Starter, events, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_each_rank_writes_the_configured_steps(start: Starter, text: Path) -> None:

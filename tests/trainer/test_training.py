@@ -24,7 +24,7 @@ from muster_components.trainer.errors import (
 
 from .conftest import TINY, Finished, Starter, clean_environment, events, latest, losses, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def test_kills_stops_and_resumes_with_another_world_size_or_ddp_do_not_change_the_losses(

@@ -42,7 +42,6 @@ def create_pod(plane: ControlPlane, name: str, uid: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_violations_of_an_operator_are_reported(start_control_plane: StartControlPlane, tmp_path: Path) -> None:
     plane = start_control_plane(readable=True)
     report, history = tmp_path / "report.jsonl", tmp_path / "history.gz"

@@ -6,7 +6,6 @@ import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.captures import StandInRank, create, running, status, wait_until_finished
 from tests.cluster.operator.installing import CRDS, install
@@ -22,7 +21,6 @@ STAGES: dict[str, Callable[[Json], bool]] = {
 }
 
 
-@pytest.mark.timeout(900)
 def test_a_capture_continues_after_its_operator_was_killed_at_each_stage(tmp_path: Path) -> None:
     with ControlPlane.start(tmp_path / "plane", crds=CRDS) as plane:
         install(plane)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.captures import LATER
 from tests.cluster.operator.installing import CRDS, install
@@ -20,7 +19,6 @@ from muster_components.launch.rank_process import LogCopy
 PODS = "/api/v1/namespaces/old/pods"
 
 
-@pytest.mark.timeout(900)
 def test_logs_of_all_attempts_are_read_after_the_pods_are_deleted(tmp_path: Path) -> None:
     with ControlPlane.start(tmp_path / "plane", crds=CRDS) as plane:
         install(plane)

@@ -70,7 +70,7 @@ def torchx(pool: Pool, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torchx.cli.main", *arguments]
         environ = {**os.environ, "KUBECONFIG": kubeconfig(pool), "NO_COLOR": "1", "HOME": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 
     return run
 

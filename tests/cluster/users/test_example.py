@@ -7,7 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.operator.pools import GROUP, Pool
 from tests.cluster.users.conftest import kubeconfig
@@ -16,7 +15,6 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "04-kubectl" / "run.
 PODS = "/api/v1/namespaces/muster-example/pods"
 
 
-@pytest.mark.timeout(400)
 def test_the_jobs_of_the_example_with_kubectl_succeed(pool: Pool) -> None:
     """Nodes without kubelets run nothing: here the pods of `second`, and of `first` once it was suspended, are made
     when to end."""
@@ -34,11 +32,11 @@ def test_the_jobs_of_the_example_with_kubectl_succeed(pool: Pool) -> None:
         ["bash", str(SCRIPT)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 800
         while scenario.poll() is None and time.monotonic() < until:
             end_pods(pool)
             time.sleep(0.5)
-        out, _ = scenario.communicate(timeout=60)
+        out, _ = scenario.communicate()
         assert scenario.returncode == 0, out
         assert out.rstrip().endswith("nothing is left"), out
         assert "minReplicas" in out

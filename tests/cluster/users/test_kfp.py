@@ -14,7 +14,7 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 from tests.kfp.steps import log_of, outputs_of, start_step
 
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 PIPELINE = """
 import sys
 from kfp import local

@@ -106,7 +106,7 @@ def test_a_followed_log_begins_before_the_pod_does_and_ends_with_the_attempt(poo
         assert reader.poll() is None, "the pod still runs"
         pool.annotate("follows", run_seconds=0, exit_code=0)
         pool.wait_for_phase("follows", "Succeeded")
-        out, err = reader.communicate(timeout=60)
+        out, err = reader.communicate()
         assert (reader.returncode, out) == (0, ""), err
     finally:
         reader.kill()

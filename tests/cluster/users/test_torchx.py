@@ -82,7 +82,7 @@ def test_run_with_wait_and_log_prints_progress_and_logs(pool: Pool, torchx: Torc
     pool.wait("its pod runs", lambda: [pod["status"]["phase"] for pod in pool.pods()] == ["Running"])
     (job,) = pool.api.items(pool._jobs())
     end_all(pool, job["metadata"]["name"])
-    thread.join(timeout=300)
+    thread.join()
     (ran,) = done
     assert ran.returncode == 0, ran.stderr
     lines = [line for line in ran.stderr.splitlines() if "echo/0" in line]

@@ -17,7 +17,7 @@ from muster_components.trainer.plan import HostCapabilities, resolve_plan
 from muster_components.trainer.planning.command import planner_for
 from muster_components.trainer.planning.devices import parse_device
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 
