@@ -22,7 +22,7 @@ from muster.local.daemon import ALREADY_RUNNING_EXIT_CODE
 from muster.local.daemon_client import DaemonUnavailable, request
 from muster.local.environment import JobEnvironmentStore, annotate_submitter, pass_variables
 from muster.local.home import open_home
-from muster.local.pod_folder import PodFolder
+from muster.local.pod_folder import LogSize, PodFolder
 
 pytestmark = pytest.mark.slow
 
@@ -76,24 +76,26 @@ def test_environments_without_a_job_are_removed_at_the_start(home: Path) -> None
 
 def test_log_lines_can_be_selected_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
     """A line is written only after the shim has recorded the one before, however slow it is."""
-    recorded, size, begin = {}, 0, time.time()
+    recorded: dict[str, LogSize] = {}
+    size, begin = 0, time.time()
     line = 'for word in early middle late; do echo $word; until [ -e "$GO-$word" ]; do sleep 0.05; done; done'
     own.submit(shell_job("clock", line, env={"GO": str(tmp_path / "go")}))
     for word in ("early", "middle", "late"):
         size += len(f"{word}\n")
-        eventually(lambda size=size: [at for at, there in log_times(home) if there == size])  # type: ignore[misc]
-        recorded[word] = log_times(home)[-1][0]
-        assert begin - 0.01 <= recorded[word] <= time.time() + 0.01
+        eventually(lambda size=size: [there for there in log_sizes(home) if there.size == size])  # type: ignore[misc]
+        recorded[word] = log_sizes(home)[-1]
+        assert begin <= recorded[word].earliest <= recorded[word].latest <= time.time()
         begin = time.time()
         (tmp_path / f"go-{word}").touch()
     ended(own, "clock")
-    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(since=recorded["middle"]))) == ["late"]
-    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(until=recorded["early"]))) == ["early"]
+    later, earlier = LogOptions(since=recorded["middle"].latest), LogOptions(until=recorded["early"].earliest)
+    assert list(own.log_lines("clock", "default", "trainer", 0, later)) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, earlier)) == ["early"]
 
 
-def log_times(home: Path) -> list[tuple[float, int]]:
-    """(Unix time, bytes in the log then) of the home's only replica."""
-    return [recorded for folder in home.glob("pods/*/*") for recorded in PodFolder(folder).log_times()]
+def log_sizes(home: Path) -> list[LogSize]:
+    """Of the home's only replica."""
+    return [recorded for folder in home.glob("pods/*/*") for recorded in PodFolder(folder).log_sizes()]
 
 
 def test_a_second_daemon_exits_with_an_error(own: LocalClient, home: Path) -> None:

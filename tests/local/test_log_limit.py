@@ -18,7 +18,8 @@ from muster.local.client import LocalClient
 from muster.local.environment import job_log_limit
 from muster.local.home import open_home
 from muster.local.launcher import LaunchContext, build_shim_spec
-from muster.local.run_folder import read_lines, tail_offset
+from muster.local.pod_folder import PodFolder
+from muster.local.run_folder import byte_range, read_lines, tail_offset
 from muster.local.store import PodRecord
 
 MI = 2**20
@@ -51,6 +52,21 @@ def test_the_oldest_part_is_replaced_by_one_line_and_the_rest_keeps_its_offsets(
     everything = tail_offset(tmp_path / "log", 0, None, 10**6)
     assert everything == size - sum(len(line) + 1 for line in (first, *rest)), "the dropped part is not searched"
     assert list(read_lines(tmp_path / "log", everything, None, None)) == [first, *rest]
+
+
+def test_a_line_that_is_written_while_the_size_is_read_is_found_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica_shim = shim_with_log(tmp_path, 0)
+    clock = iter((10.0, 11.0))
+    monkeypatch.setattr(shim, "time", SimpleNamespace(time=lambda: next(clock)))
+    replica_shim._record_log_size()
+    size = (tmp_path / "log").stat().st_size
+    sizes = PodFolder(tmp_path).log_sizes()
+    assert byte_range(sizes, 10.5, None) == (0, None), "it may have been written at 10.6"
+    assert byte_range(sizes, 11.5, None) == (size, None)
+    assert byte_range(sizes, None, 10.5) == (0, None)
+    assert byte_range(sizes, None, 9.5) == (0, size)
 
 
 def test_a_follower_in_the_dropped_part_continues_with_the_rest(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from muster.api import spec
 from muster.client import check_replica
 from muster.errors import NotFound, Refused
 from muster.local import run_folder
-from muster.local.pod_folder import PodFolder
+from muster.local.pod_folder import LogSize, PodFolder
 from muster.local.run_folder import (
     TAIL_BYTES,
     HeartbeatReader,
@@ -36,13 +36,16 @@ NOW = 1000.0
 
 DEEP = "[" * 20_000 + "]" * 20_000
 
-TIMES = [(10.0, 5), (19.0, 5), (20.0, 9), (29.0, 9), (30.0, 14)]  # "earl\n", "mid\n", "late\n"
+# "earl\n", "mid\n", "late\n"; each size was read within a second from the first time.
+TIMES = [LogSize(at, at + 1.0, size) for at, size in ((10.0, 5), (18.0, 5), (20.0, 9), (28.0, 9), (30.0, 14))]
 
 
 @pytest.mark.parametrize(
     ("since", "until", "expected"),
     [(None, None, (0, None)), (15.0, None, (5, None)), (25.0, None, (9, None)), (40.0, None, (14, None)),
-     (None, 5.0, (0, 5)), (None, 15.0, (0, 5)), (None, 25.0, (0, 9)), (15.0, 25.0, (5, 9)), (0.0, 99.0, (0, None))],
+     (20.5, None, (5, None)),
+     (None, 5.0, (0, 5)), (None, 15.0, (0, 5)), (None, 25.0, (0, 9)), (None, 20.5, (0, 9)), (15.0, 25.0, (5, 9)),
+     (0.0, 99.0, (0, None))],
 )  # fmt: skip
 def test_times_are_converted_to_offsets_in_a_log(
     since: float | None, until: float | None, expected: tuple[int, int | None]
@@ -51,8 +54,11 @@ def test_times_are_converted_to_offsets_in_a_log(
 
 
 def test_truncated_times_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "times").write_text("10.000 5\n17.5\n18.0 x\n19.0 519.000 5\n19.00019.5 5\n20.000 9\n21.000 ")
-    assert PodFolder(tmp_path).log_times() == [(10.0, 5), (20.0, 9)]
+    (tmp_path / "times").write_text(
+        "10.000 10.25 5\n17.5\n17.5 17.75\n18.0 18.0 x\n19.0 19.25 519.000 19.5 5\n19.00019.5 19.75 5\n"
+        "19.5 1919.0 19.5 5\n1919.5 19.75 5\n20.000 20.0 9\n21.000 21.5 "
+    )
+    assert PodFolder(tmp_path).log_sizes() == [LogSize(10.0, 10.25, 5), LogSize(20.0, 20.0, 9)]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_stdout_and_stderr_are_in_the_log_in_order(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo one; echo two >&2; echo three")
     start(pod).wait(100)
     assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
-    assert pod.log_times()[-1][1] == len("one\ntwo\nthree\n")
+    assert pod.log_sizes()[-1].size == len("one\ntwo\nthree\n")
 
 
 def test_a_missing_program_has_exit_code_127_and_a_message_in_the_log(tmp_path: Path) -> None:

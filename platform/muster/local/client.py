@@ -327,7 +327,7 @@ class LocalClient:
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(response["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
-        begin, end = byte_range(folder.log_times(), options.since, until)
+        begin, end = byte_range(folder.log_sizes(), options.since, until)
         if options.tail_lines is not None:
             begin = tail_offset(path, begin, end, options.tail_lines)
 

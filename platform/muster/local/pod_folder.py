@@ -14,11 +14,19 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from muster.local import shim
 
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+
+
+class LogSize(NamedTuple):
+    """The bytes that a log had at some time from `earliest` to `latest` (Unix time)."""
+
+    earliest: float
+    latest: float
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +144,20 @@ class PodFolder:
         started = _read_json(self.path / shim.STARTED)
         return ShimLost(started["boot_id"]) if started else ShimNotStarted()
 
-    def log_times(self) -> list[tuple[float, int]]:
-        """(Unix time, size of the log) before and after each growth, exact to a second. Truncated lines, which a full
-        disk may cause, are ignored."""
+    def log_sizes(self) -> list[LogSize]:
+        """The log's size before and after each growth, at most a second apart. Truncated lines, which a full disk may
+        cause, are ignored."""
         try:
             lines = (self.path / shim.TIMES).read_text().splitlines()
         except OSError:
             return []
-        found: list[tuple[float, int]] = []
+        found: list[LogSize] = []
         for line in lines:
             with suppress(ValueError):
-                at, size = line.split()
-                found.append((float(at), int(size)))
+                earliest, latest, size = line.split()
+                entry = LogSize(float(earliest), float(latest), int(size))
+                if entry.earliest <= entry.latest:
+                    found.append(entry)
         return found
 
 

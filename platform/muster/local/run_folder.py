@@ -18,6 +18,7 @@ from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound, Refused
 from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, parse_collectives, parse_field, parse_heartbeat
+from muster.local.pod_folder import LogSize
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
 
 TAIL_BYTES = 4096
@@ -47,20 +48,19 @@ def tail(path: Path) -> str:
     return data.decode(errors="replace")
 
 
-def byte_range(times: list[tuple[float, int]], since: float | None, until: float | None) -> tuple[int, int | None]:
+def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -> tuple[int, int | None]:
     """Bytes [begin, end) of a log that may have been written from `since` to `until`; end None: to its end.
 
-    `times` are (Unix time, size at that time). No requested line is left out; up to a second more may be included.
+    No requested line is left out; up to a second more may be included.
     """
-    stamps = [stamp for stamp, _ in times]
     begin = 0
     if since is not None:
-        earlier = bisect_right(stamps, since)
-        begin = times[earlier - 1][1] if earlier else 0
+        earlier = bisect_right(sizes, since, key=lambda entry: entry.latest)
+        begin = sizes[earlier - 1].size if earlier else 0
     end = None
     if until is not None:
-        later = bisect_left(stamps, until)
-        end = times[later][1] if later < len(times) else None
+        later = bisect_left(sizes, until, key=lambda entry: entry.earliest)
+        end = sizes[later].size if later < len(sizes) else None
     return begin, end
 
 

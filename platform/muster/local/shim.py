@@ -9,7 +9,8 @@ Files in FOLDER; the shim writes all except `spec.json`, `stop.json` and `failur
     spec.json      what to run: argv, env, cwd, log, log_limit, grace_s, umask, boot_id, optionally a collector
     lock           locked (flock) while the shim runs
     started.json   the shim's pid and start time; once it exists, the replica is never started again
-    times          "unix-time bytes-in-log" just before and after the log grew, exact to a second
+    times          "unix-time unix-time bytes-in-log": the log had this size at some time between the two; just before
+                   and after it grew, at most a second apart
     stop.json      {"grace_s"}: read at SIGTERM
     failure.json   {"exit_code", "failed_at"}: written by a launcher when its first rank fails (MUSTER_FAILURE_FILE)
     exit.json      exit code and times; written last, once no process of the replica is left
@@ -54,7 +55,7 @@ class Shim:
         self.killed = False
         self.log_size = -1
         self.log_dropped = 0  # bytes that were dropped from the beginning of the log
-        self.log_checked_at = 0.0  # last check that found no growth; 0 if that check is in `times`
+        self.log_checked_at: tuple[float, float] | None = None  # last check without growth; None if it is in `times`
 
     def run(self) -> None:
         """Start the processes, wait, clean up, write the exit file."""
@@ -163,19 +164,20 @@ class Shim:
     def _record_log_size(self) -> None:
         """Record the log's size, so that it can be read by time although its lines have none."""
         try:
-            now, size = time.time(), os.stat(self.spec["log"]).st_size
+            earliest, size = time.time(), os.stat(self.spec["log"]).st_size
             limit = self.spec.get("log_limit", 0)
             if limit and size - self.log_dropped > limit:
                 self._drop_oldest_log(size, limit)
                 size = os.stat(self.spec["log"]).st_size
+            checked_at = earliest, time.time()
             if size == self.log_size:
-                self.log_checked_at = now
+                self.log_checked_at = checked_at
                 return
             with open(os.path.join(self.folder, TIMES), "a") as file:
-                if self.log_checked_at:  # the time before the growth
-                    file.write(f"{self.log_checked_at:.3f} {self.log_size}\n")
-                file.write(f"{now:.3f} {size}\n")
-            self.log_size, self.log_checked_at = size, 0.0
+                if self.log_checked_at is not None:  # before the growth
+                    file.write("{!r} {!r} {}\n".format(*self.log_checked_at, self.log_size))
+                file.write("{!r} {!r} {}\n".format(*checked_at, size))
+            self.log_size, self.log_checked_at = size, None
         except OSError:
             pass  # a full disk or a removed folder affects `times` only, not the replica
 
