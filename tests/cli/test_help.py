@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -53,3 +54,16 @@ def test_what_must_be_written_stands_in_the_usage_line(muster: Muster) -> None:
     )
     assert muster("scale", "-h").out.splitlines()[0] == "Usage: muster scale [OPTIONS] JOB [ROLE=]N..."
     assert muster("delete", "-h").out.splitlines()[0] == "Usage: muster delete [OPTIONS] [KIND] [NAME...]"
+
+
+def test_the_version_is_that_of_the_package_and_unknown_without_an_installation(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert muster("--version").out == f"muster {metadata.version('muster')}\n"
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("muster.local.installed", missing)
+    ended = muster("--version")
+    assert (ended.code, ended.out, ended.err) == (0, "muster unknown\n", "")

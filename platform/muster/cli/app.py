@@ -23,6 +23,7 @@ from muster.cli.options import (
     install_completion,
     select_cluster,
     show_completion,
+    show_version,
 )
 from muster.cli.output import CommandExit, ExitCode, print_error, run_command
 
@@ -38,7 +39,7 @@ class _RootGroup(SectionedGroup):
 
 
 @click.group(cls=_RootGroup, context_settings=CONTEXT_SETTINGS)
-@click.version_option(package_name="muster", message="%(prog)s %(version)s", help="Print the version and exit.")
+@click.option("--version", **_EAGER_FLAG, callback=show_version, help="Print the version and exit.")
 @click.option(
     "--cluster",
     metavar="local|kubernetes",

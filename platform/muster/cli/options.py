@@ -21,6 +21,7 @@ from click.shell_completion import get_completion_class
 
 from muster.cli.output import usage_error
 from muster.client import ClusterClient
+from muster.local import version
 
 if TYPE_CHECKING:
     from muster.cluster_client.client import KubernetesClusterClient
@@ -268,6 +269,13 @@ def show_completion(ctx: click.Context, param: click.Parameter, is_given: bool) 
         completion = get_completion_class(_current_shell())
         assert completion is not None
         click.echo(completion(ctx.command, {}, "muster", COMPLETE_ENV).source())
+        ctx.exit()
+
+
+def show_version(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """The option --version."""
+    if is_given and not ctx.resilient_parsing:
+        click.echo(f"muster {version()}")
         ctx.exit()
 
 
