@@ -7,7 +7,7 @@
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/api/spec
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
 #   make cluster-up   a Kubernetes control plane with virtual nodes, until Ctrl-C; NODES=4 GPUS=8
-#   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
+#   make demo-cluster   two real nodes and the images, as root on Linux: installation, queues, jobs, a lost node, step by step
 #   make dist     the wheel and the source distribution in dist/, the same for the same commit
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
 #   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
@@ -154,10 +154,10 @@ pod-fields: setup
 # Ends with the first failure, which hypothesis keeps and repeats first the next time.
 fuzz: setup
 	$(call section,property tests with many examples)
-	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q --timeout=900 $(PROPERTIES)
+	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q $(PROPERTIES)
 	$(call section,property tests with new examples for $(MINUTES) minutes)
 	@end=$$((SECONDS + 60 * $(MINUTES))); while [ $$SECONDS -lt $$end ]; do \
-	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q --timeout=900 $(PROPERTIES); done
+	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q $(PROPERTIES); done
 
 # The seed, which is printed, determines jobs and faults; the report and the history stay in a folder.
 chaos: NODES = 200

@@ -60,7 +60,7 @@ def server() -> Iterator[_Server]:
 
 
 def connect(server: LoopbackServer, stack: ExitStack) -> socket.socket:
-    return stack.enter_context(socket.create_connection((LOOPBACK_ADDRESS, server.port), timeout=30))
+    return stack.enter_context(socket.create_connection((LOOPBACK_ADDRESS, server.port), timeout=300))
 
 
 def status(connection: socket.socket) -> str:
@@ -95,7 +95,7 @@ def test_a_connection_without_a_whole_request_takes_no_place_of_another(server: 
                 one.sendall(sent)
         for _ in range(2 * LIMIT):
             assert status(connect(server, stack)) == "HTTP/1.1 200 OK"
-            assert server.waits_again.acquire(timeout=30)
+            assert server.waits_again.acquire(timeout=300)
         assert slow[0].recv(1) == b""
 
 
@@ -103,4 +103,4 @@ def test_a_connection_kept_open_after_a_request_takes_no_place_of_another(server
     with ExitStack() as stack:
         for _ in range(3 * LIMIT):
             assert status(connect(server, stack)) == "HTTP/1.1 200 OK"
-            assert server.waits_again.acquire(timeout=30)
+            assert server.waits_again.acquire(timeout=300)

@@ -150,7 +150,7 @@ def test_an_interrupted_wait_prints_that_the_job_is_still_running(home: Path, tm
 
 
 def await_phase(muster: Muster, name: str, phase: str) -> None:
-    until = time.monotonic() + 100
+    until = time.monotonic() + 600
     while (found := muster("describe", name, "--json").rows[0]["status"]["phase"]) != phase:
         assert time.monotonic() < until, f"{name} is {found}, not {phase}"
         time.sleep(0.1)

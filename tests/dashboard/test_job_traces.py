@@ -78,7 +78,7 @@ def unused(tmp_path: Path) -> Iterator[TraceAnalyses]:
 def ended(analyses: TraceAnalyses, run: Path) -> TraceAnalysis:
     """The result for the newest capture of a run folder."""
     (capture,) = stored_captures(SharedFolder(run))
-    until = time.monotonic() + 250
+    until = time.monotonic() + 800
     while not (found := analyses.get(run, "a", capture)).done:
         assert time.monotonic() < until, "the analysis does not end"
         time.sleep(0.05)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,10 @@ def run(example: str, *arguments: str, **environment: str) -> str:
         out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # its trap stops the daemon and what it runs
-        out, err = process.communicate()
+        out, err = process.communicate(timeout=80)
         pytest.fail(f"not done after {LIMIT_S} s:\n{out}\n{err}")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, f"{out}\n{err}"
     return out

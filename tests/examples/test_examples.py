@@ -61,6 +61,7 @@ def test_a_model_of_transformers_is_trained_saved_opened_and_trained_on() -> Non
     assert re.search(r"loss \d+\.\d+ -> \d+\.\d+, then from the saved weights \d+\.\d+ -> \d+\.\d+", out)
 
 
+@pytest.mark.slow
 def test_advice_on_memory_is_applied_and_the_saving_is_shown() -> None:
     out = run("10-memory", CUDA_VISIBLE_DEVICES="")
     assert "peak 14.1 GiB -> 5.6 GiB: 8.5 GiB saved, at most 12.2 GiB were promised" in out

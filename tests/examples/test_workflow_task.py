@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.examples.running import EXAMPLES, run
+from tests.examples.running import LIMIT_S as EXAMPLE_LIMIT_S
 from tests.local.support import eventually, processes_of
 
 from muster.api.spec import TrainingJob
@@ -147,7 +148,7 @@ def test_sigterm_cancels_the_job(task: Task) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1900)
+@pytest.mark.timeout(EXAMPLE_LIMIT_S + 100)
 def test_the_example_submits_one_job_for_two_runs_of_a_task() -> None:
     out = run("13-workflow-engines")
     assert out.count("nightly-training submitted") == 1

@@ -27,7 +27,7 @@ from tests.kubelets import machine, pause, programs
 from tests.kubelets.layout import API, BRIDGE, CGROUP, DNS, HOST, RUN, Node
 
 HERE = Path(__file__).parent
-READY_S = 180
+READY_S = 700
 
 
 class Cluster:

@@ -183,7 +183,7 @@ def test_ranks_without_a_handler_are_read_at_once_within_the_same_time_limit(
     limits: list[float] = []
 
     def spy_dump(pid: int, timeout_s: float) -> SpyDump:
-        together.wait()  # the others have begun, too
+        together.wait(600)  # the others have begun, too
         limits.append(timeout_s)
         return SpyDump(reason="py-spy did not end")
 

@@ -22,7 +22,7 @@ def sleeper(inbox: Inbox, *, deaf: bool = False) -> RankProcess:
     """A rank that sleeps; with `deaf` it ignores SIGTERM."""
     text = "trap '' TERM; echo ready; sleep 600 & wait; sleep 600" if deaf else "echo ready; exec sleep 600"
     rank = start_rank(0, ["sh", "-c", text], dict(os.environ), inbox.put)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while rank.last_line != "ready":
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -56,7 +56,7 @@ def test_times_are_converted_to_offsets_in_a_log(
 def test_truncated_times_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "times").write_text(
         "10.000 10.25 5\n17.5\n17.5 17.75\n18.0 18.0 x\n19.0 19.25 519.000 19.5 5\n19.00019.5 19.75 5\n"
-        "19.5 1919.0 19.5 5\n1919.5 19.75 5\n20.000 20.0 9\n21.000 21.5 "
+        "19.5 1919.0 19.5 5\n1919.5 19.75 5\n20.000 20.0 9\n21.000 21.5 1"
     )
     assert PodFolder(tmp_path).log_sizes() == [LogSize(10.0, 10.25, 5), LogSize(20.0, 20.0, 9)]
 
@@ -285,6 +285,7 @@ def test_a_future_attempt_is_refused_with_the_valid_ones(newest: int, valid: str
         check_attempt(job(newest, "Running"), 4)
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("replace", "got"),
     [(os.mkfifo, "a FIFO"), (lambda log: log.symlink_to(log.with_name("secret")), "a symbolic link")],

@@ -57,7 +57,7 @@ def log(runner: Runner, handle: AppHandle, replica: int = 0, **how: object) -> l
 
 
 def await_state(runner: Runner, handle: AppHandle, state: AppState) -> AppStatus:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (status := runner.status(handle)) is None or status.state != state:
         assert time.monotonic() < deadline, status
         time.sleep(0.05)
@@ -238,11 +238,12 @@ def test_a_followed_log_shows_the_wait_reason_and_the_result(runner: Runner, tmp
     waiting = await_state(runner, second, AppState.PENDING)
     assert "waits in queue research" in waiting.msg
     lines: list[str] = []
-    follower = threading.Thread(target=lambda: lines.extend(log(runner, second, should_tail=True)))
+    follower = threading.Thread(target=lambda: lines.extend(log(runner, second, should_tail=True)), daemon=True)
     follower.start()
     eventually(lambda: (runner.status(second) or waiting).msg.startswith("waits in queue research, position 1: "))
     gate.touch()
-    follower.join()
+    follower.join(600)
+    assert not follower.is_alive()
     assert end(runner, second).state == AppState.SUCCEEDED
     assert end(runner, first).state == AppState.SUCCEEDED
     assert "at last\n" in lines

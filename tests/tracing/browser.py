@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 _NAVIGATED = ("Inspected target navigated or closed", "Execution context was destroyed.")
 
 
@@ -184,7 +184,7 @@ def served_by_muster(*arguments: str, **environment: str) -> Iterator[str]:
     try:
         yield next(line.strip() for line in process.stdout if line.startswith("http://"))
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()

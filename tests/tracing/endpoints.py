@@ -53,7 +53,7 @@ def ask(
     """Status and body of a response. The request is signed unless `authorization` is given; checks the signature of
     the response."""
     header = signed(path=path, body=body or "") if authorization is None else authorization
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request(verb, path, body, {"Authorization": header} if header else {})
     answer = connection.getresponse()
     text = answer.read()

@@ -77,6 +77,7 @@ def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
 
 
 def main(folder: Path) -> int:
+    assert multipart_upload.PART_BYTES >= 5 << 20, "S3 refuses smaller parts"
     multipart_upload.PART_BYTES = PART_BYTES
     content = large_trace()
     report = folder / "calls.json"

@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -60,35 +59,41 @@ def in_child(run_dir: Path, at_line: Callable[[int], None]) -> bool:
                 lines += 1
             return trace
 
-        sys.settrace(trace)
-        collect_all(run_dir)
-        sys.settrace(None)
-        at_line(lines)
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        code = 1
+        try:
+            sys.settrace(trace)
+            collect_all(run_dir)
+            sys.settrace(None)
+            at_line(lines)
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 def lines_after_changes(run_dir: Path, report: Path) -> tuple[list[int], int]:
     """The numbers of the lines before which a file has changed since the line before, and the number of all lines.
 
-    A kill at another line leaves the same files.
+    A kill at another line leaves the same files as one at the last of these lines before it.
     """
-    before: list[tuple[str, int, int, int]] | None = None
+    before: list[tuple[str, int, int, int, int]] | None = None
 
     def note(line: int) -> None:
         nonlocal before
         now = []
         for path in sorted(run_dir.rglob("*")):
-            with suppress(FileNotFoundError):
-                status = path.lstat()
-                now.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+            status = path.lstat()
+            now.append((str(path), status.st_ino, status.st_mode, status.st_size, status.st_ctime_ns))
         with report.open("a") as file:
             file.write(f"{line} {int(now != before)}\n")
         before = now
 
     assert not in_child(run_dir, note)
     noted = [line.split() for line in report.read_text().splitlines()]
-    return [int(line) for line, changed in noted if changed == "1"], len(noted)
+    report.unlink()
+    return [int(line) for line, changed in noted if changed == "1"], len(noted) - 1
 
 
 def killed_at(line: int, run_dir: Path) -> bool:
@@ -167,6 +172,8 @@ def main(folder: Path) -> int:
                 check_all_is_collected_once(run_dir, good, bad)
             except AssertionError as error:
                 raise AssertionError(f"killed at line {line}, finished by pod {pod}: {error}") from error
+    fresh(run_dir, good, bad)
+    assert lines_after_changes(run_dir, folder / "lines") == (after_changes, executed), "not the same lines again"
     print(executed, len(after_changes))
     return 0
 

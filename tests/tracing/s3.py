@@ -14,7 +14,7 @@ import fsspec
 
 BUCKET = "traces"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
-_START_S = 90.0
+_START_S = 300.0
 _RUN = """
 import sys
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

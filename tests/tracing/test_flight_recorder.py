@@ -36,7 +36,7 @@ def written(folder: Path, content: object, name: str = "rank-0.attempt-0.s1.pick
 
 def own_group(folder: Path) -> GroupProgress:
     """The group "mine" in a dump of this process, once all its collectives have ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:  # gloo's thread records the end after the call has returned
         found = read_dump(written(folder, recorded_collectives()))
         assert found.rank == 0

@@ -99,7 +99,7 @@ def test_a_missing_heartbeat_is_not_an_error(port: int) -> None:
     ],
 )
 def test_a_request_without_a_current_signature_for_this_pod_gets_401(port: int, wrong: str) -> None:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
     connection.sendall(b"GET /heartbeat HTTP/1.0\r\n" + wrong.encode() + b"\r\n\r\n")
     answer = connection.makefile("rb").read()
     connection.close()
@@ -119,7 +119,7 @@ def test_other_paths_and_methods_are_rejected(port: int) -> None:
 
 @pytest.mark.parametrize("request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\x00 / HTTP/9\r\n:\r\n\r\n"])
 def test_an_invalid_request_gets_an_error(port: int, request_: bytes) -> None:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
     connection.sendall(request_)
     assert connection.makefile("rb").read().split()[1] in (b"401", b"405")
     connection.close()

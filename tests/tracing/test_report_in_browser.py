@@ -95,7 +95,7 @@ def errors(browser: Browser, tab: Tab) -> list[str]:
 def opened_by(browser: Browser, before: list[dict[str, Any]]) -> Tab:
     """The page that was opened since."""
     known = {page["targetId"] for page in before}
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (new := [page["targetId"] for page in browser.pages() if page["targetId"] not in known]):
         assert time.monotonic() < until, "no page was opened"
         time.sleep(0.05)

@@ -203,11 +203,11 @@ def test_reader_processes_end_when_their_parent_is_killed(tmp_path: Path) -> Non
     writing: list[int] = []
     try:
         for pipe in pipes:
-            writing.append(opened_for_reading(pipe, time.monotonic() + 60))
+            writing.append(opened_for_reading(pipe, time.monotonic() + 300))
         left = workers = [p for p in children(reading.pid) if "spawn_main" in " ".join(p.cmdline())]
         assert len(workers) == len(writing)
         reading.kill()
-        left = psutil.wait_procs(workers, timeout=60)[1]
+        left = psutil.wait_procs(workers, timeout=300)[1]
         assert left == []
     finally:
         reading.kill()

@@ -53,7 +53,7 @@ class Ranks:
         """Let the ranks continue after `held_at`."""
         self.held_until.touch()
 
-    def end(self, timeout_s: float = 800) -> list[int]:
+    def end(self, timeout_s: float = 600) -> list[int]:
         deadline = time.monotonic() + timeout_s
         try:
             return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]

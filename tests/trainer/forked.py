@@ -1,8 +1,9 @@
 """A rank that is forked from a process which has imported torch already, for the ranks that tests start by the dozen.
 
-`python -m MODULE` spends about five seconds of CPU time on imports. For the rest a forked rank is the same: a process
-of its own, with its own arguments, environment, folder and output, which receives signals, and ends with an exit code
-after its threads have ended.
+`python -m MODULE` spends about five seconds of CPU time on imports, and four more on those of transformers. For the
+rest a forked rank is the same: a process of its own, with its own arguments, environment, folder and output, which
+receives signals, and ends with an exit code after its threads have ended. Only what these modules read from the
+environment when they are imported is that of the first rank: OMP_NUM_THREADS, and HF_HUB_OFFLINE, which is 1.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Rank:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        # torch reads OMP_NUM_THREADS when it is imported, transformers HF_HUB_OFFLINE.
+        if environ.get("HF_HUB_OFFLINE", "1") != "1":
+            raise ValueError("a test that sets HF_HUB_OFFLINE must start its ranks with preloaded=False")
         with only({**environ, "HF_HUB_OFFLINE": "1"}):
             forkserver.ensure_running()
         how = (module, arguments, str(log), str(cwd), dict(environ), limit_file_bytes)

@@ -236,7 +236,10 @@ def test_without_torchao_the_run_ends_with_what_to_install(start: Starter, plain
     )
     ranks = start(1, *run(plain.parent / "text"), *TENSORWISE, module="without")
     assert ranks.end() == [EXIT_IMPORT]
-    assert "trainer: --float8 tensorwise needs the package torchao: pip install 'muster[float8]'" in ranks.log_text()
+    assert (
+        "trainer: --float8 tensorwise needs the package torchao; install the extra float8 of Muster: "
+        "pip install '/path/to/muster[float8]'"
+    ) in ranks.log_text()
 
 
 def test_a_model_without_such_layers_is_refused(start: Starter, plain: Path) -> None:

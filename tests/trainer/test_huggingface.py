@@ -12,7 +12,7 @@ from tests.trainer.conftest import Starter, compilations, losses, metrics, write
 
 from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
 
-pytestmark = pytest.mark.slow  # imports torch
+pytestmark = pytest.mark.slow
 
 COMMON = {"num_hidden_layers": "2", "hidden_size": "32", "num_attention_heads": "4"}
 DECODER = COMMON | {"intermediate_size": "48", "vocab_size": "260", "max_position_embeddings": "64"}

@@ -399,7 +399,7 @@ def test_a_pipe_in_a_saved_data_set_is_rejected_without_waiting_for_a_writer(tmp
 def test_a_saved_data_set_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved_dataset(tmp_path / "set", {"text": ["a"]})
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'muster[datasets]'")):
+    with pytest.raises(InputError, match=re.escape("pip install '/path/to/muster[datasets]'")):
         opened(folder, tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_compilation_and_activation_checkpointing_do_not_change_the_losses(
     }
     for name, flags in ways.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
-        assert ranks.end(1500) == [EXIT_OK] * 2, ranks.log_text()
+        assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
         assert name.split()[0] in ranks.log_text().replace("not compiled", "plain")
     for name in ways:
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), abs=1e-3), name
@@ -112,13 +112,13 @@ def test_under_torchrun_sigterm_saves_a_checkpoint_and_every_rank_exits_with_143
     with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment(tmp_path), cwd=tmp_path)
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 600
         while len(metrics(run_dir)) < 5:
             assert agent.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         agent.send_signal(signal.SIGTERM)
-        agent.wait(80)
+        agent.wait(200)
     finally:
         agent.kill()
         agent.wait()

@@ -253,8 +253,7 @@ class Checkpointer:
         if files is None:
             self._record_event(
                 "checkpoint_unverified",
-                f"checkpoint {candidate.path} has no digests of its files (an earlier version of Muster saved it); "
-                "it is loaded without verification",
+                f"checkpoint {candidate.path} has no digests of its files; it is loaded without verification",
                 candidate.step,
             )
             return None

@@ -160,10 +160,11 @@ def parse_bytes(text: str, option: str) -> int:
 
 def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
     """Build the page with all CPUs available to this process."""
+    from muster.tracing.cores import usable_cores
     from muster.tracing.json_stream import TraceLimits
     from muster.tracing.report import build
 
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
 
 

@@ -191,7 +191,8 @@ def _component(name: str, arguments: list[str], field: str) -> tuple[list[str], 
     except ModuleNotFoundError as error:
         if error.name != "torchx":
             raise
-        usage_error(f"{field}: components need TorchX (pip install 'muster[torchx]'); got {name!r}", field)
+        install = "install the extra torchx of Muster: pip install '/path/to/muster[torchx]'"
+        usage_error(f"{field}: components need TorchX; {install} (got {name!r})", field)
     return component_command(name, arguments, field)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +62,7 @@ def memory(
     import msgspec
 
     from muster.cli.views.memory import memory_tables
+    from muster.tracing.cores import usable_cores
     from muster.tracing.memory import MemoryLimits, analyse_memory
 
     limits = MemoryLimits(
@@ -73,7 +73,7 @@ def memory(
         sources,
         before=_resolve(before, namespace)[0] if before else None,
         name=job,
-        workers=len(os.sched_getaffinity(0)),
+        workers=usable_cores(),
         limits=limits,
     )
     if html is not None:

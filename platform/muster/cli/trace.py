@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -167,13 +166,14 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
     from muster.cli.runs import resolve_run
     from muster.cli.views.trace_analysis import analysis_tables
     from muster.tracing.analysis_rows import analysis_rows
+    from muster.tracing.cores import usable_cores
     from muster.tracing.hta_breakdown import HtaVersion
     from muster.tracing.run_analysis import analyse_run
     from muster.tracing.run_folder import read_run_folder, read_selected_traces
 
     path, _ = resolve_run(run, namespace)
     found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
-    report = analyse_run(found, workers=len(os.sched_getaffinity(0)), with_critical_path=with_critical_path)
+    report = analyse_run(found, workers=usable_cores(), with_critical_path=with_critical_path)
     hta = HtaVersion(compat) if compat else None
     if as_json:
         print(json.dumps(analysis_rows(report, hta=hta), indent=2))
@@ -195,9 +195,10 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
     from muster.cli.runs import resolve_run
     from muster.cli.views.bench import change_row
     from muster.tracing.analysis import read_rank_records
+    from muster.tracing.cores import usable_cores
     from muster.tracing.trace_diff import diff_work
 
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     sides = [read_rank_records(resolve_run(run, namespace)[0], workers=workers) for run in (a, b)]
     changes = diff_work(*sides)
     if as_json:

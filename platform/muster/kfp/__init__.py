@@ -3,7 +3,8 @@
     from muster.kfp import component_yaml, train
 
 `component_yaml(image)` is the released component, a container of Muster's image. `train` is the same step as a
-lightweight component, for local runs; it needs kfp (`pip install 'muster[kfp]'`), nothing else here does.
+lightweight component, for local runs; it needs kfp (`pip install '/path/to/muster[kfp]'` with the
+path of a clone), nothing else here does.
 """
 
 from __future__ import annotations

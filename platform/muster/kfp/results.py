@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -69,12 +68,13 @@ def _reason(error: Exception) -> str:
 def _report_page(client: ClusterClient, job: TrainingJob) -> Path | None:
     """The page that the daemon of this host has built; else one that is built here from the run folder or the store.
     None if the run is elsewhere."""
+    from muster.tracing.cores import usable_cores
     from muster.tracing.report import build
 
     traces = job.status.traces
     if traces is not None and traces.report:
         return Path(traces.report)
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     folder = client.run_dir(job.metadata.name, job.metadata.namespace or "default")
     if folder is not None:
         return Path(str(build(folder, name=job.metadata.name, workers=workers).page)) if folder.is_dir() else None

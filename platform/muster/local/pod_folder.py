@@ -14,14 +14,15 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from muster.local import shim
 
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
-class LogSize(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LogSize:
     """The bytes that a log had at some time from `earliest` to `latest` (Unix time)."""
 
     earliest: float
@@ -145,10 +146,13 @@ class PodFolder:
         return ShimLost(started["boot_id"]) if started else ShimNotStarted()
 
     def log_sizes(self) -> list[LogSize]:
-        """The log's size before and after each growth, at most a second apart. Truncated lines, which a full disk may
-        cause, are ignored."""
+        """The log's size before and after each growth, at most a second apart.
+
+        Lines that are truncated, as a full disk may cause, or end before they begin, after a change of the clock, are
+        ignored.
+        """
         try:
-            lines = (self.path / shim.TIMES).read_text().splitlines()
+            lines = (self.path / shim.TIMES).read_text().split("\n")[:-1]
         except OSError:
             return []
         found: list[LogSize] = []

@@ -138,6 +138,7 @@ def main(run_dir: Path, job: str, parent: int) -> int:
     if os.getppid() != parent:
         return 1
     os.nice(10)
+    from muster.tracing.cores import usable_cores
     from muster.tracing.report import build
     from muster.tracing.spool_collector import collect_abandoned
 
@@ -146,7 +147,7 @@ def main(run_dir: Path, job: str, parent: int) -> int:
     except OSError as error:  # for example a full disk: the report also reads traces that were not collected
         print(f"traces of terminated collectors were not collected: {error}", file=sys.stderr)
     try:
-        build(run_dir, name=job, workers=len(os.sched_getaffinity(0)))
+        build(run_dir, name=job, workers=usable_cores())
     except (InvalidTrace, OSError) as error:
         print(f"no report: {error}", file=sys.stderr)
         return 1

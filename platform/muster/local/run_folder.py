@@ -51,7 +51,8 @@ def tail(path: Path) -> str:
 def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -> tuple[int, int | None]:
     """Bytes [begin, end) of a log that may have been written from `since` to `until`; end None: to its end.
 
-    No requested line is left out; up to a second more may be included.
+    `sizes` are in the order of time. No requested line is left out; up to a second more may be included, or all if
+    there are no sizes.
     """
     begin = 0
     if since is not None:

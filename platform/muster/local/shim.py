@@ -9,8 +9,8 @@ Files in FOLDER; the shim writes all except `spec.json`, `stop.json` and `failur
     spec.json      what to run: argv, env, cwd, log, log_limit, grace_s, umask, boot_id, optionally a collector
     lock           locked (flock) while the shim runs
     started.json   the shim's pid and start time; once it exists, the replica is never started again
-    times          "unix-time unix-time bytes-in-log": the log had this size at some time between the two; just before
-                   and after it grew, at most a second apart
+    times          "earliest latest bytes-in-log": the log had this size at some time between these two (Unix time);
+                   just before and after it grew, at most a second apart
     stop.json      {"grace_s"}: read at SIGTERM
     failure.json   {"exit_code", "failed_at"}: written by a launcher when its first rank fails (MUSTER_FAILURE_FILE)
     exit.json      exit code and times; written last, once no process of the replica is left

@@ -319,7 +319,7 @@ def _argument_parser() -> argparse.ArgumentParser:
         type=_parse_size,
         default=MAX_TRACE_BYTES,
         metavar="SIZE",
-        help="maximum uncompressed size of a trace; larger ones are quarantined; default 16Gi",
+        help="maximum uncompressed size of a trace; larger ones are listed as corrupt; default 16Gi",
     )
     parser.add_argument(
         "--max-stored-bytes",

@@ -38,7 +38,7 @@ class Supervised:
     @property
     def pid(self) -> int:
         """The program's own process id, not its supervisor's."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while not self._pid_file.exists():
             self.check()
             if time.monotonic() > until:

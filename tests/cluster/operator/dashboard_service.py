@@ -72,7 +72,7 @@ def dashboard_process(plane: ControlPlane, folder: Path) -> Iterator[DashboardPr
         port = next(int(line.split()[-1]) for line in process.stderr if "serving on port" in line)
         yield DashboardProcess(port, authority.file)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
         assert process.stderr.read() == ""
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from tests.cluster.operator.process import Operator
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
 KWOK = "kwok.muster.dev/"
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 class Pool:

@@ -129,7 +129,7 @@ class Operator:
         """The end of its log, for a failure."""
         return "\n".join(self.log.read_text().splitlines()[-30:])
 
-    def wait(self, what: str, holds: Callable[[], bool], seconds: float = 90.0) -> None:
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait until it holds; AssertionError with the end of the log if it does not, or the process ends."""
         until, pause = time.monotonic() + seconds, 0.02
         while not holds():

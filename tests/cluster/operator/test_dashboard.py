@@ -97,7 +97,7 @@ def dashboard_of(plane: ControlPlane, user: str, browser: Browser) -> Iterator[T
         tab.wait_for("location.search === '' && document.getElementById('live') !== null")
         yield tab
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()

@@ -14,17 +14,17 @@ def test_a_job_is_applied_runs_and_succeeds(pool: Pool) -> None:
     kubectl, space = pool.plane.kubectl, ("-n", pool.namespace)
     document = pool.job("first", pods=3)
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump(document))
-    kubectl("wait", *space, "tj/first", "--for=condition=PodsReady", "--timeout=90s")
+    kubectl("wait", *space, "tj/first", "--for=condition=PodsReady", "--timeout=600s")
     row = kubectl("get", *space, "tj", "first", "--no-headers").split()
     assert row[:5] == ["first", "Running", pool.queue("red"), "3", "3"]
     assert pool.nodes_of("first").count("") == 0
     pool.end("first")
-    kubectl("wait", *space, "tj/first", "--for=condition=Complete", "--timeout=90s")
+    kubectl("wait", *space, "tj/first", "--for=condition=Complete", "--timeout=600s")
     status = pool.status("first")
     assert status["phase"] == "Succeeded"
     assert {one["observedGeneration"] for one in status["conditions"]} == {1}
     assert "Admitted" in kubectl("describe", *space, "tj", "first")
-    kubectl("delete", *space, "tj", "first", "--timeout=60s")
+    kubectl("delete", *space, "tj", "first", "--timeout=600s")
     pool.wait("its pods and its Service are gone", lambda: not pool.pods() and not services(pool))
 
 

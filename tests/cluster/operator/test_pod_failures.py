@@ -48,7 +48,7 @@ def test_a_gang_that_is_not_ready_in_time_is_deleted_whole_and_its_bad_node_avoi
     """Every pod starts but the ones on a node whose kubelet is asleep."""
     pool.set_up(nodes=2, gpus=2)
     pool.plane.stop_kubelet(pool.node(0), witness=pool.node(1))
-    pool.submit("gang", pods=4, startTimeoutSeconds=15)  # in which the pods of the good node have to start
+    pool.submit("gang", pods=4, startTimeoutSeconds=40)  # in which the pods of the good node have to start
     pool.wait("it is torn down", lambda: pool.condition("gang", "Evicted").get("reason") == "StartTimeout")
     pool.wait("all its pods stop", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pool.pods("gang")))
     pool.plane.resume_kubelet(pool.node(0))

@@ -23,7 +23,7 @@ def last_words(pool: Pool, pod: dict[str, Any], run_dir: Path) -> str:
         taken = taken.with_name(f"manifest-worker-{name}.json")
         pool.wait("its trace is collected", taken.exists)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     return (run_dir / LAST_WORDS).read_text()
 
 

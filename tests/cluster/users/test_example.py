@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -29,13 +30,16 @@ def test_the_jobs_of_the_example_with_kubectl_succeed(pool: Pool) -> None:
         "PATH": f"{kubectl.parent}{os.pathsep}{os.environ['PATH']}",
     }
     scenario = subprocess.Popen(
-        ["bash", str(SCRIPT)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        ["bash", str(SCRIPT)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        until = time.monotonic() + 800
+        until = time.monotonic() + 600
         while scenario.poll() is None and time.monotonic() < until:
             end_pods(pool)
             time.sleep(0.5)
+        if scenario.poll() is None:
+            os.killpg(scenario.pid, signal.SIGKILL)
         out, _ = scenario.communicate()
         assert scenario.returncode == 0, out
         assert out.rstrip().endswith("nothing is left"), out

@@ -77,12 +77,12 @@ def test_run_with_wait_and_log_prints_progress_and_logs(pool: Pool, torchx: Torc
     pool.plane.write_log("hello from the pod")
     done: list[subprocess.CompletedProcess[str]] = []
     words = ("run", "-s", "muster", "--wait", "--log", "-cfg", f"queue={pool.queue('red')}", "utils.echo")
-    thread = threading.Thread(target=lambda: done.append(torchx(*words)))
+    thread = threading.Thread(target=lambda: done.append(torchx(*words)), daemon=True)
     thread.start()
     pool.wait("its pod runs", lambda: [pod["status"]["phase"] for pod in pool.pods()] == ["Running"])
     (job,) = pool.api.items(pool._jobs())
     end_all(pool, job["metadata"]["name"])
-    thread.join()
+    thread.join(600)
     (ran,) = done
     assert ran.returncode == 0, ran.stderr
     lines = [line for line in ran.stderr.splitlines() if "echo/0" in line]

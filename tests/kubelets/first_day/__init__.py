@@ -1,1 +1,2 @@
-"""The first day of a platform team on a cluster with real nodes: the steps of `make demo-cluster`, run as a test."""
+"""Installation, queues, jobs and the loss of a node on a cluster with real nodes: the steps of `make demo-cluster`, as
+a test."""

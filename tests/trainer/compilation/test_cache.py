@@ -335,11 +335,12 @@ def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_pat
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name / "inductor"),
             "MUSTER_NAMESPACE": "team-a",
             "CXX": "g++",
+            "TORCHINDUCTOR_COMPILE_THREADS": "2",  # by processes of their own, as where it is not set
             "PATH": f"{compiler.parent}:{os.environ['PATH']}",
             "COMPILED": str(tmp_path / f"{name}.compiled"),
         }
         ranks = start(2, *run, run_dir=tmp_path / name, environ=host)
-        assert ranks.end(800) == [EXIT_OK] * 2, ranks.log_text()
+        assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
         assert "compiled 2 graphs in " in ranks.log_text()
         assert "0 recompilations, 0 graph breaks" in ranks.log_text()
     kernels = [line for line in (tmp_path / "cold.compiled").read_text().splitlines() if ".main.cpp" in line]

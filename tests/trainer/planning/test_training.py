@@ -33,7 +33,7 @@ def test_parameters_gradients_and_moments_are_exact(tmp_path: Path, ranks: int) 
         environ = {**clean_environment(tmp_path), **torchrun, "STORE": str(tmp_path / "store")}
         log = tmp_path / f"{rank}.log"
         processes.append(Rank("tests.trainer.planning.sharded_states", flags, log, ROOT, environ))
-    assert [process.wait(500) for process in processes] == [0] * ranks, (tmp_path / "0.log").read_text()
+    assert [process.wait(800) for process in processes] == [0] * ranks, (tmp_path / "0.log").read_text()
     measured = json.loads((tmp_path / "0.log").read_text().splitlines()[-1])
     host = HostCapabilities(device="cuda", world_size=ranks, has_compiler=True, has_bf16=True)
     config = parse_train_config(flags, {})

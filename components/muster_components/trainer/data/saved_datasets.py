@@ -32,7 +32,8 @@ def open_saved_dataset(path: str) -> Any:
         from datasets import DatasetDict, load_from_disk
     except ImportError as error:
         raise InputError(
-            f"--data {path} is a saved data set of Hugging Face: pip install 'muster[datasets]' ({error})"
+            f"--data {path} is a saved data set of Hugging Face; install the extra datasets of Muster: "
+            f"pip install '/path/to/muster[datasets]' ({error})"
         ) from error
     try:
         _require_regular_files(Path(path).expanduser())

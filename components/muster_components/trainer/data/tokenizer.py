@@ -126,7 +126,10 @@ def _open(path: Path, given: str) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise InputError(f"--tokenizer needs the library tokenizers: pip install 'muster[hf]' ({error})") from error
+        raise InputError(
+            "--tokenizer needs the library tokenizers; install the extra hf of Muster: "
+            f"pip install '/path/to/muster[hf]' ({error})"
+        ) from error
     if not path.is_file():
         raise InputError(f"--tokenizer {given!r} must be a tokenizer.json or a folder that contains one; no {path}")
     try:

@@ -31,7 +31,10 @@ def read_config(name: str, overrides: dict[str, str]) -> Any:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
-        raise InputError(f"--model hf:{name} needs Transformers: pip install 'muster[hf]' ({error})") from error
+        raise InputError(
+            f"--model hf:{name} needs Transformers; install the extra hf of Muster: "
+            f"pip install '/path/to/muster[hf]' ({error})"
+        ) from error
     folder = Path(name).expanduser()
     try:
         if folder.is_dir():

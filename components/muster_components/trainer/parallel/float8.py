@@ -28,7 +28,8 @@ def require_torchao(config: Float8Config) -> None:
         import torchao.float8  # noqa: F401
     except ImportError as error:
         raise MissingTorchError(
-            f"--float8 {config.recipe} needs the package torchao: pip install 'muster[float8]' ({error})"
+            f"--float8 {config.recipe} needs the package torchao; "
+            f"install the extra float8 of Muster: pip install '/path/to/muster[float8]' ({error})"
         ) from error
 
 

@@ -86,15 +86,15 @@ def test_a_second_operator_leads_after_the_first_was_killed(pool: Pool, start: S
 
 def test_an_operator_that_ends_hands_over_at_once(pool: Pool, start: Start) -> None:
     first = start(
-        "first", "--lease-duration-seconds", "60", "--renew-deadline-seconds", "40", "--retry-period-seconds", "1"
+        "first", "--lease-duration-seconds", "600", "--renew-deadline-seconds", "400", "--retry-period-seconds", "1"
     )
     first.wait("the first leads", lambda: first.leads)
     second = start(
-        "second", "--lease-duration-seconds", "60", "--renew-deadline-seconds", "40", "--retry-period-seconds", "1"
+        "second", "--lease-duration-seconds", "600", "--renew-deadline-seconds", "400", "--retry-period-seconds", "1"
     )
     second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
     assert first.stop() == 0
-    second.wait("the second leads, long before the lease is over", lambda: second.leads, 45)
+    second.wait("the second leads, long before the lease is over", lambda: second.leads)
 
 
 def test_a_frozen_operator_that_wakes_late_writes_nothing(pool: Pool, start: Start) -> None:
