@@ -116,8 +116,9 @@ def create(plan: dict[str, Any], pids: list[int]) -> None:
 
 
 def lower_cpu_weight(top: str) -> None:
-    """Lower the CPU weight of all nodes' pods, so that the control plane can renew its leases."""
-    for file, least in (("cpu.shares", "64"), ("cpu.weight", "6")):  # cgroup v1, v2; defaults are 1024 and 100
+    """Lower the CPU weight of all nodes' pods to half of one process: the control plane can renew its leases, and pods
+    get CPU time beside other programs."""
+    for file, least in (("cpu.shares", "512"), ("cpu.weight", "50")):  # cgroup v1, v2; defaults are 1024 and 100
         if os.path.exists(path := os.path.join(top, file)):
             with open(path, "w") as write:
                 write.write(least)

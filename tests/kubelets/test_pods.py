@@ -38,10 +38,10 @@ def test_both_nodes_are_ready_with_their_gpus(cluster: Cluster) -> None:
     assert {node["status"]["nodeInfo"]["containerRuntimeVersion"][:13] for node in nodes} == {"containerd://"}
 
 
-def test_pods_get_the_cpu_that_the_control_plane_leaves(cluster: Cluster) -> None:
+def test_pods_have_half_the_cpu_weight_of_a_process(cluster: Cluster) -> None:
     assert cluster.nodes
-    weights = [Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"), Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight")]
-    assert [int(file.read_text()) < 100 for file in weights if file.exists()] == [True]
+    half = {Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"): 512, Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight"): 50}
+    assert [int(file.read_text()) - weight for file, weight in half.items() if file.exists()] == [0]
 
 
 def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Cluster) -> None:

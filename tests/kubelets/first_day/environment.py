@@ -36,6 +36,7 @@ def policy(cache: Path) -> list[Json]:
         "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin",
         "TORCHINDUCTOR_CACHE_DIR": f"{_CACHE}/inductor",
         "MUSTER_CACHE_DIR": _CACHE,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else each rank starts more processes that import torch
     }
     env = [f"Object.spec.containers.env{{name: {json.dumps(k)}, value: {json.dumps(v)}}}" for k, v in given.items()]
     container = f"Object.spec.containers{{name: c.name, volumeMounts: [{', '.join(mounts)}], env: [{', '.join(env)}]}}"

@@ -14,8 +14,8 @@ from tests.cluster.controlplane.nodes import GPU
 from tests.kubelets.archives import TRAINER
 from tests.kubelets.first_day.demo_cluster import DemoCluster
 
-# One process on each of two nodes, with all GPUs of both. It computes on the CPU; the nodes' pods get what the control
-# plane leaves (`host_setup.lower_cpu_weight`). The text exists on every machine.
+# One process on each of two nodes, with all GPUs of both. It computes on the CPU, of which the control plane takes its
+# part first (`host_setup.lower_cpu_weight`). The text exists on every machine.
 DATA = f"{sysconfig.get_path('stdlib')}/json"
 TRAINING = (
     "run", "-s", "muster", "-cfg", "queue=research,run_volume=runs", "muster.train.fsdp", "-j", "2x1", "--gpu", "2",
