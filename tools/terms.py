@@ -74,8 +74,7 @@ _EXEMPT_FROM = {
         "docs/analysis.md",
         "examples/16-straggler/",
         "docs/cli.md",
-        "docs/performance.md",
-        "docs/performance-history.md",
+        "docs/performance",
     ),
 }
 """Paths in which one of these terms is right. `verdicts` is a key of the JSON report of a trace."""

@@ -16,6 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def install_extra(extra: str) -> str:
+    """How a user installs an optional dependency of Muster, for the end of a message."""
+    return f"install the extra {extra} of Muster: pip install '/path/to/muster[{extra}]'"
+
+
 class MusterError(Exception):
     """Base class. `reason` is one CamelCase word for scripts, the message is for users.
 

@@ -64,6 +64,6 @@ def test_the_version_is_that_of_the_package_and_unknown_without_an_installation(
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("muster.local.installed", missing)
+    monkeypatch.setattr("muster.version.installed", missing)
     ended = muster("--version")
     assert (ended.code, ended.out, ended.err) == (0, "muster unknown\n", "")

@@ -26,7 +26,7 @@ from typing import Any
 
 CGROUPS = "/sys/fs/cgroup"
 MOUNT_POINT = "/var/lib/kubelet"  # may be missing on a machine that never was a node
-GONE_S = 60
+GONE_S = 300
 
 
 def main(plan_file: str) -> int:

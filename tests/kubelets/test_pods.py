@@ -40,8 +40,10 @@ def test_both_nodes_are_ready_with_their_gpus(cluster: Cluster) -> None:
 
 def test_pods_have_half_the_cpu_weight_of_a_process(cluster: Cluster) -> None:
     assert cluster.nodes
-    half = {Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"): 512, Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight"): 50}
-    assert [int(file.read_text()) - weight for file, weight in half.items() if file.exists()] == [0]
+    weights = {"cpu/{}/cpu.shares": 1024, "{}/cpu.weight": 100}  # of a process, with version 1 and 2 of cgroups
+    of_pods = {Path("/sys/fs/cgroup", name.format(CGROUP)): weight // 2 for name, weight in weights.items()}
+    (file,) = [file for file in of_pods if file.exists()]
+    assert int(file.read_text()) == of_pods[file]
 
 
 def test_two_unprivileged_replicas_run_on_two_nodes_and_one_leads(cluster: Cluster) -> None:

@@ -27,7 +27,7 @@ from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import open_store
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
-PATIENCE = 3  # multiplies the timeouts of a scenario: real processes on a busy machine
+PATIENCE = 10  # multiplies the timeouts of a scenario: real processes on a busy machine
 
 
 class LocalHarness:

@@ -285,7 +285,6 @@ def test_a_future_attempt_is_refused_with_the_valid_ones(newest: int, valid: str
         check_attempt(job(newest, "Running"), 4)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("replace", "got"),
     [(os.mkfifo, "a FIFO"), (lambda log: log.symlink_to(log.with_name("secret")), "a symbolic link")],

@@ -13,15 +13,15 @@ import random
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from tests.tracing import s3
+from tests.tracing.collector_in_child import collect, is_killed
 from tests.tracing.kineto import Event, trace_text
 
-from muster.tracing import multipart_upload, spool_collector, trace_files
+from muster.tracing import multipart_upload, trace_files
 from muster.tracing.shared_folder import SharedFolder
 
 PART_BYTES = 64 << 10
@@ -34,22 +34,13 @@ def large_trace() -> bytes:
     return trace_text([Event(words.randbytes(1 << 10).hex(), 10.0 * i, 5.0) for i in range(135)], indent=None)
 
 
-def collect(run_dir: Path) -> None:
-    """Collect all traces, as the collector's process does, into a store of the name of the run folder."""
-    options = spool_collector.CollectorOptions(run_dir, "trainer", 0, store=f"s3://{s3.BUCKET}/{run_dir.name}")
-    with trace_files.collector_lock(options.run_folder, options.owner):
-        collector = spool_collector.start_collector(options, time.time())
-        while collector.collect_finished(time.time(), respect_backoff=False):
-            pass
-
-
 def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
     """Collect in a process that is killed before (even) or after (odd) call `kill_at` // 2; False if it ended before.
 
-    It writes the calls that it has made into `report`.
+    The store has the name of the run folder. The process writes the calls that it has made into `report`.
     """
-    child = os.fork()
-    if child == 0:
+
+    def body() -> None:
         filesystem = fsspec.get_filesystem_class("s3")
         called = filesystem.call_s3
         methods: list[str] = []
@@ -65,19 +56,13 @@ def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
             return answer
 
         filesystem.call_s3 = call_s3
-        code = 1
-        try:
-            collect(run_dir)
-            code = 0
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-    return os.WIFSIGNALED(status)
+        collect(run_dir, f"s3://{s3.BUCKET}/{run_dir.name}")
+
+    return is_killed(body)
 
 
 def main(folder: Path) -> int:
-    assert multipart_upload.PART_BYTES >= 5 << 20, "S3 refuses smaller parts"
+    assert multipart_upload.PART_BYTES >= s3.AWS_PART_BYTES
     multipart_upload.PART_BYTES = PART_BYTES
     content = large_trace()
     report = folder / "calls.json"

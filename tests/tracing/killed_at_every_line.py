@@ -10,17 +10,18 @@ lines that the collector executes, and of those that change its files.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.tracing.collector_in_child import collect, is_killed
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing import manifest_updates, run_store, shared_folder, spool_collector, trace_files
@@ -35,19 +36,15 @@ PICKLE = b"\x80\x04" + bytes(range(256)) * 8  # not read by the collector
 
 
 def collect_all(run_dir: Path, pod: int = 0) -> None:
-    """Collect all traces in the spool as the collector's process does."""
-    options = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "store"))
-    with trace_files.collector_lock(options.run_folder, options.owner):
-        collector = spool_collector.start_collector(options, time.time())
-        while collector.collect_finished(time.time(), respect_backoff=False):
-            pass
+    """Collect all traces into a store within the run folder."""
+    collect(run_dir, str(run_dir / "store"), pod)
 
 
-def in_child(run_dir: Path, at_line: Callable[[int], None]) -> bool:
-    """Collect in a child that calls `at_line` with the number of each line in the watched files before it executes it;
-    whether it was killed."""
-    child = os.fork()
-    if child == 0:
+def collect_in_child(run_dir: Path, at_line: Callable[[int], None]) -> bool:
+    """Collect in a child that calls `at_line` with the number of each line in the watched files before it executes it,
+    and at its end; whether it was killed."""
+
+    def body() -> None:
         lines = 0
 
         def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -59,18 +56,13 @@ def in_child(run_dir: Path, at_line: Callable[[int], None]) -> bool:
                 lines += 1
             return trace
 
-        code = 1
-        try:
-            sys.settrace(trace)
-            collect_all(run_dir)
-            sys.settrace(None)
-            at_line(lines)
-            code = 0
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-    return os.WIFSIGNALED(status)
+        gc.disable()  # else finalizers may execute lines at other times in another child
+        sys.settrace(trace)
+        collect_all(run_dir)
+        sys.settrace(None)
+        at_line(lines)
+
+    return is_killed(body)
 
 
 def lines_after_changes(run_dir: Path, report: Path) -> tuple[list[int], int]:
@@ -78,19 +70,19 @@ def lines_after_changes(run_dir: Path, report: Path) -> tuple[list[int], int]:
 
     A kill at another line leaves the same files as one at the last of these lines before it.
     """
-    before: list[tuple[str, int, int, int, int]] | None = None
+    before: dict[str, tuple[int, bytes]] | None = None
 
     def note(line: int) -> None:
         nonlocal before
-        now = []
-        for path in sorted(run_dir.rglob("*")):
-            status = path.lstat()
-            now.append((str(path), status.st_ino, status.st_mode, status.st_size, status.st_ctime_ns))
+        now = {
+            str(path): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+            for path in run_dir.rglob("*")
+        }
         with report.open("a") as file:
             file.write(f"{line} {int(now != before)}\n")
         before = now
 
-    assert not in_child(run_dir, note)
+    assert not collect_in_child(run_dir, note)
     noted = [line.split() for line in report.read_text().splitlines()]
     report.unlink()
     return [int(line) for line, changed in noted if changed == "1"], len(noted) - 1
@@ -103,7 +95,7 @@ def killed_at(line: int, run_dir: Path) -> bool:
         if current == line:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return in_child(run_dir, kill)
+    return collect_in_child(run_dir, kill)
 
 
 def fresh(run_dir: Path, good: bytes, bad: bytes) -> None:

@@ -13,6 +13,7 @@ from queue import Empty, Queue
 import fsspec
 
 BUCKET = "traces"
+AWS_PART_BYTES = 5 << 20  # parts of an upload but the last must have as many
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 _START_S = 300.0
 _RUN = """
@@ -26,9 +27,8 @@ server.serve_forever()
 
 
 @contextmanager
-def serving(part_bytes: int = 5 << 20) -> Iterator[dict[str, str]]:
-    """The environment variables for this server, with one empty bucket. `part_bytes`: the smallest part of an upload
-    that it accepts (of AWS: 5 MiB)."""
+def serving(part_bytes: int = AWS_PART_BYTES) -> Iterator[dict[str, str]]:
+    """The environment variables for this server, with one empty bucket. `part_bytes`: as AWS_PART_BYTES."""
     process = subprocess.Popen(
         [sys.executable, "-c", _RUN],
         stdout=subprocess.PIPE,

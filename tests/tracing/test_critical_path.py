@@ -87,7 +87,6 @@ def test_the_path_changes_the_rank_at_each_collective(tmp_path: Path) -> None:
     assert path.step_ms == pytest.approx(74.0)
 
 
-@pytest.mark.timeout(120)
 def test_collectives_of_two_groups_in_opposite_order_do_not_lead_in_a_circle(tmp_path: Path) -> None:
     """Rank 0 enters X and then Y, rank 1 Y and then X: each would wait for the other."""
     for rank, order in enumerate(("XY", "YX")):

@@ -135,7 +135,6 @@ def killed(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "name", ["metrics/rank-1.jsonl", "heartbeats/rank-1.json", "events.jsonl", "traces/manifest-worker-0.json"]
 )

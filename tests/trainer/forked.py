@@ -1,6 +1,6 @@
 """A rank that is forked from a process which has imported torch already, for the ranks that tests start by the dozen.
 
-`python -m MODULE` spends about five seconds of CPU time on imports, and four more on those of transformers. For the
+`python -m MODULE` spends about five seconds of CPU time on imports, and 3.5 more on those of transformers. For the
 rest a forked rank is the same: a process of its own, with its own arguments, environment, folder and output, which
 receives signals, and ends with an exit code after its threads have ended. Only what these modules read from the
 environment when they are imported is that of the first rank: OMP_NUM_THREADS, and HF_HUB_OFFLINE, which is 1.

@@ -204,7 +204,6 @@ def test_invalid_metadata_is_an_error(tmp_path: Path, content: bytes) -> None:
         read_metadata(tmp_path, None)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore")
 def test_a_fifo_for_the_metadata_a_listed_file_or_a_shard_without_digest_is_an_error(tmp_path: Path) -> None:
     listed = saved(tmp_path, {"weights": torch.ones(3)})

@@ -164,7 +164,6 @@ def test_an_unreadable_latest_is_an_error_and_the_newest_complete_checkpoint_is_
     assert save(owner, 30)
 
 
-@pytest.mark.timeout(120)
 def test_an_irregular_or_too_large_latest_is_an_error_and_the_newest_complete_checkpoint_is_found(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,11 @@ EXIT_STOPPED: Final = 143
 """128 + SIGTERM: stopped after writing a checkpoint, as at preemption; not a failure."""
 
 
+def install_extra(extra: str) -> str:
+    """How a user installs an optional dependency of Muster, for the end of a message."""
+    return f"install the extra {extra} of Muster: pip install '/path/to/muster[{extra}]'"
+
+
 class TrainerError(Exception):
     """Ends the run with `exit_code`; the message is meant for the user.
 

@@ -24,7 +24,7 @@ from muster.cli.options import (
     selected_context,
 )
 from muster.cli.output import CommandExit, ExitCode, print_json, print_note, print_renderable, usage_error
-from muster.errors import InvalidSpec, Refused
+from muster.errors import InvalidSpec, Refused, install_extra
 
 if TYPE_CHECKING:
     from muster.bench.session import Session, Side
@@ -191,8 +191,7 @@ def _component(name: str, arguments: list[str], field: str) -> tuple[list[str], 
     except ModuleNotFoundError as error:
         if error.name != "torchx":
             raise
-        install = "install the extra torchx of Muster: pip install '/path/to/muster[torchx]'"
-        usage_error(f"{field}: components need TorchX; {install} (got {name!r})", field)
+        usage_error(f"{field}: components need TorchX; {install_extra('torchx')}; got {name!r}", field)
     return component_command(name, arguments, field)
 
 

@@ -21,7 +21,7 @@ from click.shell_completion import get_completion_class
 
 from muster.cli.output import usage_error
 from muster.client import ClusterClient
-from muster.local import version
+from muster.version import version
 
 if TYPE_CHECKING:
     from muster.cluster_client.client import KubernetesClusterClient

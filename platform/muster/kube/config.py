@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, quote, urlsplit
 
-from muster.errors import ClusterError
+from muster.errors import ClusterError, install_extra
 from muster.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 
 DEFAULT_NAMESPACE = "default"
@@ -269,8 +269,8 @@ def _login_by_official_client(
     try:
         from kubernetes import client, config
     except ImportError as error:
-        install = "pip install '/path/to/muster[kubernetes]' from a clone of Muster"
-        message = f"context {context!r} uses a credential plugin, which needs the official Kubernetes client: {install}"
+        needs = "a credential plugin, which needs the official Kubernetes client"
+        message = f"context {context!r} uses {needs}; {install_extra('kubernetes')}"
         raise ClusterError(message, reason="MissingKubernetesClient") from error
     settings = client.Configuration()
     try:

@@ -20,13 +20,14 @@ from muster.cluster import RecordEvent, Write, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted
-from muster.local import API_VERSION, version
+from muster.local import API_VERSION
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.reports import ReportBuilder
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.local.store import SqliteStore
+from muster.version import version
 
 _LOG = logging.getLogger("muster.local")
 _HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while jobs run

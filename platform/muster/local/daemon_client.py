@@ -19,10 +19,11 @@ from typing import IO, Any
 
 from muster import errors
 from muster.errors import DaemonError, MusterError, Refused
-from muster.local import API_VERSION, version
+from muster.local import API_VERSION
 from muster.local.environment import daemon_environment
 from muster.local.home import Home
 from muster.local.nodes import HOST_SHAPE
+from muster.version import version
 
 _START_TIMEOUT_S = 60.0
 _DETACH_TIMEOUT_S = 5.0  # of a daemon that has answered or has not in time; it detaches before it answers

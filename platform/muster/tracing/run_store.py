@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
-from muster.errors import ClusterError, InvalidSpec, Refused
+from muster.errors import ClusterError, InvalidSpec, Refused, install_extra
 from muster.tracing import HOW_TO_TRACE, multipart_upload
 from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
 from muster.tracing.multipart_upload import UploadStates
@@ -333,11 +333,7 @@ def _store_errors(location: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        how = (
-            "run pip install '/path/to/muster[s3]' with the path of a clone of Muster"
-            if scheme == "s3"
-            else f"install the package that fsspec requires: {error}"
-        )
+        how = install_extra("s3") if scheme == "s3" else f"install the package that fsspec requires: {error}"
         raise Refused(f"{location} requires a package that is not installed: {how}", reason="MissingPackage") from error
     except ValueError as error:
         raise InvalidSpec(f"{location}: {error}", reason="InvalidStoreURL") from error

@@ -19,7 +19,7 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 from muster.api import spec
 
-PATIENCE = 3  # times what a scenario asks for: a whole control plane on a busy machine
+PATIENCE = 10  # times what a scenario asks for: a whole control plane on a busy machine
 SLOWNESS = 2.0  # times what a script says, so that a phase is not over before anyone has looked
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from muster_components.trainer.data.corpus import EMPTY, TextSource, Write
 from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import Encoder
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, install_extra
 from muster_components.trainer.regular_files import open_regular, read_json
 
 DATASET_FILES: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
@@ -32,8 +32,7 @@ def open_saved_dataset(path: str) -> Any:
         from datasets import DatasetDict, load_from_disk
     except ImportError as error:
         raise InputError(
-            f"--data {path} is a saved data set of Hugging Face; install the extra datasets of Muster: "
-            f"pip install '/path/to/muster[datasets]' ({error})"
+            f"--data {path} is a saved data set of Hugging Face; {install_extra('datasets')} ({error})"
         ) from error
     try:
         _require_regular_files(Path(path).expanduser())

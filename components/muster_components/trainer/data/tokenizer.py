@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, install_extra
 from muster_components.trainer.regular_files import read_json
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ def _open(path: Path, given: str) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise InputError(
-            "--tokenizer needs the library tokenizers; install the extra hf of Muster: "
-            f"pip install '/path/to/muster[hf]' ({error})"
-        ) from error
+        raise InputError(f"--tokenizer needs the library tokenizers; {install_extra('hf')} ({error})") from error
     if not path.is_file():
         raise InputError(f"--tokenizer {given!r} must be a tokenizer.json or a folder that contains one; no {path}")
     try:

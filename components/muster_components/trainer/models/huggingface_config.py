@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from muster_components.trainer.errors import InputError
+from muster_components.trainer.errors import InputError, install_extra
 from muster_components.trainer.models.selection import override_value
 
 TASKS: Final = {
@@ -31,10 +31,7 @@ def read_config(name: str, overrides: dict[str, str]) -> Any:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
-        raise InputError(
-            f"--model hf:{name} needs Transformers; install the extra hf of Muster: "
-            f"pip install '/path/to/muster[hf]' ({error})"
-        ) from error
+        raise InputError(f"--model hf:{name} needs Transformers; {install_extra('hf')} ({error})") from error
     folder = Path(name).expanduser()
     try:
         if folder.is_dir():

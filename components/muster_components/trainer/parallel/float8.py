@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from muster_components.trainer.config import Float8Config
-from muster_components.trainer.errors import InputError, MissingTorchError
+from muster_components.trainer.errors import InputError, MissingTorchError, install_extra
 from muster_components.trainer.plan import FLOAT8_MULTIPLE
 
 
@@ -28,8 +28,7 @@ def require_torchao(config: Float8Config) -> None:
         import torchao.float8  # noqa: F401
     except ImportError as error:
         raise MissingTorchError(
-            f"--float8 {config.recipe} needs the package torchao; "
-            f"install the extra float8 of Muster: pip install '/path/to/muster[float8]' ({error})"
+            f"--float8 {config.recipe} needs the package torchao; {install_extra('float8')} ({error})"
         ) from error
 
 
