@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.bench.suites import PROGRAM, SUITE, write_suite
@@ -57,6 +58,16 @@ def test_recorded_runs_are_compared_later(home: Path, tmp_path: Path, muster: Mu
     assert ended.rows[0]["metrics"]["wall"] == {"median": 0.6, "min": 0.6, "max": 0.6}
     assert (ended.code, ended.rows[0]["runs"]) == (0, 8)
     assert muster("bench", "compare", "a.jsonl", "b.jsonl").code == 5
+
+
+def test_two_commands_in_the_same_second_have_results_of_their_own(
+    home: Path, tmp_path: Path, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.cli.bench.time", SimpleNamespace(strftime=lambda form: "20260101T000000"))
+    suite = str(write_suite(tmp_path))
+    for side in ("env:TIME=0.55", "env:TIME=0.6"):  # one process has one pid, as have the first processes of all pods
+        assert muster("bench", "compare", ".", side, "--suite", suite).code == 5
+    assert len(list(Path("muster-bench").glob("*.jsonl"))) == 2
 
 
 def test_a_benchmark_that_fails_ends_with_code_1_and_the_end_of_its_output(

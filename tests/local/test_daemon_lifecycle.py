@@ -199,6 +199,21 @@ def test_removing_the_home_ends_its_daemon_and_replicas(own: LocalClient, home: 
     eventually(lambda: processes_of(home) == [])
 
 
+def test_a_daemon_whose_home_was_made_anew_leaves_the_new_daemon_and_its_replicas(own: LocalClient, home: Path) -> None:
+    old = own.status()["pid"]
+    own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
+    eventually(lambda: phase_of(own, "homeless") == "Running")
+    home.rename(home.with_name("moved"))
+    new = LocalClient.up(home, nodes="4x8", idle_s=60)
+    new.submit(shell_job("new", "while :; do sleep 0.05; done"))
+    eventually(lambda: phase_of(new, "new") == "Running")
+    with suppress(ProcessLookupError):
+        os.kill(old, signal.SIGTERM)  # it looks for its home at once, not within a minute
+    eventually(lambda: not Path(f"/proc/{old}").exists())
+    assert (new.status()["pid"] != old, phase_of(new, "new"), new.job("new").status.restarts) == (True, "Running", 0)
+    assert not list(home.rglob("exit.json"))
+
+
 def test_a_watch_does_not_start_a_stopped_daemon(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("watched", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
     watcher = LocalClient.connect(home)

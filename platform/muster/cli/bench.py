@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 import time
@@ -196,7 +197,7 @@ def _component(name: str, arguments: list[str], field: str) -> tuple[list[str], 
 
 
 def _results_path(suite: Suite, out: Path | None) -> Path:
-    return out or Path(RESULTS_FOLDER) / f"{suite.name}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+    return out or Path(RESULTS_FOLDER) / f"{suite.name}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}.jsonl"
 
 
 def _session(suite: Suite, plan: dict[str, Any], path: Path, namespace: str | None) -> Session:

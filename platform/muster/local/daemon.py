@@ -82,7 +82,7 @@ def serve(home: Home, options: argparse.Namespace) -> None:
     try:
         loop.run()
     finally:
-        home.socket().unlink(missing_ok=True)
+        server.remove_socket()
         components.reports.stop()
         components.store.close()
         _LOG.info("stopped")

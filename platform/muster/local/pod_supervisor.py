@@ -114,8 +114,10 @@ class PodSupervisor:
         self._stopping_since = self._clock()
 
     def kill_all(self) -> None:
-        """Kill all processes at once: the home was removed, so that nothing can be saved."""
-        kill_matching(self._is_of_this_home)
+        """Kill the processes of all recorded pods at once: the home was removed, so that nothing can be saved. The path
+        may be that of a new home by now, whose pods have other names."""
+        recorded = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values()}
+        kill_matching(lambda variables: self._is_of_this_home(variables) and bool(recorded & variables))
 
     def live_shim_count(self) -> int:
         """The number of running shims that are known."""

@@ -16,6 +16,7 @@ import socketserver
 import struct
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -51,12 +52,20 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def __init__(self, path: Path, service: DaemonService, loop: ControlLoop) -> None:
         self.service = service
         self.loop = loop
+        self._path = path
         path.unlink(missing_ok=True)  # a killed daemon may have left it; this daemon has its lock now
         before = os.umask(0o177)
         try:
             super().__init__(str(path), RequestHandler)
         finally:
             os.umask(before)
+        self._file = _identity(path)
+
+    def remove_socket(self) -> None:
+        """Delete the socket, unless the home was removed and another daemon made one at the same path."""
+        with suppress(OSError):
+            if _identity(self._path) == self._file:
+                self._path.unlink()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the client is this daemon's user."""
@@ -69,6 +78,11 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Logged, unless the client closed the connection or sends nothing."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _LOG.exception("internal error outside of a call")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 class RequestHandler(BaseHTTPRequestHandler):
