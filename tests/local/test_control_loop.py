@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from muster.local import pod_supervisor, shim
 from muster.local.client import LocalClient
 from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
+from muster.local.home import open_home
 from muster.local.store import PodRecord
 from muster.model import Resources
 
@@ -271,6 +273,23 @@ def test_the_idle_time_begins_when_the_last_request_is_answered() -> None:
     assert tracker.close_if_idle(5.0)
     with pytest.raises(ClusterError, check=has(reason="ShuttingDown")):
         tracker.begin_request()
+
+
+def test_only_an_absent_or_another_lock_shows_that_the_home_was_removed(
+    loop: ControlLoop, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loop.owns_home()
+    with monkeypatch.context() as patch:
+        patch.setattr("muster.local.control_loop.os.stat", failing_stat)
+        assert loop.owns_home()
+    home.rename(home.with_name("moved"))
+    assert not loop.owns_home()
+    open_home(home).lock.touch()
+    assert not loop.owns_home()
+
+
+def failing_stat(path: Path) -> None:
+    raise PermissionError(errno.EACCES, "a folder above cannot be entered for a moment", str(path))
 
 
 def test_without_idle_time_a_daemon_exits_after_its_first_request() -> None:

@@ -214,6 +214,33 @@ def test_a_daemon_whose_home_was_made_anew_leaves_the_new_daemon_and_its_replica
     assert not list(home.rglob("exit.json"))
 
 
+def test_a_new_home_with_a_long_path_is_not_served_by_the_daemon_of_the_old_one(home: Path) -> None:
+    long = home / ("long-" * 30)  # the socket of both homes is at one path outside of them
+    old = LocalClient.up(long, nodes="4x8", idle_s=60)
+    pid = old.status()["pid"]
+    old.submit(shell_job("same", "trap '' TERM; while :; do sleep 0.05; done"))
+    eventually(lambda: phase_of(old, "same") == "Running")
+    long.rename(home / "moved")
+    new = LocalClient.connect(long)
+    new.submit(shell_job("same", "true"))
+    assert ended(new, "same").status.phase == "Succeeded"
+    assert new.status()["pid"] != pid
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    assert [job.metadata.name for job in new.jobs()] == ["same"]
+
+
+@pytest.mark.parametrize("name", ["home", "long-" * 30])
+def test_reading_does_not_make_a_removed_home_anew(home: Path, name: str) -> None:
+    path = home / name
+    client = LocalClient.up(path, idle_s=60)
+    pid = client.status()["pid"]
+    path.rename(home / "moved")
+    with pytest.raises(DaemonUnavailable, check=has(str(path), "removed", reason="NotRunning")):
+        client.jobs()
+    assert not path.exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
 def test_a_watch_does_not_start_a_stopped_daemon(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("watched", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
     watcher = LocalClient.connect(home)

@@ -174,6 +174,14 @@ def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(
     assert host.log() == ""
 
 
+def test_a_shim_that_is_starting_while_the_home_is_removed_runs_nothing(host: Host) -> None:
+    host.add("echo ran; sleep 600")
+    host.supervisor.sync()  # the shim is starting
+    host.supervisor.kill_all()
+    assert processes_of(host.home.path) == []
+    assert host.log() == ""
+
+
 def test_after_a_reboot_only_replicas_without_exit_file_are_lost(host: Host) -> None:
     for index in (0, 1):
         host.add("[ $MUSTER_REPLICA = 1 ] && exit 6; exec sleep 60", index=index)

@@ -30,6 +30,7 @@ from muster.local.run_folder import (
     read_lines,
     tail,
     tail_offset,
+    whole_lines,
 )
 
 NOW = 1000.0
@@ -51,6 +52,30 @@ def test_times_are_converted_to_offsets_in_a_log(
     since: float | None, until: float | None, expected: tuple[int, int | None]
 ) -> None:
     assert byte_range(TIMES, since, until) == expected
+
+
+def test_a_clock_that_was_set_back_or_forward_leaves_out_no_line() -> None:
+    back = [LogSize(at, at, size) for at, size in ((10.0, 1), (20.0, 2), (5.0, 3), (15.0, 4), (25.0, 5))]
+    assert byte_range(back, 12.0, None) == (1, None)
+    assert byte_range(back, 22.0, None) == (4, None)
+    assert byte_range(back, None, 12.0) == (0, 4)
+    assert byte_range(back, None, 30.0) == (0, None)
+    forward = [LogSize(at, at, size) for at, size in ((10.0, 1), (900.0, 2), (11.0, 3), (20.0, 4))]
+    assert byte_range(forward, None, 15.0) == (0, 4)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 2**18])
+def test_a_byte_range_is_extended_to_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr("muster.local.run_folder._BLOCK_BYTES", block)
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntwo\nthree")
+    assert whole_lines(log, 0, None) == (0, None)
+    assert whole_lines(log, 4, 8) == (4, 8)
+    assert whole_lines(log, 6, 9) == (4, 13)
+    assert whole_lines(log, 2, 5) == (0, 8)
+    assert whole_lines(log, 13, 13) == (8, 13)
+    assert whole_lines(log, 99, 99) == (99, 99), "the log was truncated"
+    assert whole_lines(tmp_path / "missing", 6, 9) == (6, 9)
 
 
 def test_truncated_times_are_ignored(tmp_path: Path) -> None:

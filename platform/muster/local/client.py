@@ -37,6 +37,7 @@ from muster.local.run_folder import (
     rank_heartbeats,
     read_lines,
     tail_offset,
+    whole_lines,
 )
 from muster.text import did_you_mean
 from muster.visibility.list_types import NodeSummaryList, QueueSummaryList, UsageSummaryList
@@ -327,7 +328,7 @@ class LocalClient:
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(response["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
-        begin, end = byte_range(folder.log_sizes(), options.since, until)
+        begin, end = whole_lines(path, *byte_range(folder.log_sizes(), options.since, until))
         if options.tail_lines is not None:
             begin = tail_offset(path, begin, end, options.tail_lines)
 

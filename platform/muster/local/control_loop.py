@@ -180,7 +180,7 @@ class ControlLoop:
     def run(self) -> None:
         """Run until idle, stopped, or the home folder was removed."""
         while True:
-            if not self._owns_home():
+            if not self.owns_home():
                 _LOG.error("%s was removed: stopping all jobs and the daemon", self._home.path)
                 self._components.supervisor.kill_all()
                 return
@@ -280,9 +280,13 @@ class ControlLoop:
         with suppress(BlockingIOError):
             os.read(self._wake_read_fd, 65536)
 
-    def _owns_home(self) -> bool:
+    def owns_home(self) -> bool:
+        """Whether the home's lock is still the file that this daemon has locked: the home was neither removed nor
+        replaced. It is also assumed to be there while its path cannot be read for another reason."""
         try:
             current, locked = os.stat(self._home.lock), os.fstat(self._lock)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:
+            return True
         return (current.st_dev, current.st_ino) == (locked.st_dev, locked.st_ino)

@@ -228,6 +228,8 @@ class DaemonClient:
                     raise
                 if self._home.stopped_marker.exists() and not start_if_stopped:
                     raise DaemonUnavailable("the daemon was stopped; start it with: muster local up") from error
+                if not (start_if_stopped or self._home.path.exists()):
+                    raise DaemonUnavailable(f"{self._home.path} was removed", reason="NotRunning") from error
                 self._start_if_absent()
             else:
                 return answer

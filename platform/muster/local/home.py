@@ -109,11 +109,15 @@ class Home:
         return False
 
     def socket(self) -> Path:
-        """The socket's path. Raises `Refused` if it is in a folder outside the home that other users can enter."""
+        """The socket's path. Raises `Refused` if it is in a folder outside the home that other users can enter, and
+        `DaemonError` NotRunning if the home was removed since it was opened."""
         direct = self.path / "daemon.sock"
         if _fits_socket_path(direct):
             return direct
-        elsewhere = Path(self.socket_pointer.read_text().strip())
+        try:
+            elsewhere = Path(self.socket_pointer.read_text().strip())
+        except FileNotFoundError as error:
+            raise DaemonError(f"{self.path} was removed", reason="NotRunning") from error
         _check_socket_dir(elsewhere.parent)
         return elsewhere
 

@@ -87,6 +87,12 @@ class ShimHandle:
         """Whether it has ended."""
         return self.popen.poll() is not None if self.popen is not None else self.process.has_exited()
 
+    def wait(self, timeout_s: float) -> None:
+        """Return once it has ended, or after the timeout."""
+        poll = select.poll()
+        poll.register(self.process.fd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+
 
 def start_shim(context: LaunchContext, pod: PodRecord, job: spec.TrainingJob) -> ShimHandle:
     """Start the shim of a pod. Raises OSError."""

@@ -116,6 +116,10 @@ class PodSupervisor:
     def kill_all(self) -> None:
         """Kill the processes of all recorded pods at once: the home was removed, so that nothing can be saved. The path
         may be that of a new home by now, whose pods have other names."""
+        for handle in self._shims.values():  # one that has just started would start its replica later
+            handle.process.send_signal(signal.SIGKILL)
+        for handle in self._shims.values():
+            handle.wait(_SHIM_EXIT_TIMEOUT_S)
         recorded = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values()}
         kill_matching(lambda variables: self._is_of_this_home(variables) and bool(recorded & variables))
 

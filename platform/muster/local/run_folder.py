@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,18 +50,55 @@ def tail(path: Path) -> str:
 def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -> tuple[int, int | None]:
     """Bytes [begin, end) of a log that may have been written from `since` to `until`; end None: to its end.
 
-    `sizes` are in the order of time. No requested line is left out; up to a second more may be included, or all if
-    there are no sizes.
+    `sizes` are in the order in which they were recorded; the clock may have been set back between two of them. Nothing
+    requested is left out; up to a second more may be included, or all if there are no sizes.
     """
     begin = 0
     if since is not None:
-        earlier = bisect_right(sizes, since, key=lambda entry: entry.latest)
+        later = (index for index, entry in enumerate(sizes) if entry.latest > since)
+        earlier = next(later, len(sizes))
         begin = sizes[earlier - 1].size if earlier else 0
     end = None
     if until is not None:
-        later = bisect_left(sizes, until, key=lambda entry: entry.earliest)
-        end = sizes[later].size if later < len(sizes) else None
+        last = max((index for index, entry in enumerate(sizes) if entry.earliest < until), default=-1)
+        end = sizes[last + 1].size if last + 1 < len(sizes) else None
     return begin, end
+
+
+def whole_lines(path: Path, begin: int, end: int | None) -> tuple[int, int | None]:
+    """Bytes [begin, end) of a log, extended to the beginning of the first line and the end of the last one: programs
+    whose output is buffered write parts of lines."""
+    try:
+        with _open_log(path) as file:
+            first, size = _data_offset(file), file.seek(0, 2)
+            if first < begin <= size:
+                begin = _line_start(file, first, begin)
+            if end is not None and first < end < size:
+                end = _line_end(file, end - 1)
+    except FileNotFoundError:
+        pass
+    return begin, end
+
+
+def _line_start(file: IO[bytes], first: int, position: int) -> int:
+    """The offset behind the last newline of bytes [first, position); `first` without one."""
+    while position > first:
+        start = max(first, position - _BLOCK_BYTES)
+        file.seek(start)
+        if newline := file.read(position - start).rfind(b"\n") + 1:
+            return start + newline
+        position = start
+    return first
+
+
+def _line_end(file: IO[bytes], position: int) -> int:
+    """The offset behind the first newline from `position` on; the file's end without one."""
+    file.seek(position)
+    while data := file.read(_BLOCK_BYTES):
+        if newline := data.find(b"\n") + 1:
+            return position + newline
+        position += len(data)
+    return position
 
 
 def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:
@@ -100,7 +136,7 @@ def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[]
     rest: list[bytes] = []  # the parts of a line that has not ended, which may be many: each is copied once
     while True:
         start, data = _read_block(path, position, end)
-        if start != position and rest:  # its end was dropped
+        if start != position and any(rest):  # its end was dropped
             yield b"".join(rest).decode(errors="replace")
             rest = []
         position = start + len(data)

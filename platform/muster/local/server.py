@@ -104,6 +104,10 @@ class RequestHandler(BaseHTTPRequestHandler):
         requests = self.server.loop.requests
         try:
             body = self._body()
+            # A home whose path is too long for a socket shares its socket's path with a home made anew at its path.
+            if not self.server.loop.owns_home():
+                self.server.loop.wake()
+                raise ClusterError("the daemon's home was removed", reason="ShuttingDown")
             requests.begin_request()
         except MusterError as error:
             self._send(*_error_response(error))
