@@ -153,7 +153,8 @@ def test_the_loss_of_a_running_job_comes_from_its_collector(served: Served, brow
         plane.wait_for("its step is known", lambda: "progress" in status(plane, "team-a", "learns"))
         for operator in (served.leader, 1 - served.leader):
             served.ask(operator)
-            assert "Step 200" in show(tab, "/jobs/team-a/learns")
+            show(tab, "/jobs/team-a/learns")
+            tab.wait_for(r"/Step\s+200/.test(document.body.innerText)")  # this operator may not have seen it yet
             tab.wait_for("document.querySelectorAll('#curves svg').length === 2")
         found = json.loads(plane.kubectl("get", "--raw", f"{BASE_PATH}/namespaces/team-a/curves/learns", user="alice"))
         assert [found["points"][i]["loss"] for i in (0, -1)] == [4.99, 3.0]
