@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[DaemonServer]:
     """A server whose service has a defect, and submits nothing."""
     service: Any = SimpleNamespace(jobs=fail, submit=lambda jobs, dry_run, environments: [])
     requests = SimpleNamespace(begin_request=lambda: None, end_request=lambda may_have_changed: None)
-    loop: Any = SimpleNamespace(requests=requests, status=dict)
+    loop: Any = SimpleNamespace(requests=requests, status=dict, owns_home=lambda: True)
     server = DaemonServer(tmp_path / "socket", service, loop)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
