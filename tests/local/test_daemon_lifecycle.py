@@ -199,7 +199,7 @@ def test_removing_the_home_ends_its_daemon_and_replicas(own: LocalClient, home: 
     eventually(lambda: processes_of(home) == [])
 
 
-def test_a_daemon_whose_home_was_made_anew_leaves_the_new_daemon_and_its_replicas(own: LocalClient, home: Path) -> None:
+def test_a_daemon_whose_home_was_created_again_does_not_affect_the_new_one(own: LocalClient, home: Path) -> None:
     old = own.status()["pid"]
     own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(own, "homeless") == "Running")
@@ -230,7 +230,7 @@ def test_a_new_home_with_a_long_path_is_not_served_by_the_daemon_of_the_old_one(
 
 
 @pytest.mark.parametrize("name", ["home", "long-" * 30])
-def test_reading_does_not_make_a_removed_home_anew(home: Path, name: str) -> None:
+def test_reading_does_not_create_a_removed_home_again(home: Path, name: str) -> None:
     path = home / name
     client = LocalClient.up(path, idle_s=60)
     pid = client.status()["pid"]
@@ -238,6 +238,8 @@ def test_reading_does_not_make_a_removed_home_anew(home: Path, name: str) -> Non
     with pytest.raises(DaemonUnavailable, check=has(str(path), "removed", reason="NotRunning")):
         client.jobs()
     assert not path.exists()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)  # it looks for its home at once, not within a minute
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 

@@ -151,9 +151,9 @@ def test_a_pod_that_is_deleted_before_it_starts_never_runs(host: Host) -> None:
     assert host.log() == ""
 
 
-def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(
-    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def late_shim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shim that stops itself (SIGSTOP) before it does anything."""
     late = tmp_path / "late.py"
     late.write_text(
         "import os, runpy, signal\n"
@@ -161,11 +161,21 @@ def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(
         f"runpy.run_path({launcher._SHIM!r}, run_name='__main__')\n"
     )
     monkeypatch.setattr(launcher, "_SHIM", str(late))
-    pod = host.add("echo ran")
-    host.supervisor.sync()  # the shim is starting ...
+
+
+def starting_shim(host: Host) -> int:
+    """The pid of the only shim, which has stopped itself."""
+    host.supervisor.sync()
     eventually(lambda: len(processes_of(host.home.path)) == 1)
     (starting,) = processes_of(host.home.path)
     eventually(lambda: psutil.Process(starting).status() == psutil.STATUS_STOPPED)
+    return starting
+
+
+@pytest.mark.usefixtures("late_shim")
+def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(host: Host) -> None:
+    pod = host.add("echo ran")
+    starting = starting_shim(host)  # the shim is starting ...
     host.change(pod, deleting_at=time.time())  # ... and its daemon is killed before it has started the replica
     host.restart()
     host.until_gone()
@@ -174,9 +184,10 @@ def test_a_shim_that_is_starting_while_its_pod_is_deleted_runs_nothing(
     assert host.log() == ""
 
 
+@pytest.mark.usefixtures("late_shim")
 def test_a_shim_that_is_starting_while_the_home_is_removed_runs_nothing(host: Host) -> None:
     host.add("echo ran; sleep 600")
-    host.supervisor.sync()  # the shim is starting
+    starting_shim(host)
     host.supervisor.kill_all()
     assert processes_of(host.home.path) == []
     assert host.log() == ""

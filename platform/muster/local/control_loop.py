@@ -289,4 +289,4 @@ class ControlLoop:
             return False
         except OSError:
             return True
-        return (current.st_dev, current.st_ino) == (locked.st_dev, locked.st_ino)
+        return os.path.samestat(current, locked)

@@ -70,25 +70,14 @@ def whole_lines(path: Path, begin: int, end: int | None) -> tuple[int, int | Non
     whose output is buffered write parts of lines."""
     try:
         with _open_log(path) as file:
-            first, size = _data_offset(file), file.seek(0, 2)
-            if first < begin <= size:
-                begin = _line_start(file, first, begin)
-            if end is not None and first < end < size:
+            size = file.seek(0, 2)
+            if 0 < begin <= size and os.pread(file.fileno(), 1, begin - 1) != b"\n":
+                begin = tail_offset(path, 0, begin, 1)
+            if end is not None and 0 < end < size:
                 end = _line_end(file, end - 1)
     except FileNotFoundError:
         pass
     return begin, end
-
-
-def _line_start(file: IO[bytes], first: int, position: int) -> int:
-    """The offset behind the last newline of bytes [first, position); `first` without one."""
-    while position > first:
-        start = max(first, position - _BLOCK_BYTES)
-        file.seek(start)
-        if newline := file.read(position - start).rfind(b"\n") + 1:
-            return start + newline
-        position = start
-    return first
 
 
 def _line_end(file: IO[bytes], position: int) -> int:

@@ -59,12 +59,12 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             super().__init__(str(path), RequestHandler)
         finally:
             os.umask(before)
-        self._file = _identity(path)
+        self._file = path.lstat()
 
     def remove_socket(self) -> None:
         """Delete the socket, unless the home was removed and another daemon made one at the same path."""
         with suppress(OSError):
-            if _identity(self._path) == self._file:
+            if os.path.samestat(self._path.lstat(), self._file):
                 self._path.unlink()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -78,11 +78,6 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Logged, unless the client closed the connection or sends nothing."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _LOG.exception("internal error outside of a call")
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
 
 
 class RequestHandler(BaseHTTPRequestHandler):
@@ -104,7 +99,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         requests = self.server.loop.requests
         try:
             body = self._body()
-            # A home whose path is too long for a socket shares its socket's path with a home made anew at its path.
+            # The socket of a home with a long path is outside of it, where clients of a new home at that path find it.
             if not self.server.loop.owns_home():
                 self.server.loop.wake()
                 raise ClusterError("the daemon's home was removed", reason="ShuttingDown")
