@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.local.support import has
 
 from muster.errors import DaemonError
 from muster.local.daemon import idle_seconds
-from muster.local.daemon_client import start_daemon
+from muster.local.daemon_client import DaemonClient, start_daemon
 from muster.local.home import open_home
 
 
@@ -65,3 +66,11 @@ def test_a_daemon_that_is_not_ready_in_time_is_an_error_that_says_so(
     monkeypatch.setattr("muster.local.daemon_client._START_TIMEOUT_S", 2.0)
     with pytest.raises(DaemonError, check=has("within 2 s", "daemon.log", reason="StartFailed")):
         start_daemon(open_home(home))
+
+
+def test_the_daemon_of_a_removed_home_with_a_long_path_is_not_waited_for(home: Path) -> None:
+    removed = open_home(home / ("long-" * 30))
+    socket_folder = removed.socket().parent
+    shutil.rmtree(removed.path)
+    DaemonClient(removed, start=False)._wait_for_exit(os.getpid(), timeout_s=60)
+    socket_folder.rmdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +90,18 @@ def test_without_hole_punching_the_whole_log_is_dropped(tmp_path: Path, monkeypa
         file.write("continues\n")
     dropped, last = read_lines(tmp_path / "log", 4 * MI, None, None)  # a follower with a larger offset
     assert (dropped.startswith("muster: "), last) == (True, "continues")
+
+
+def test_a_log_that_its_job_truncated_is_read_by_time_and_limited_again(tmp_path: Path) -> None:
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
+    replica_shim._record_log_size()
+    truncated_at = time.time()
+    (tmp_path / "log").write_text("after\n")
+    replica_shim._record_log_size()
+    assert byte_range(PodFolder(tmp_path).log_sizes(), truncated_at, None) == (0, None)
+    (tmp_path / "log").write_text("".join(f"{line}\n" for line in LINES[:3000]))
+    replica_shim._record_log_size()
+    assert (tmp_path / "log").stat().st_blocks * 512 <= 2 * MI
 
 
 def test_a_hole_is_punched_with_a_libc_without_fallocate64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.local.support import eventually
 
 from muster.errors import InvalidSpec, MusterError
-from muster.local.daemon_client import request
+from muster.local.daemon_client import DaemonUnavailable, request
 from muster.local.environment import MAX_ARGUMENT_BYTES
 from muster.local.server import DaemonServer
 
@@ -57,6 +57,16 @@ def test_an_internal_error_is_logged_with_its_traceback(server: DaemonServer, ca
     with caplog.at_level(logging.ERROR, "muster.local"), pytest.raises(MusterError, match=r"see daemon\.log"):
         request(Path(str(server.server_address)), "GET", "/v3/jobs")
     assert logged_errors(caplog) == [ZeroDivisionError]
+
+
+def test_an_error_while_the_home_is_removed_is_no_defect(
+    server: DaemonServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = iter([True, False])
+    monkeypatch.setattr(server.loop, "owns_home", lambda: next(owned))
+    with caplog.at_level(logging.ERROR, "muster.local"), pytest.raises(DaemonUnavailable, match="home was removed"):
+        request(Path(str(server.server_address)), "GET", "/v3/jobs")
+    assert logged_errors(caplog) == []
 
 
 def test_an_error_outside_of_the_service_is_logged_and_a_closed_connection_is_not(

@@ -273,7 +273,7 @@ class DaemonClient:
                 if request(self._home.socket(), "GET", "/status", timeout_s=10.0)["pid"] != pid:
                     return
             except DaemonError as error:
-                if isinstance(error, DaemonUnavailable) and not self._home.is_locked():
+                if error.reason == "NotRunning" and not self._home.is_locked():
                     return
             time.sleep(0.05)
         raise DaemonError(f"the daemon (pid {pid}) did not exit; see {self._home.log}", reason="Timeout")

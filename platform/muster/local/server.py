@@ -102,7 +102,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             # The socket of a home with a long path is outside of it, where clients of a new home at that path find it.
             if not self.server.loop.owns_home():
                 self.server.loop.wake()
-                raise ClusterError("the daemon's home was removed", reason="ShuttingDown")
+                raise _home_removed()
             requests.begin_request()
         except MusterError as error:
             self._send(*_error_response(error))
@@ -121,6 +121,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         except ValidationError as error:
             return _error_response(_to_invalid_spec(error))
         except Exception as error:
+            if not self.server.loop.owns_home():  # which caused the error
+                return _error_response(_home_removed())
             _LOG.exception("internal error in %s %r", self.command, self.path)
             message = f"internal error: {type(error).__name__}: {error}; see daemon.log"
             return _error_response(MusterError(message))
@@ -153,6 +155,10 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+
+def _home_removed() -> MusterError:
+    return ClusterError("the daemon's home was removed", reason="ShuttingDown")
 
 
 @dataclass(frozen=True, slots=True)

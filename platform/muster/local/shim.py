@@ -56,6 +56,7 @@ class Shim:
         self.log_size = -1
         self.log_dropped = 0  # bytes that were dropped from the beginning of the log
         self.log_checked_at: tuple[float, float] | None = None  # last check without growth; None if it is in `times`
+        self.next_log_check = 0.0  # monotonic
 
     def run(self) -> None:
         """Start the processes, wait, clean up, write the exit file."""
@@ -95,14 +96,14 @@ class Shim:
 
     def _wait(self) -> None:
         """Sleep until a signal, the deadline or the next check of the log; then reap children."""
-        timeout_s = _TICK_S
-        if self.deadline is not None:
-            timeout_s = min(timeout_s, max(0.0, self.deadline - time.monotonic()))
-        received = signal.sigtimedwait(_SIGNALS, timeout_s)
+        until = self.next_log_check if self.deadline is None else min(self.next_log_check, self.deadline)
+        received = signal.sigtimedwait(_SIGNALS, max(0.0, until - time.monotonic()))
         if received is not None and received.si_signo != signal.SIGCHLD:
             self._stop()
         self._reap()
-        self._record_log_size()
+        if time.monotonic() >= self.next_log_check:
+            self._record_log_size()
+            self.next_log_check = time.monotonic() + _TICK_S
 
     def _stop(self) -> None:
         """Send SIGTERM to the main process and start the grace period, as a kubelet does.
@@ -165,6 +166,9 @@ class Shim:
         """Record the log's size, so that it can be read by time although its lines have none."""
         try:
             earliest, size = time.time(), os.stat(self.spec["log"]).st_size
+            if size < self.log_size:  # the job truncated it
+                self.log_dropped = 0
+                self._forget_log_sizes()
             limit = self.spec.get("log_limit", 0)
             if limit and size - self.log_dropped > limit:
                 self._drop_oldest_log(size, limit)
@@ -199,10 +203,14 @@ class Shim:
                 return
             os.ftruncate(file, 0)
             os.pwrite(file, f"muster: {size} bytes of this log were dropped; the limit is {limit}\n".encode(), 0)
-            self.log_size = -1
-            os.truncate(os.path.join(self.folder, TIMES), 0)
+            self._forget_log_sizes()
         finally:
             os.close(file)
+
+    def _forget_log_sizes(self) -> None:
+        """Empty `times`: its sizes are of bytes that the log no longer has. Raises OSError."""
+        self.log_size, self.log_checked_at = -1, None
+        os.truncate(os.path.join(self.folder, TIMES), 0)
 
     def _write_exit(self, end: dict[str, Any]) -> None:
         """Write into the space reserved at the start, so that it succeeds on a full disk."""
