@@ -84,3 +84,9 @@ class DaemonError(ClusterError):
     """The daemon on this host does not run, has another version, or cannot start."""
 
     reason = "DaemonError"
+
+
+class DaemonUnavailable(DaemonError):
+    """No daemon listens, or it is shutting down. The request was not processed and can be retried."""
+
+    reason = "NotRunning"

@@ -65,7 +65,7 @@ def test_two_commands_in_the_same_second_have_results_of_their_own(
 ) -> None:
     monkeypatch.setattr("muster.cli.bench.time", SimpleNamespace(strftime=lambda form: "20260101T000000"))
     suite = str(write_suite(tmp_path))
-    for side in ("env:TIME=0.55", "env:TIME=0.6"):  # one process has one pid, as have the first processes of all pods
+    for side in ("env:TIME=0.55", "env:TIME=0.6"):  # both with this pid, as the first processes of two pods
         assert muster("bench", "compare", ".", side, "--suite", suite).code == 5
     assert len(list(Path("muster-bench").glob("*.jsonl"))) == 2
 

@@ -16,10 +16,10 @@ import pytest
 from tests.local.support import ended, eventually, has, phase_of, processes_of, shell_job
 
 from muster.client import LogOptions
-from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
+from muster.errors import ClusterError, Conflict, DaemonUnavailable, MusterError, NotFound, Refused
 from muster.local.client import LocalClient
 from muster.local.daemon import ALREADY_RUNNING_EXIT_CODE
-from muster.local.daemon_client import DaemonUnavailable, request
+from muster.local.daemon_client import request
 from muster.local.environment import JobEnvironmentStore, annotate_submitter, pass_variables
 from muster.local.home import open_home
 from muster.local.pod_folder import LogSize, PodFolder
@@ -203,12 +203,13 @@ def test_a_daemon_whose_home_was_created_again_does_not_affect_the_new_one(own: 
     old = own.status()["pid"]
     own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(own, "homeless") == "Running")
+    os.kill(old, signal.SIGSTOP)
     home.rename(home.with_name("moved"))
     new = LocalClient.up(home, nodes="4x8", idle_s=60)
     new.submit(shell_job("new", "while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(new, "new") == "Running")
-    with suppress(ProcessLookupError):
-        os.kill(old, signal.SIGTERM)  # it looks for its home at once, not within a minute
+    os.kill(old, signal.SIGTERM)  # it looks for its home at once, not within a minute
+    os.kill(old, signal.SIGCONT)
     eventually(lambda: not Path(f"/proc/{old}").exists())
     assert (new.status()["pid"] != old, phase_of(new, "new"), new.job("new").status.restarts) == (True, "Running", 0)
     assert not list(home.rglob("exit.json"))

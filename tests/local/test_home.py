@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.local.support import has
 
-from muster.errors import Refused
+from muster.errors import DaemonUnavailable, Refused
 from muster.local.home import home_path, log_fault, open_home, release_space
 
 
@@ -48,6 +49,16 @@ def test_a_home_with_a_long_path_has_its_socket_in_another_private_folder(tmp_pa
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     assert open_home(home.path).socket() == socket
     socket.parent.rmdir()
+
+
+def test_the_socket_of_a_home_that_a_file_has_replaced_is_not_there(tmp_path: Path) -> None:
+    home = open_home(tmp_path / "parent" / ("long-" * 30))
+    socket_folder = home.socket().parent
+    shutil.rmtree(tmp_path / "parent")
+    (tmp_path / "parent").touch()
+    with pytest.raises(DaemonUnavailable, check=has("daemon.sock.path", "removed", reason="NotRunning")):
+        home.socket()
+    socket_folder.rmdir()
 
 
 def test_a_socket_folder_that_other_users_can_enter_is_refused(tmp_path: Path) -> None:

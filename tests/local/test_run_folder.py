@@ -64,18 +64,52 @@ def test_a_clock_that_was_set_back_or_forward_leaves_out_no_line() -> None:
     assert byte_range(forward, None, 15.0) == (0, 4)
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 2**18])
-def test_a_byte_range_is_extended_to_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("muster.local.run_folder._BLOCK_BYTES", block)
+def test_a_byte_range_is_extended_to_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one\ntwo\nthree")
     assert whole_lines(log, 0, None) == (0, None)
     assert whole_lines(log, 4, 8) == (4, 8)
     assert whole_lines(log, 6, 9) == (4, 13)
     assert whole_lines(log, 2, 5) == (0, 8)
-    assert whole_lines(log, 13, 13) == (8, 13)
+    assert whole_lines(log, 10, None) == (8, None)
     assert whole_lines(log, 99, 99) == (99, 99), "the log was truncated"
     assert whole_lines(tmp_path / "missing", 6, 9) == (6, 9)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(6, 6), (13, 13), (13, None)])
+def test_an_empty_byte_range_has_no_line(tmp_path: Path, begin: int, end: int | None) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntwo\nthree")
+    assert list(read_lines(log, *whole_lines(log, begin, end), None)) == []
+
+
+def test_a_progress_bar_without_newlines_is_not_extended_to_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"start\n" + b"\r50%" * 100_000 + b"\nend\n")
+    assert whole_lines(log, 200_000, 300_000) == (200_000, 300_000)
+    assert whole_lines(log, 390_000, 395_000) == (390_000, 400_007)
+
+
+def test_a_byte_range_in_the_dropped_part_of_a_log_stays_there(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.seek(2**20)
+        file.write(b"first\nsecond\n")
+    assert whole_lines(log, 1000, 2000) == (1000, 2000)
+    assert whole_lines(log, 2**20 + 2, 2**20 + 8) == (2**20, 2**20 + 13)
+
+
+def test_a_follower_at_the_end_of_a_line_shows_no_empty_line_for_a_dropped_part(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first\n")
+
+    def drop_and_end() -> bool:
+        with log.open("wb") as file:
+            file.seek(2**20)
+            file.write(b"last\n")
+        return True
+
+    assert list(read_lines(log, 0, None, drop_and_end)) == ["first", "last"]
 
 
 def test_truncated_times_are_ignored(tmp_path: Path) -> None:

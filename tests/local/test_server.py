@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.local.support import eventually
 
-from muster.errors import InvalidSpec, MusterError
-from muster.local.daemon_client import DaemonUnavailable, request
+from muster.errors import DaemonUnavailable, InvalidSpec, MusterError
+from muster.local.daemon_client import request
 from muster.local.environment import MAX_ARGUMENT_BYTES
 from muster.local.server import DaemonServer
 
@@ -67,6 +67,18 @@ def test_an_error_while_the_home_is_removed_is_no_defect(
     with caplog.at_level(logging.ERROR, "muster.local"), pytest.raises(DaemonUnavailable, match="home was removed"):
         request(Path(str(server.server_address)), "GET", "/v3/jobs")
     assert logged_errors(caplog) == []
+
+
+def test_the_socket_of_the_daemon_of_a_new_home_is_not_deleted(
+    server: DaemonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(str(server.server_address))
+    monkeypatch.setattr(server.loop, "owns_home", lambda: False)
+    server.remove_socket()
+    assert path.exists()
+    monkeypatch.setattr(server.loop, "owns_home", lambda: True)
+    server.remove_socket()
+    assert not path.exists()
 
 
 def test_an_error_outside_of_the_service_is_logged_and_a_closed_connection_is_not(

@@ -18,10 +18,10 @@ from urllib.parse import quote, urlencode
 from muster.api.env_vars import OmittedVariables
 from muster.api.spec import Flavor, ObjectMeta, TraceCapture, TraceCaptureSpec, TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, check_replica
-from muster.errors import NotFound, Refused
+from muster.errors import DaemonUnavailable, NotFound, Refused
 from muster.lifecycle import has_terminated
 from muster.local import API_VERSION
-from muster.local.daemon_client import DaemonClient, DaemonUnavailable
+from muster.local.daemon_client import DaemonClient
 from muster.local.environment import annotate_submitter, omitted_env_vars, passed_variables, submitter_environment
 from muster.local.home import Home, home_path, open_home
 from muster.local.nodes import HOST_SHAPE, parse_shape

@@ -177,12 +177,24 @@ class ControlLoop:
         self._mode = "down"
         self.wake()
 
+    def owns_home(self) -> bool:
+        """Whether the home's lock is still the file that this daemon has locked: the home was neither removed nor
+        replaced. True also if its path cannot be read for another reason, such as a failed mount. Thread-safe."""
+        try:
+            current, locked = os.stat(self._home.lock), os.fstat(self._lock)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return os.path.samestat(current, locked)
+
     def run(self) -> None:
         """Run until idle, stopped, or the home folder was removed."""
         while True:
             if not self.owns_home():
                 _LOG.error("%s was removed: stopping all jobs and the daemon", self._home.path)
-                self._components.supervisor.kill_all()
+                with self._components.cluster.lock:
+                    self._components.supervisor.kill_all()
                 return
             try:
                 self._run_cycle()
@@ -279,14 +291,3 @@ class ControlLoop:
         poll.poll(max(0.0, min(times) - now) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake_read_fd, 65536)
-
-    def owns_home(self) -> bool:
-        """Whether the home's lock is still the file that this daemon has locked: the home was neither removed nor
-        replaced. It is also assumed to be there while its path cannot be read for another reason."""
-        try:
-            current, locked = os.stat(self._home.lock), os.fstat(self._lock)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        return os.path.samestat(current, locked)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from muster import errors
-from muster.errors import DaemonError, MusterError, Refused
+from muster.errors import DaemonError, DaemonUnavailable, MusterError, Refused
 from muster.local import API_VERSION
 from muster.local.environment import daemon_environment
 from muster.local.home import Home
@@ -38,12 +38,6 @@ _ERROR_TYPES = {
 }  # fmt: skip
 
 
-class DaemonUnavailable(DaemonError):
-    """No daemon listens, or it is shutting down. The request was not processed and can be retried."""
-
-    reason = "NotRunning"
-
-
 def request(path: Path, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
     """The decoded response. Raises the daemon's error, `DaemonUnavailable`, or `DaemonError` if the connection
     breaks."""
@@ -52,7 +46,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
         try:
             connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise DaemonUnavailable(f"no daemon is running at {path}", reason="NotRunning") from error
+            raise DaemonUnavailable(f"no daemon is running at {path}") from error
         headers = {"Content-Type": "application/json", "Host": "localhost"}
         connection.request(method, url, None if body is None else json.dumps(body).encode(), headers)
         response = connection.getresponse()
@@ -63,7 +57,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
         ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
-            raise DaemonUnavailable(f"the daemon at {path} was killed", reason="NotRunning") from error
+            raise DaemonUnavailable(f"the daemon at {path} was killed") from error
         message = f"the connection to the daemon was lost ({method} {url}): {error!r}"
         raise DaemonError(message, reason="ConnectionLost") from error
     finally:
@@ -76,7 +70,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
 def _error_from_response(body: dict[str, str]) -> MusterError:
     message, reason = body.get("message", "the daemon refused the request"), body.get("reason", "Error")
     if reason == "ShuttingDown":
-        return DaemonUnavailable(message, reason="NotRunning")
+        return DaemonUnavailable(message)
     kind = _ERROR_TYPES.get(body.get("type", ""), MusterError)
     error = kind(message, field=body.get("field", ""), reason=reason)
     error.job = body.get("job", "")
@@ -228,8 +222,8 @@ class DaemonClient:
                     raise
                 if self._home.stopped_marker.exists() and not start_if_stopped:
                     raise DaemonUnavailable("the daemon was stopped; start it with: muster local up") from error
-                if not (start_if_stopped or self._home.path.exists()):
-                    raise DaemonUnavailable(f"{self._home.path} was removed", reason="NotRunning") from error
+                if not (start_if_stopped or self._home.path.exists()):  # only a submit, an apply or `up` creates it
+                    raise DaemonUnavailable(f"{self._home.path} was removed") from error
                 self._start_if_absent()
             else:
                 return answer
@@ -273,7 +267,7 @@ class DaemonClient:
                 if request(self._home.socket(), "GET", "/status", timeout_s=10.0)["pid"] != pid:
                     return
             except DaemonError as error:
-                if error.reason == "NotRunning" and not self._home.is_locked():
+                if isinstance(error, DaemonUnavailable) and not self._home.is_locked():
                     return
             time.sleep(0.05)
         raise DaemonError(f"the daemon (pid {pid}) did not exit; see {self._home.log}", reason="Timeout")

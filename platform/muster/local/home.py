@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.errors import ClusterError, DaemonError, Refused
+from muster.errors import ClusterError, DaemonError, DaemonUnavailable, Refused
 from muster.text import format_resource
 
 _HOME_UNUSABLE = "HomeUnusable"
@@ -110,14 +110,14 @@ class Home:
 
     def socket(self) -> Path:
         """The socket's path. Raises `Refused` if it is in a folder outside the home that other users can enter, and
-        `DaemonError` NotRunning if the home was removed since it was opened."""
+        `DaemonUnavailable` if the home was removed since it was opened."""
         direct = self.path / "daemon.sock"
         if _fits_socket_path(direct):
             return direct
         try:
             elsewhere = Path(self.socket_pointer.read_text().strip())
-        except FileNotFoundError as error:
-            raise DaemonError(f"{self.path} was removed", reason="NotRunning") from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DaemonUnavailable(f"{self.socket_pointer} was removed") from error
         _check_socket_dir(elsewhere.parent)
         return elsewhere
 

@@ -118,8 +118,9 @@ class PodSupervisor:
         may be that of a new home by now, whose pods have other names."""
         for handle in self._shims.values():  # one that has just started would start its replica later
             handle.process.send_signal(signal.SIGKILL)
+        until = time.monotonic() + _SHIM_EXIT_TIMEOUT_S
         for handle in self._shims.values():
-            handle.wait(_SHIM_EXIT_TIMEOUT_S)
+            handle.wait(max(0.0, until - time.monotonic()))
         recorded = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values()}
         kill_matching(lambda variables: self._is_of_this_home(variables) and bool(recorded & variables))
 

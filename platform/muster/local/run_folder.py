@@ -23,6 +23,7 @@ from muster.tracing.shared_folder import IrregularFile, SharedFolder
 TAIL_BYTES = 4096
 _POLL_S = 0.2
 _BLOCK_BYTES = 2**18
+_MAX_LINE_BYTES = 2**16
 _FINISHED_JOB_PHASES = ("Terminating", *TERMINAL_PHASES)
 _FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
 _FileStamp = tuple[int, int] | None  # modification time in ns and inode; None: no file
@@ -51,7 +52,8 @@ def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -
     """Bytes [begin, end) of a log that may have been written from `since` to `until`; end None: to its end.
 
     `sizes` are in the order in which they were recorded; the clock may have been set back between two of them. Nothing
-    requested is left out; up to a second more may be included, or all if there are no sizes.
+    requested is left out, except within a second of such a change; up to a second more may be included, or all if
+    there are no sizes.
     """
     begin = 0
     if since is not None:
@@ -67,27 +69,28 @@ def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -
 
 def whole_lines(path: Path, begin: int, end: int | None) -> tuple[int, int | None]:
     """Bytes [begin, end) of a log, extended to the beginning of the first line and the end of the last one: programs
-    whose output is buffered write parts of lines."""
+    whose output is buffered write parts of lines. An empty range, and an end without a newline within 64 KiB (a
+    progress bar), stay as they are."""
+    if begin == 0 and end is None:
+        return begin, end
     try:
         with _open_log(path) as file:
-            size = file.seek(0, 2)
-            if 0 < begin <= size and os.pread(file.fileno(), 1, begin - 1) != b"\n":
-                begin = tail_offset(path, 0, begin, 1)
-            if end is not None and 0 < end < size:
-                end = _line_end(file, end - 1)
+            first, size = _data_offset(file), file.seek(0, 2)
+            if max(begin, first) >= (size if end is None else min(end, size)):
+                return begin, end
+            if begin > first:
+                start = max(first, begin - _MAX_LINE_BYTES)
+                newline = os.pread(file.fileno(), begin - start, start).rfind(b"\n") + 1
+                if newline or start == first:
+                    begin = start + newline
+            if end is not None and end < size:
+                text = os.pread(file.fileno(), _MAX_LINE_BYTES, end - 1)
+                newline = text.find(b"\n") + 1
+                if newline or len(text) < _MAX_LINE_BYTES:
+                    end = end - 1 + (newline or len(text))
     except FileNotFoundError:
         pass
     return begin, end
-
-
-def _line_end(file: IO[bytes], position: int) -> int:
-    """The offset behind the first newline from `position` on; the file's end without one."""
-    file.seek(position)
-    while data := file.read(_BLOCK_BYTES):
-        if newline := data.find(b"\n") + 1:
-            return position + newline
-        position += len(data)
-    return position
 
 
 def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:

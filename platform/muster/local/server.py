@@ -16,7 +16,6 @@ import socketserver
 import struct
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -59,13 +58,11 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             super().__init__(str(path), RequestHandler)
         finally:
             os.umask(before)
-        self._file = path.lstat()
 
     def remove_socket(self) -> None:
-        """Delete the socket, unless the home was removed and another daemon made one at the same path."""
-        with suppress(OSError):
-            if os.path.samestat(self._path.lstat(), self._file):
-                self._path.unlink()
+        """Delete the socket, unless the home was removed: the daemon of a new home may have one at the same path."""
+        if self.loop.owns_home():
+            self._path.unlink(missing_ok=True)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the client is this daemon's user."""
