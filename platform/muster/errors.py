@@ -7,7 +7,8 @@
     │   └── Conflict                the object changed meanwhile, or the name is taken
     ├── InvalidTrace                a workload or profiler trace that cannot be read
     └── ClusterError                a cluster that cannot be reached or does not answer
-        └── DaemonError             the daemon on this host: not running, another version, cannot start
+        └── DaemonError             the daemon on this host: another version, cannot start
+            └── DaemonUnavailable   not running, or shutting down
 A job that cannot be placed is not an error: the planner decides `Wait`.
 """
 

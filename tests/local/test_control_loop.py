@@ -288,6 +288,21 @@ def test_only_an_absent_or_another_lock_shows_that_the_home_was_removed(loop: Co
     assert not loop.owns_home()
 
 
+def test_replicas_of_a_home_that_is_removed_during_the_last_cycle_are_killed(
+    parts: DaemonComponents, loop: ControlLoop, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[bool] = []
+
+    def remove_home() -> None:
+        home.rename(home.with_name("moved"))
+        loop.request_stop("handover", force=False)
+
+    monkeypatch.setattr(loop, "_run_cycle", remove_home)
+    monkeypatch.setattr(parts.supervisor, "kill_all", lambda: killed.append(True))
+    loop.run()
+    assert killed == [True]
+
+
 def test_without_idle_time_a_daemon_exits_after_its_first_request() -> None:
     tracker = tracker_at(Clock())
     tracker.begin_request()

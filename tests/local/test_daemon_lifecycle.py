@@ -213,6 +213,7 @@ def test_a_daemon_whose_home_was_created_again_does_not_affect_the_new_one(own: 
     eventually(lambda: not Path(f"/proc/{old}").exists())
     assert (new.status()["pid"] != old, phase_of(new, "new"), new.job("new").status.restarts) == (True, "Running", 0)
     assert not list(home.rglob("exit.json"))
+    assert "was removed: stopping all jobs" in (home.with_name("moved") / "daemon.log").read_text()
 
 
 def test_a_new_home_with_a_long_path_is_not_served_by_the_daemon_of_the_old_one(home: Path) -> None:

@@ -104,6 +104,15 @@ def test_a_log_that_its_job_truncated_is_read_by_time_and_limited_again(tmp_path
     assert (tmp_path / "log").stat().st_blocks * 512 <= 2 * MI
 
 
+def test_a_log_that_is_cut_behind_its_dropped_part_keeps_its_lines(tmp_path: Path) -> None:
+    replica_shim = shim_with_log(tmp_path, 2 * MI)
+    replica_shim._record_log_size()
+    before = list(read_lines(tmp_path / "log", 0, None, None))
+    os.truncate(tmp_path / "log", (tmp_path / "log").stat().st_size - 500 * (len(LINES[0]) + 1))
+    replica_shim._record_log_size()
+    assert list(read_lines(tmp_path / "log", 0, None, None)) == before[:-500]
+
+
 def test_a_hole_is_punched_with_a_libc_without_fallocate64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = SimpleNamespace(fallocate=ctypes.CDLL(None, use_errno=True).fallocate)
     monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: libc)

@@ -76,6 +76,13 @@ def test_a_byte_range_is_extended_to_whole_lines(tmp_path: Path) -> None:
     assert whole_lines(tmp_path / "missing", 6, 9) == (6, 9)
 
 
+def test_a_followed_log_is_extended_to_the_beginning_of_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\nepoch 7 lo")
+    assert whole_lines(log, 14, None, follow=True) == (4, None)
+    assert whole_lines(log, 99, None, follow=True) == (99, None), "the log was truncated"
+
+
 @pytest.mark.parametrize(("begin", "end"), [(6, 6), (13, 13), (13, None)])
 def test_an_empty_byte_range_has_no_line(tmp_path: Path, begin: int, end: int | None) -> None:
     log = tmp_path / "log"

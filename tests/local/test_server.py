@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[DaemonServer]:
     """A server whose service has a defect, and submits nothing."""
     service: Any = SimpleNamespace(jobs=fail, submit=lambda jobs, dry_run, environments: [])
     requests = SimpleNamespace(begin_request=lambda: None, end_request=lambda may_have_changed: None)
-    loop: Any = SimpleNamespace(requests=requests, status=dict, owns_home=lambda: True)
+    loop: Any = SimpleNamespace(requests=requests, status=dict, owns_home=lambda: True, wake=lambda: None)
     server = DaemonServer(tmp_path / "socket", service, loop)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -59,14 +59,15 @@ def test_an_internal_error_is_logged_with_its_traceback(server: DaemonServer, ca
     assert logged_errors(caplog) == [ZeroDivisionError]
 
 
-def test_an_error_while_the_home_is_removed_is_no_defect(
-    server: DaemonServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", [fail, lambda *arguments: []])
+def test_a_submit_while_the_home_is_removed_is_neither_accepted_nor_a_defect(
+    server: DaemonServer, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     owned = iter([True, False])
     monkeypatch.setattr(server.loop, "owns_home", lambda: next(owned))
-    with caplog.at_level(logging.ERROR, "muster.local"), pytest.raises(DaemonUnavailable, match="home was removed"):
-        request(Path(str(server.server_address)), "GET", "/v3/jobs")
-    assert logged_errors(caplog) == []
+    monkeypatch.setattr(server.service, "submit", call)
+    with pytest.raises(DaemonUnavailable, match="home was removed"):
+        request(Path(str(server.server_address)), "POST", "/v3/jobs", {"objects": [], "environments": []})
 
 
 def test_the_socket_of_the_daemon_of_a_new_home_is_not_deleted(
@@ -79,6 +80,9 @@ def test_the_socket_of_the_daemon_of_a_new_home_is_not_deleted(
     monkeypatch.setattr(server.loop, "owns_home", lambda: True)
     server.remove_socket()
     assert not path.exists()
+    path.mkdir()
+    server.remove_socket()
+    assert path.exists(), "what cannot be deleted is left"
 
 
 def test_an_error_outside_of_the_service_is_logged_and_a_closed_connection_is_not(

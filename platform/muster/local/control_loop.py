@@ -190,12 +190,7 @@ class ControlLoop:
 
     def run(self) -> None:
         """Run until idle, stopped, or the home folder was removed."""
-        while True:
-            if not self.owns_home():
-                _LOG.error("%s was removed: stopping all jobs and the daemon", self._home.path)
-                with self._components.cluster.lock:
-                    self._components.supervisor.kill_all()
-                return
+        while self.owns_home():
             try:
                 self._run_cycle()
                 self._failures.reset()
@@ -206,8 +201,12 @@ class ControlLoop:
                     _LOG.exception("a cycle failed")
                 self._next_cycle_at = time.time() + self._failures.fail(time.time())
             if self._can_exit():
-                return
+                break
             self._wait()
+        if not self.owns_home():
+            _LOG.error("%s was removed: stopping all jobs and the daemon", self._home.path)
+            with self._components.cluster.lock:
+                self._components.supervisor.kill_all()
 
     def _run_cycle(self) -> None:
         parts = self._components

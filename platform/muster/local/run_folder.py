@@ -67,16 +67,17 @@ def byte_range(sizes: list[LogSize], since: float | None, until: float | None) -
     return begin, end
 
 
-def whole_lines(path: Path, begin: int, end: int | None) -> tuple[int, int | None]:
+def whole_lines(path: Path, begin: int, end: int | None, follow: bool = False) -> tuple[int, int | None]:
     """Bytes [begin, end) of a log, extended to the beginning of the first line and the end of the last one: programs
-    whose output is buffered write parts of lines. An empty range, and an end without a newline within 64 KiB (a
-    progress bar), stay as they are."""
+    whose output is buffered write parts of lines. An empty range, unless it is followed to the log's end, and a side
+    without a newline within 64 KiB (a progress bar) stay as they are."""
     if begin == 0 and end is None:
         return begin, end
     try:
         with _open_log(path) as file:
             first, size = _data_offset(file), file.seek(0, 2)
-            if max(begin, first) >= (size if end is None else min(end, size)):
+            is_empty = max(begin, first) >= (size if end is None else min(end, size))
+            if begin > size or (is_empty and not (follow and end is None)):
                 return begin, end
             if begin > first:
                 start = max(first, begin - _MAX_LINE_BYTES)

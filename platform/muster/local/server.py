@@ -16,6 +16,7 @@ import socketserver
 import struct
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -62,7 +63,8 @@ class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def remove_socket(self) -> None:
         """Delete the socket, unless the home was removed: the daemon of a new home may have one at the same path."""
         if self.loop.owns_home():
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path.unlink()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the client is this daemon's user."""
@@ -97,9 +99,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             body = self._body()
             # The socket of a home with a long path is outside of it, where clients of a new home at that path find it.
-            if not self.server.loop.owns_home():
-                self.server.loop.wake()
-                raise _home_removed()
+            self._check_home()
             requests.begin_request()
         except MusterError as error:
             self._send(*_error_response(error))
@@ -109,17 +109,24 @@ class RequestHandler(BaseHTTPRequestHandler):
         finally:
             requests.end_request(may_have_changed=self.command != "GET")
 
+    def _check_home(self) -> None:
+        """Raises `ClusterError` ShuttingDown if the home was removed: the loop ends, too."""
+        if not self.server.loop.owns_home():
+            self.server.loop.wake()
+            raise ClusterError("the daemon's home was removed", reason="ShuttingDown")
+
     def _dispatch(self, body: Any) -> tuple[int, bytes]:
         try:
             segments, query = _parse_url(self.command, self.path)
-            return 200, _encode(route(self.server.service, self.server.loop, self.command, segments, query, body))
+            try:
+                return 200, _encode(route(self.server.service, self.server.loop, self.command, segments, query, body))
+            finally:  # a job that was accepted would be lost, and an error may have this cause
+                self._check_home()
         except MusterError as error:
             return _error_response(error)
         except ValidationError as error:
             return _error_response(_to_invalid_spec(error))
         except Exception as error:
-            if not self.server.loop.owns_home():  # which caused the error
-                return _error_response(_home_removed())
             _LOG.exception("internal error in %s %r", self.command, self.path)
             message = f"internal error: {type(error).__name__}: {error}; see daemon.log"
             return _error_response(MusterError(message))
@@ -152,10 +159,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
-
-
-def _home_removed() -> MusterError:
-    return ClusterError("the daemon's home was removed", reason="ShuttingDown")
 
 
 @dataclass(frozen=True, slots=True)

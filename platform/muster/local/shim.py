@@ -96,7 +96,9 @@ class Shim:
 
     def _wait(self) -> None:
         """Sleep until a signal, the deadline or the next check of the log; then reap children."""
-        until = self.next_log_check if self.deadline is None else min(self.next_log_check, self.deadline)
+        until = self.next_log_check
+        if self.deadline is not None and not self.killed:
+            until = min(until, self.deadline)
         received = signal.sigtimedwait(_SIGNALS, max(0.0, until - time.monotonic()))
         if received is not None and received.si_signo != signal.SIGCHLD:
             self._stop()
@@ -167,8 +169,9 @@ class Shim:
         try:
             earliest, size = time.time(), os.stat(self.spec["log"]).st_size
             if size < self.log_size:  # the job truncated it
-                self.log_dropped = 0
                 self._forget_log_sizes()
+            if size < self.log_dropped:
+                self.log_dropped = 0
             limit = self.spec.get("log_limit", 0)
             if limit and size - self.log_dropped > limit:
                 self._drop_oldest_log(size, limit)
