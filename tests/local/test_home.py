@@ -51,7 +51,7 @@ def test_a_home_with_a_long_path_has_its_socket_in_another_private_folder(tmp_pa
     socket.parent.rmdir()
 
 
-def test_the_socket_of_a_home_that_a_file_has_replaced_is_not_there(tmp_path: Path) -> None:
+def test_the_socket_of_a_home_whose_parent_was_replaced_by_a_file_is_unavailable(tmp_path: Path) -> None:
     home = open_home(tmp_path / "parent" / ("long-" * 30))
     socket_folder = home.socket().parent
     shutil.rmtree(tmp_path / "parent")

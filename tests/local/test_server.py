@@ -60,7 +60,7 @@ def test_an_internal_error_is_logged_with_its_traceback(server: DaemonServer, ca
 
 
 @pytest.mark.parametrize("call", [fail, lambda *arguments: []])
-def test_a_submit_while_the_home_is_removed_is_neither_accepted_nor_a_defect(
+def test_a_submit_while_the_home_is_removed_is_not_accepted_and_no_internal_error(
     server: DaemonServer, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     owned = iter([True, False])
