@@ -170,6 +170,13 @@ def test_the_last_lines_are_the_end_of_all_lines(
         assert last == everything[max(0, len(everything) - count) :]
 
 
+def test_the_last_lines_after_an_offset_that_a_truncated_log_no_longer_has(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n")
+    assert list(read_lines(log, tail_offset(log, 1000, None, 1), None, None)) == ["two"]
+    assert list(read_lines(log, tail_offset(log, 1000, None, 0), None, None)) == []
+
+
 def test_a_missing_log_has_no_last_lines(tmp_path: Path) -> None:
     assert tail_offset(tmp_path / "missing", 0, None, 5) == 0
 
@@ -313,12 +320,20 @@ def test_following_an_unfinished_job_reads_its_current_attempt(
     (tmp_path / "logs").mkdir()
     for number in logs:
         (tmp_path / "logs" / f"trainer-0.attempt-{number}.log").touch()
-    (tmp_path / "logs" / "trainer-1.attempt-99.log").touch()
+    for name in ("trainer-1.attempt-99.log", "trainer-0.attempt-99.old.log", "trainer-0.attempt-.log"):
+        (tmp_path / "logs" / name).touch()
     assert newest_attempt(tmp_path, job(12, phase), "trainer", 0, follow) == newest
 
 
 def test_the_newest_log_of_every_replica_is_found(tmp_path: Path) -> None:
-    for name in ("trainer-0.attempt-9", "trainer-0.attempt-10", "trainer-1.attempt-0", "data-reader-12.attempt-3", "x"):
+    other = ("x", "trainer-0.attempt-10.old", "trainer-0.attempt-²", "trainer-0.attempt-")
+    for name in (
+        "trainer-0.attempt-9",
+        "trainer-0.attempt-10",
+        "trainer-1.attempt-0",
+        "data-reader-12.attempt-3",
+        *other,
+    ):
         (tmp_path / f"{name}.log").touch()
     assert newest_log_attempts(tmp_path) == {("trainer", 0): 10, ("trainer", 1): 0, ("data-reader", 12): 3}
     assert newest_log_attempts(tmp_path / "missing") == {}

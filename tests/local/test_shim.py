@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.local.support import eventually
 
 from muster.local import shim
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning
+from muster.local.run_folder import byte_range
 
 
 def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) -> PodFolder:
@@ -77,6 +79,14 @@ def test_orphans_of_the_replica_do_not_add_records_of_the_log_size(tmp_path: Pat
     assert len(pod.log_sizes()) <= 2 * (end.finished_at - end.started_at + 2), "at most two in a second"
 
 
+def test_before_the_start_the_log_was_empty(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo one")
+    before = time.time()
+    start(pod).wait(100)
+    assert byte_range(pod.log_sizes(), None, before) == (0, 0)
+    assert byte_range(pod.log_sizes(), before, None) == (0, None)
+
+
 def test_a_missing_program_has_exit_code_127_and_a_message_in_the_log(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "", argv=["/no/such/program"])
     start(pod).wait(100)
@@ -95,6 +105,38 @@ def test_no_process_of_a_replica_outlives_it(tmp_path: Path) -> None:
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
     assert not any(alive(pid) for pid in started)
+
+
+needs_setpriv = pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+OTHER_USER = "setpriv --reuid=65534 --clear-groups"
+
+
+def start_without_the_right_to_kill_others(pod: PodFolder) -> subprocess.Popen[bytes]:
+    """As the shim of a user whose job uses sudo."""
+    limited = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
+    return subprocess.Popen([*limited, sys.executable, "-I", "-S", shim.__file__, str(pod.path)])
+
+
+@needs_setpriv
+def test_the_exit_code_is_recorded_although_a_process_of_another_user_remains(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    line = (
+        f"{OTHER_USER} sleep 100 & echo $! > {pid}; until grep -q ^sleep /proc/$!/cmdline; do sleep 0.02; done; exit 3"
+    )
+    pod = write_spec(tmp_path / "pod", line)
+    assert start_without_the_right_to_kill_others(pod).wait(100) == 0
+    assert end_of(pod).exit_code == 3
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@needs_setpriv
+def test_the_exit_code_of_a_replica_of_another_user_that_cannot_be_stopped_is_recorded(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", f"exec {OTHER_USER} sh -c 'echo up; sleep 3; exit 5'", grace_s=0.1)
+    process = start_without_the_right_to_kill_others(pod)
+    eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    process.terminate()
+    assert process.wait(100) == 0
+    assert end_of(pod).exit_code == 5
 
 
 def test_sigterm_is_sent_to_the_replica_which_may_exit_within_its_grace_period(tmp_path: Path) -> None:

@@ -328,7 +328,9 @@ class LocalClient:
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(response["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
-        begin, end = whole_lines(path, *byte_range(folder.log_sizes(), options.since, until), follow)
+        begin, end = 0, None
+        if options.since is not None or until is not None:
+            begin, end = whole_lines(path, *byte_range(folder.log_sizes(), options.since, until), follow)
         if options.tail_lines is not None:
             begin = tail_offset(path, begin, end, options.tail_lines)
 

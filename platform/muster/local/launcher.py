@@ -221,16 +221,21 @@ def kill_matching(matches: Callable[[frozenset[bytes]], bool]) -> int:
     """
     killed: dict[int, Process] = {}
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = [process for process in _find_matching(matches) if process.pid not in killed]
-        for process in found:
-            process.send_signal(signal.SIGKILL)
-            killed[process.pid] = process
-        if not found and all(process.has_exited() for process in killed.values()):
-            break
-        time.sleep(0.005)
-    for process in killed.values():
-        process.close()
+    try:
+        while time.monotonic() < deadline:
+            known = len(killed)
+            for process in _find_matching(matches):
+                if process.pid in killed:
+                    process.close()
+                else:
+                    process.send_signal(signal.SIGKILL)
+                    killed[process.pid] = process
+            if len(killed) == known and all(process.has_exited() for process in killed.values()):
+                break
+            time.sleep(0.005)
+    finally:
+        for process in killed.values():
+            process.close()
     return len(killed)
 
 

@@ -99,7 +99,7 @@ def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:
     no more than needed."""
     try:
         with _open_log(path) as file:
-            begin = max(begin, _data_offset(file))
+            begin = _resume_offset(file, begin)
             size = file.seek(0, 2)
             top = size if end is None else min(end, size)
             if count == 0:
@@ -213,13 +213,10 @@ def check_attempt(job: TrainingJob, attempt: int) -> None:
 
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
     """The newest attempt that has a log; with `follow`, an unfinished job's current attempt even without a log."""
-    attempts = [
-        int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
-        for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
-    ]
-    if follow and job.status.phase not in _FINISHED_JOB_PHASES:
-        return max([job.status.attempt, *attempts])
-    return max(attempts, default=job.status.attempt)
+    newest, current = newest_log_attempts(run_dir / "logs").get((role, index)), job.status.attempt
+    if newest is None:
+        return current
+    return max(newest, current) if follow and job.status.phase not in _FINISHED_JOB_PHASES else newest
 
 
 def newest_log_attempts(logs: Path) -> dict[tuple[str, int], int]:
@@ -228,7 +225,7 @@ def newest_log_attempts(logs: Path) -> dict[tuple[str, int], int]:
     for path in logs.glob("*.attempt-*.log"):
         pod, _, attempt = path.name.removesuffix(".log").rpartition(".attempt-")
         role, _, index = pod.rpartition("-")
-        if index.isdigit() and attempt.isdigit():
+        if index.isdecimal() and attempt.isdecimal():
             newest[role, int(index)] = max(int(attempt), newest.get((role, int(index)), 0))
     return newest
 

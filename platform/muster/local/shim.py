@@ -63,6 +63,7 @@ class Shim:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         out_of_memory_kills = _out_of_memory_kills()
         started_at = time.time()
+        self.log_size, self.log_checked_at = 0, (started_at, started_at)
         if self.spec.get("collector"):
             self.collector_pid = _spawn(self.spec["collector"], self.spec["umask"])
         self.spec["env"]["MUSTER_FAILURE_FILE"] = os.path.join(self.folder, FAILURE)
@@ -70,7 +71,7 @@ class Shim:
         while self.main_pid:
             self._wait()
             if self.main_pid and self._grace_expired():
-                os.kill(self.main_pid, signal.SIGKILL)
+                _kill(self.main_pid, signal.SIGKILL)
                 self.killed = True
         finished_at = time.time()
         self._kill_descendants(keep_pid=self.collector_pid)
@@ -123,7 +124,7 @@ class Shim:
         self.deadline = end if self.deadline is None else min(self.deadline, end)
         if self.main_pid and not self.stopped:
             self.stopped = True
-            os.kill(self.main_pid, signal.SIGTERM)
+            _kill(self.main_pid, signal.SIGTERM)
 
     def _grace_expired(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -142,14 +143,15 @@ class Shim:
                 self.collector_pid, self.collector_status = 0, os.waitstatus_to_exitcode(status)
 
     def _kill_descendants(self, keep_pid: int) -> None:
-        """Kill until no descendant is left. Orphans become children of this process, so its children are enough."""
+        """Kill until no descendant is left but `keep_pid` and those of other users. Orphans become children of this
+        process, so its children are enough."""
+        kept = {keep_pid}
         while True:
             self._reap()
-            remaining = [pid for pid in _children() if pid != keep_pid]
+            remaining = [pid for pid in _children() if pid not in kept]
             if not remaining:
                 return
-            for pid in remaining:
-                os.kill(pid, signal.SIGKILL)  # a child that was not reaped, so the pid is valid
+            kept.update(pid for pid in remaining if not _kill(pid, signal.SIGKILL))
             signal.sigtimedwait((signal.SIGCHLD,), 0.05)
 
     def _drain_collector(self) -> None:
@@ -263,6 +265,15 @@ def _spawn(command: dict[str, Any], umask: int) -> int:
             os.write(2, f"muster: cannot start {command['argv'][0]} in {command['cwd']}: {error}\n".encode())
         finally:
             os._exit(code)
+
+
+def _kill(pid: int, number: signal.Signals) -> bool:
+    """Send a signal to a child that was not reaped; False if it is of another user, as one that sudo started."""
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return False
+    return True
 
 
 def _children() -> list[int]:
