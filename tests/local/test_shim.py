@@ -120,9 +120,7 @@ def start_without_the_right_to_kill_others(pod: PodFolder) -> subprocess.Popen[b
 @needs_setpriv
 def test_the_exit_code_is_recorded_although_a_process_of_another_user_remains(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    line = (
-        f"{OTHER_USER} sleep 100 & echo $! > {pid}; until grep -q ^sleep /proc/$!/cmdline; do sleep 0.02; done; exit 3"
-    )
+    line = f"{OTHER_USER} sleep 100 & echo $! > {pid}; until grep -q sleep /proc/$!/comm; do sleep 0.02; done; exit 3"
     pod = write_spec(tmp_path / "pod", line)
     assert start_without_the_right_to_kill_others(pod).wait(100) == 0
     assert end_of(pod).exit_code == 3
