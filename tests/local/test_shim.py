@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) 
     return pod
 
 
-def start(pod: PodFolder) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-I", "-S", shim.__file__, str(pod.path)], start_new_session=True)
+def start(pod: PodFolder, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    command = [*prefix, sys.executable, "-I", "-S", shim.__file__, str(pod.path)]
+    return subprocess.Popen(command, start_new_session=True)
 
 
 def end_of(pod: PodFolder) -> ShimExited:
@@ -109,20 +111,15 @@ def test_no_process_of_a_replica_outlives_it(tmp_path: Path) -> None:
 
 needs_setpriv = pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
 OTHER_USER = "setpriv --reuid=65534 --clear-groups"
-
-
-def start_without_the_right_to_kill_others(pod: PodFolder) -> subprocess.Popen[bytes]:
-    """As the shim of a user whose job uses sudo."""
-    limited = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
-    return subprocess.Popen([*limited, sys.executable, "-I", "-S", shim.__file__, str(pod.path)])
+WITHOUT_CAP_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")  # as a user whose job uses sudo
 
 
 @needs_setpriv
 def test_the_exit_code_is_recorded_although_a_process_of_another_user_remains(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    line = f"{OTHER_USER} sleep 100 & echo $! > {pid}; until grep -q sleep /proc/$!/comm; do sleep 0.02; done; exit 3"
+    line = f"{OTHER_USER} sleep 1000 & echo $! > {pid}; until grep -q sleep /proc/$!/comm; do sleep 0.02; done; exit 3"
     pod = write_spec(tmp_path / "pod", line)
-    assert start_without_the_right_to_kill_others(pod).wait(100) == 0
+    assert start(pod, WITHOUT_CAP_KILL).wait(100) == 0
     assert end_of(pod).exit_code == 3
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
@@ -130,7 +127,7 @@ def test_the_exit_code_is_recorded_although_a_process_of_another_user_remains(tm
 @needs_setpriv
 def test_the_exit_code_of_a_replica_of_another_user_that_cannot_be_stopped_is_recorded(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", f"exec {OTHER_USER} sh -c 'echo up; sleep 3; exit 5'", grace_s=0.1)
-    process = start_without_the_right_to_kill_others(pod)
+    process = start(pod, WITHOUT_CAP_KILL)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     process.terminate()
     assert process.wait(100) == 0

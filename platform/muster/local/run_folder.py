@@ -213,9 +213,8 @@ def check_attempt(job: TrainingJob, attempt: int) -> None:
 
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
     """The newest attempt that has a log; with `follow`, an unfinished job's current attempt even without a log."""
-    newest, current = newest_log_attempts(run_dir / "logs").get((role, index)), job.status.attempt
-    if newest is None:
-        return current
+    current = job.status.attempt
+    newest = newest_log_attempts(run_dir / "logs").get((role, index), current)
     return max(newest, current) if follow and job.status.phase not in _FINISHED_JOB_PHASES else newest
 
 

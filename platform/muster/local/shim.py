@@ -53,7 +53,7 @@ class Shim:
         self.deadline: float | None = None  # monotonic; end of the grace period
         self.stopped = False
         self.killed = False
-        self.log_size = -1
+        self.log_size = -1  # unknown
         self.log_dropped = 0  # bytes that were dropped from the beginning of the log
         self.log_checked_at: tuple[float, float] | None = None  # last check without growth; None if it is in `times`
         self.next_log_check = 0.0  # monotonic
@@ -63,7 +63,7 @@ class Shim:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         out_of_memory_kills = _out_of_memory_kills()
         started_at = time.time()
-        self.log_size, self.log_checked_at = 0, (started_at, started_at)
+        self.log_size, self.log_checked_at = 0, (started_at, started_at)  # no process has written to it
         if self.spec.get("collector"):
             self.collector_pid = _spawn(self.spec["collector"], self.spec["umask"])
         self.spec["env"]["MUSTER_FAILURE_FILE"] = os.path.join(self.folder, FAILURE)
