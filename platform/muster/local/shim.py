@@ -13,7 +13,7 @@ Files in FOLDER; the shim writes all except `spec.json`, `stop.json` and `failur
                    just before and after it grew, at most a second apart
     stop.json      {"grace_s"}: read at SIGTERM
     failure.json   {"exit_code", "failed_at"}: written by a launcher when its first rank fails (MUSTER_FAILURE_FILE)
-    exit.json      exit code and times; written last, once no process of the replica is left
+    exit.json      exit code and times; written last, once no process of the replica is left but those of other users
 """
 
 from __future__ import annotations
