@@ -203,6 +203,7 @@ class DryRuns:
             node="",
             flavor="",
             rank0_node="",
+            grace_s=0.0,
         )
         try:
             document = await self.template_reader.read(job, role)

@@ -229,7 +229,7 @@ class PodControl:
         if pod is None:
             self.cache.pods.remove_tombstone(known.uid, write.name)
             return
-        grace_s = 0 if write.force else round(write.grace_s)
+        grace_s = 0 if write.force else max(1, round(write.grace_s))  # 0 would not wait for the kubelet
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
         path = PODS.path(known.namespace, write.name)
         try:

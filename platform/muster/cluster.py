@@ -88,6 +88,7 @@ class PodView:
     job's roles are now; empty if unknown: then the role's applies. `pending_reason`: what a Pending pod waits for, if
     known. Unschedulable: kube-scheduler cannot bind it, for example because another pod took the capacity. Image: its
     images are pulled, or cannot be. Volume: its volumes are not mounted. Node: its node has not created its sandbox.
+    `grace_s`: seconds between SIGTERM and SIGKILL of a deleting pod, if known.
     """
 
     name: str
@@ -106,6 +107,7 @@ class PodView:
     failed_at: float | None = None
     request: Resources = Resources()
     pending_reason: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
+    grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class CreatePod:
     node: str
     flavor: str
     rank0_node: str  # the node of pod 0 of this role
+    grace_s: float  # with which it is stopped, unless its queue changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,23 @@ def test_the_nomination_is_written_before_the_eviction_and_both_before_a_pod_is_
     assert (cluster.job(low).status.attempt, cluster.job(low).status.restarts) == (1, 0)
 
 
+def test_a_guarantee_waits_at_most_the_grace_period_that_the_queue_of_the_victim_allows() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue("all"), queue("x", 8, "all"), queue("y", 0, "all")])
+    engine = Engine()
+    low = cluster.submit(job("low", 1, queue="y", grace=86_400), JobBehavior(1e6, stop_s=86_400))
+    settle(engine, cluster, until=100)
+    high = cluster.submit(job("high", 1, queue="x"), JobBehavior(10))
+    run_cycle(cluster, engine)
+    nomination, eviction = cluster.job(high).status.nomination, cluster.job(low).status.eviction
+    assert nomination is not None
+    assert eviction is not None
+    assert (nomination.expires_at, eviction.deadline) == (100 + 600 + 600, 100 + 600)
+    settle(engine, cluster, until=699)
+    assert cluster.job(high).status.phase == "Pending"
+    settle(engine, cluster, until=701)
+    assert cluster.job(high).status.phase == "Running"
+
+
 def test_a_nomination_whose_victims_were_never_evicted_is_dropped() -> None:
     cluster, engine, low, high = preemption()
     first = engine.reconcile(cluster.observe()).writes[0]

@@ -150,6 +150,27 @@ def test_a_submit_between_the_end_of_a_cancelled_job_and_the_next_cycle_does_not
     assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
 
 
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_period_that_its_queue_allows(
+    parts: DaemonComponents, loop: ControlLoop
+) -> None:
+    impatient = spec.Queue.model_validate({
+        "metadata": {"name": "impatient"},
+        "spec": {"maxGracePeriodSeconds": 1, "namespaceSelector": {}, "resources": [{"flavor": "local"}]},
+    })  # fmt: skip
+    parts.service.apply([impatient])
+    line = 'trap "" TERM; cd "$MUSTER_RUN_DIR"; echo "$MUSTER_GRACE_SECONDS" > grace; while :; do sleep 0.1; done'
+    job = parts.service.submit([shell_job("hung", line, grace=86_400, queue="impatient")], dry_run=False)[0]
+    shown = parts.cluster.run_dir(job) / "grace"
+
+    def after_a_cycle(condition: Callable[[], object]) -> object:
+        loop._run_cycle()
+        return condition()
+
+    eventually(lambda: after_a_cycle(lambda: shown.exists() and shown.read_text() == "1\n"))
+    parts.service.patch("default", "hung", {"cancel": True})
+    eventually(lambda: after_a_cycle(lambda: parts.store.jobs[job.metadata.uid].status.finished_at))
+
+
 def test_a_job_whose_files_cannot_be_created_fails_and_others_run(
     parts: DaemonComponents, loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ BASE = {"PATH": "/usr/bin:/bin"}
 
 POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)
 
-SLOT = PodAllocation("/runs/job", ("2", "3"), 23456)
+SLOT = PodAllocation("/runs/job", ("2", "3"), 23456, 40.0)
 
 
 def test_the_daemon_gets_only_listed_variables() -> None:
@@ -86,9 +86,7 @@ def test_a_requested_variable_that_is_not_set_is_refused() -> None:
 
 
 def test_a_pod_gets_the_variables_of_the_run_folder_contract() -> None:
-    job = shell_job(
-        "job", "true", grace=40, trace={"startStep": 20, "steps": 5, "ranks": [0, 3], "every": 500}, queue="research"
-    )
+    job = shell_job("job", "true", trace={"startStep": 20, "steps": 5, "ranks": [0, 3], "every": 500}, queue="research")
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u1", "namespace": "team"})})
     environment = pod_environment(BASE, job, POD, SLOT)
     assert {name: value for name, value in environment.items() if name.startswith(("MUSTER_", "CUDA_"))} == {
@@ -101,7 +99,7 @@ def test_a_pod_gets_the_variables_of_the_run_folder_contract() -> None:
 
 
 def test_without_a_trace_there_are_no_trace_variables_and_without_gpus_none_are_visible() -> None:
-    environment = pod_environment(BASE, shell_job("job", "true"), POD, PodAllocation("/runs/job", (), 1))
+    environment = pod_environment(BASE, shell_job("job", "true"), POD, PodAllocation("/runs/job", (), 1, 30.0))
     assert "MUSTER_TRACE_STEPS" not in environment
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 

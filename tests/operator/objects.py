@@ -69,6 +69,7 @@ def create(**fields: Any) -> CreatePod:
         "node": "n7",
         "flavor": "h200",
         "rank0_node": "n6",
+        "grace_s": 90.0,
     }
     return CreatePod(**{**wanted, **fields})
 

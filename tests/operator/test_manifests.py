@@ -129,7 +129,7 @@ def test_every_container_has_the_documented_environment_first_and_cannot_overrid
         "MUSTER_RUN_DIR": "/muster/run",
         "MUSTER_RANK0_HOST": f"trainer-0.{service_name('llama', 'uid-llama')}",
         "MUSTER_RANK0_PORT": "29500",
-        "MUSTER_GRACE_SECONDS": "30",
+        "MUSTER_GRACE_SECONDS": "90",
         "LOG": "$(MUSTER_REPLICA).log",
     }
     assert environment(pod, kind="initContainers")["MUSTER_ATTEMPT"] == "3"

@@ -112,7 +112,7 @@ def test_a_pod_that_exists_because_it_was_created_before_is_no_failure() -> None
         harness = OperatorHarness(api)
         harness.submit("bad", 5, admitted())
         name = pod_name("bad", "uid-bad", "trainer", 0, 0)
-        write = CreatePod("uid-bad", name, "trainer", 0, 1, 0, "n1", "f", "n1")
+        write = CreatePod("uid-bad", name, "trainer", 0, 1, 0, "n1", "f", "n1", 30.0)
         harness.cache.pods.on_upsert(pod_seen("", 6, node="n1", owner="uid-bad", slot=(0, 0)))
         deferred: set[str] = set()
         await harness.writer.pods.apply("uid-bad", [write], deferred)

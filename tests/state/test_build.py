@@ -366,3 +366,19 @@ def test_gangs_of_a_queue_that_cannot_be_decoded_keep_running_and_stay_charged()
     seen = snapshot(one, decode_errors=DecodeErrors({"default": "spec: odd"}, {"any": "spec: odd"}))
     assert [(running.gang.uid, running.state) for running in seen.running] == [("a", "admitted")]
     assert replay(seen) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "grace_s"), [(None, None, 600), (None, 60, 60), (90, 60, 90), (90, None, 90)]
+)
+def test_the_grace_period_of_a_gang_is_limited_by_the_nearest_queue_that_sets_a_limit(
+    own: int | None, parent: int | None, grace_s: float
+) -> None:
+    limits = {"all": parent, "default": own}
+    tree = tuple(
+        spec.Queue.model_validate(
+            {"metadata": {"name": name}, "spec": {"maxGracePeriodSeconds": limit, "namespaceSelector": {}, **above}}
+        )
+        for (name, limit), above in zip(limits.items(), ({}, {"parent": "all"}), strict=True)
+    )
+    assert snapshot(named("a", grace=86_400), queues=tree).pending[0].grace_s == grace_s

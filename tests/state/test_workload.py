@@ -11,12 +11,15 @@ from muster.api import spec
 from muster.cluster import NO_DECODE_ERRORS, PodView
 from muster.model import Gang, Nomination, Resources, Role, RolePlacement
 from muster.state.jobs import JobContext, JobProjection, project_job
+from muster.state.projection import MaxGracePeriods
 from muster.workload import Admission, Workload
 
 NOW = 1000.0
 ROLES = (Role("workers", 2, 2, Resources.of({"cpu": 1000})),)
 PLACED = (RolePlacement("workers", "any", (("n0", 2),)),)
-CONTEXT = JobContext({"n0": "any"}, {"default": queue()}, {}, {("default", "d"): True}, {}, NO_DECODE_ERRORS)
+CONTEXT = JobContext(
+    {"n0": "any"}, {"default": queue()}, {}, {("default", "d"): True}, {}, NO_DECODE_ERRORS, MaxGracePeriods(())
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def test_a_job_of_another_kind_is_rejected_for_its_queue_namespace_or_priority_c
     rejected = projected(SuspendedJob(priority_class="missing")).rejected
     assert rejected is not None
     assert rejected.reason == "PriorityClassNotFound"
-    context = JobContext({}, {}, {}, {}, {}, NO_DECODE_ERRORS)
+    context = JobContext({}, {}, {}, {}, {}, NO_DECODE_ERRORS, MaxGracePeriods(()))
     job = SuspendedJob()
     missing = project_job(job, (), NOW, context, job.gang(NOW, {}, ROLES)).rejected
     assert missing is not None

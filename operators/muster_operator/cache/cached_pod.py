@@ -194,6 +194,7 @@ def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
         pending_reason=_start_blocker(pod) if phase == "Pending" else "",
         deleting=meta.deletion_timestamp is not None,
+        grace_s=meta.deletion_grace_period_seconds,
         exit_code=None if ended is None else ended.exit_code,
         reason=_reason(pod, ended) if phase == "Failed" else "",
         finished_at=parse_time(ended.finished_at) if ended and ended.finished_at and has_ended(pod) else None,

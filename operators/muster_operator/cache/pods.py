@@ -109,7 +109,9 @@ class PodCache(WatchedCache[CachedPod]):
         now = self._cache.get(key)
         if now is None or now.uid != pod.uid or now.view is None or (now.ended and not pod.ended):
             return
-        self._cache.replace(key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True)))
+        self._cache.replace(
+            key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True, grace_s=None))
+        )
 
     def remove_tombstone(self, uid: str, name: str) -> None:
         """The job was decided on without this pod, which is deleted."""

@@ -182,7 +182,6 @@ def _pod_environment(
     """The variables, by name, that docs/run-folder.md promises to every container of a pod. `single_pod`: the job has
     one pod in all, which needs no Service for rendezvous."""
     meta = job.metadata
-    role = next(role for role in job.spec.roles if role.name == pod.role)
     host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
     port = rendezvous_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)
     variables = {
@@ -196,7 +195,7 @@ def _pod_environment(
         "MUSTER_RUN_DIR": run_dir,
         "MUSTER_RANK0_HOST": host,
         "MUSTER_RANK0_PORT": str(port),
-        "MUSTER_GRACE_SECONDS": str(role.template.spec.termination_grace_period_seconds),
+        "MUSTER_GRACE_SECONDS": str(round(pod.grace_s)),
     }
     trace = job.spec.trace
     if trace is not None:

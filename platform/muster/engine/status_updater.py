@@ -13,6 +13,7 @@ from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, ma
 from muster.lifecycle.placement import describe, placement_of
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
 from muster.state import JobEntry
+from muster.state.projection import MaxGracePeriods
 
 INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
     {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
@@ -39,6 +40,7 @@ class StatusUpdater:
         self._jobs = jobs
         self._nodes = nodes
         self._timeouts = timeouts
+        self._max_grace_s = MaxGracePeriods(observed.queues)
         self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
         self.updates: dict[str, StatusUpdate] = {}
         self.wake_times: dict[str, float | None] = {}  # of the jobs processed in this cycle
@@ -50,10 +52,15 @@ class StatusUpdater:
         job = self._jobs[uid].job if update is None else _with_status(update.job, update.status)
         observed = self._observed
         pods: tuple[PodView, ...] = observed.pods.get(uid, ())
-        deleted = job.spec.queue in self._queues_deleting
-        result = lifecycle.reconcile_job(
-            job, Observation(observed.now, pods, observed.heartbeats.get(uid), self._nodes, deleted), self._timeouts
+        seen = Observation(
+            now=observed.now,
+            pods=pods,
+            heartbeat=observed.heartbeats.get(uid),
+            nodes=self._nodes,
+            queue_deleted=job.spec.queue in self._queues_deleting,
+            max_grace_s=self._max_grace_s[job.spec.queue],
         )
+        result = lifecycle.reconcile_job(job, seen, self._timeouts)
         self.wake_times[uid] = result.wake_at
         if update is None and result.status is job.status and not result.writes:
             return
@@ -260,7 +267,7 @@ class StatusUpdater:
     # ---- status updates
 
     def _eviction_status(self, job: TrainingJob, preemptor: str, reason: str) -> EvictionStatus:
-        deadline = self._observed.now + max_grace_period_s(job)
+        deadline = self._observed.now + max_grace_period_s(job, self._max_grace_s[job.spec.queue])
         return EvictionStatus.model_construct(beneficiary=preemptor, reason=reason, deadline=deadline)
 
     def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:

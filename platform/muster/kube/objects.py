@@ -44,6 +44,7 @@ class V1PodMeta(V1ObjectMeta, rename="camel"):
 
     labels: dict[str, str] = {}
     owner_references: list[V1OwnerReference] = []
+    deletion_grace_period_seconds: int | None = None
 
 
 class V1ResourceRequirements(msgspec.Struct):

@@ -353,7 +353,8 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
         )
         ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
     if not is_condition_true(status, PODS_READY) and context.old_pods_deleted:
-        since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace_period_s(context.job)
+        grace_s = max_grace_period_s(context.job, context.observation.max_grace_s)
+        since = admitted_at if status.requeue_after is None else status.requeue_after + grace_s
         ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds
     return ends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muster.api.spec import TrainingJob, TrainingJobStatus
+from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, TrainingJob, TrainingJobStatus
 from muster.backoff import backoff_s
 from muster.cluster import Heartbeat, NodeView, PodView, Write
 
@@ -15,13 +15,15 @@ ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is observed of a job. `nodes` is by name; `queue_deleted`: its queue is being deleted."""
+    """What is observed of a job. `nodes` is by name; `queue_deleted`: its queue is being deleted; `max_grace_s`: the
+    longest grace period that its queue allows."""
 
     now: float
     pods: tuple[PodView, ...] = ()
     heartbeat: Heartbeat | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     queue_deleted: bool = False
+    max_grace_s: float = DEFAULT_MAX_GRACE_PERIOD_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,16 @@ class Timeouts:
         return backoff_s(restarts, self.backoff_s, self.backoff_max_s)
 
 
-def role_grace_period_s(job: TrainingJob, role: str) -> float:
-    """Seconds between SIGTERM and SIGKILL for pods of the role; the longest of all roles for a role that was
-    removed."""
+def role_grace_period_s(job: TrainingJob, role: str, limit_s: float) -> float:
+    """Seconds between SIGTERM and SIGKILL for pods of the role, at most `limit_s`, the limit of its queue; the longest
+    of all roles for a role that was removed."""
     for part in job.spec.roles:
         if part.name == role:
-            return float(part.template.spec.termination_grace_period_seconds)
-    return max_grace_period_s(job)
+            return min(float(part.template.spec.termination_grace_period_seconds), limit_s)
+    return max_grace_period_s(job, limit_s)
 
 
-def max_grace_period_s(job: TrainingJob) -> float:
-    """The longest grace period of any role, in seconds."""
-    return float(max(part.template.spec.termination_grace_period_seconds for part in job.spec.roles))
+def max_grace_period_s(job: TrainingJob, limit_s: float) -> float:
+    """The longest grace period of any role, in seconds, at most `limit_s`, the limit of its queue."""
+    longest = max(part.template.spec.termination_grace_period_seconds for part in job.spec.roles)
+    return min(float(longest), limit_s)

@@ -170,7 +170,11 @@ class _JobReconciler:
             return
         now = self.observation.now
         self.status = transitions.requeue(
-            self.status, now, self.timeouts, self._retained_capacity(), nomination_ttl_s(self.job)
+            self.status,
+            now,
+            self.timeouts,
+            self._retained_capacity(),
+            nomination_ttl_s(self.job, self.observation.max_grace_s),
         )
         self._wait_in_queue()
 
@@ -306,6 +310,7 @@ class _JobReconciler:
             node=slot.node,
             flavor=slot.flavor,
             rank0_node=slot.rank0_node,
+            grace_s=self._grace_period_s(slot.role),
         )
 
     def _delete_pods(self, pods: Iterable[PodView]) -> None:
@@ -316,8 +321,12 @@ class _JobReconciler:
                 continue
             if node is not None and node.not_ready_since is not None:
                 self.wake_times.append(node.not_ready_since + self.timeouts.force_delete_after_s)
-            if not pod.deleting:
-                self.pod_writes.append(DeletePod(pod.job_uid, pod.name, role_grace_period_s(self.job, pod.role)))
+            grace_s = self._grace_period_s(pod.role)
+            if not pod.deleting or (pod.grace_s is not None and pod.grace_s > grace_s):
+                self.pod_writes.append(DeletePod(pod.job_uid, pod.name, grace_s))
+
+    def _grace_period_s(self, role: str) -> float:
+        return role_grace_period_s(self.job, role, self.observation.max_grace_s)
 
     def _record_event(self, event_type: str, reason: str, message: str) -> None:
         self.events.append(

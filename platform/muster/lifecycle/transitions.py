@@ -235,14 +235,15 @@ def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: fl
     return places if matches_spec(places, spec) else []
 
 
-def nomination_ttl_s(job: TrainingJob) -> float:
-    """Seconds for which it retains them, from when it may start again."""
-    return max_grace_period_s(job) + job.spec.start_timeout_seconds
+def nomination_ttl_s(job: TrainingJob, max_grace_s: float) -> float:
+    """Seconds for which it retains them, from when it may start again. `max_grace_s`: the limit of its queue."""
+    return max_grace_period_s(job, max_grace_s) + job.spec.start_timeout_seconds
 
 
-def retained_until(job: TrainingJob, timeouts: Timeouts) -> float:
+def retained_until(job: TrainingJob, timeouts: Timeouts, max_grace_s: float) -> float:
     """When that nomination ends at the latest, for an evicted gang whose pods stop within their grace period."""
     evicted = find_condition(job.status, EVICTED)
     assert evicted is not None
     delay_s = backoff_s(job.status, evicted.reason, timeouts)
-    return evicted.last_transition_time + max_grace_period_s(job) + delay_s + nomination_ttl_s(job)
+    stopped_at = evicted.last_transition_time + max_grace_period_s(job, max_grace_s)
+    return stopped_at + delay_s + nomination_ttl_s(job, max_grace_s)

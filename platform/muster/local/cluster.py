@@ -275,7 +275,7 @@ class LocalCluster:
             flavor=write.flavor,
             port=self._rendezvous_port(write, peers.values()),
             gpus=request.get(GPU),
-            grace_s=float(role.template.spec.termination_grace_period_seconds),
+            grace_s=write.grace_s,
             request=request,
         )
         self._store.put_pod(record)

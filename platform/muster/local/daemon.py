@@ -292,12 +292,20 @@ def ensure_default_objects(store: SqliteStore, nodes: Iterable[NodeView], now: f
         if written is None:
             store.put(spec.Flavor(metadata=_metadata(DEFAULT_FLAVOR, now), spec=_flavor()))
             store.put(spec.Queue(metadata=_metadata(DEFAULT_QUEUE, now), spec=desired))
-        elif (queue := store.queues.get(DEFAULT_QUEUE)) is None or queue.spec.model_dump_json() != written:
+        elif (queue := store.queues.get(DEFAULT_QUEUE)) is None or queue.spec != _read_spec(written):
             return
         elif queue.spec != desired:
             metadata = queue.metadata.model_copy(update={"generation": queue.metadata.generation + 1})
             store.put(queue.model_copy(update={"spec": desired, "metadata": metadata}))
         store.put_setting(_DEFAULT_QUEUE_SETTING, desired.model_dump_json())
+
+
+def _read_spec(written: str) -> spec.QueueSpec | None:
+    """The queue that an earlier daemon, perhaps of another version, wrote; None if this version cannot read it."""
+    try:
+        return spec.QueueSpec.model_validate_json(written)
+    except ValueError:
+        return None
 
 
 def _flavor() -> spec.FlavorSpec:

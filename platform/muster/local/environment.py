@@ -195,11 +195,12 @@ def _annotated(job: spec.TrainingJob, annotations: dict[str, str]) -> spec.Train
 
 @dataclass(frozen=True, slots=True)
 class PodAllocation:
-    """The resources of this host that one pod uses."""
+    """The resources of this host that one pod uses, and the grace period with which it is stopped."""
 
     run_dir: str
     devices: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES
     rank0_port: int
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,7 @@ def pod_environment(
         "MUSTER_RUN_DIR": allocation.run_dir,
         "MUSTER_RANK0_HOST": "127.0.0.1",
         "MUSTER_RANK0_PORT": str(allocation.rank0_port),
-        "MUSTER_GRACE_SECONDS": str(role.template.spec.termination_grace_period_seconds),
+        "MUSTER_GRACE_SECONDS": str(round(allocation.grace_s)),
         "CUDA_VISIBLE_DEVICES": ",".join(allocation.devices),
     }
     trace = job.spec.trace

@@ -112,7 +112,9 @@ def build_shim_spec(context: LaunchContext, pod: PodRecord, job: spec.TrainingJo
     """The shim's spec, whose fields shim.py describes. Raises OSError."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     container = role.template.spec.containers[0]
-    allocation = PodAllocation(run_dir=str(context.run_dir(job)), devices=pod.devices or (), rank0_port=pod.port)
+    allocation = PodAllocation(
+        run_dir=str(context.run_dir(job)), devices=pod.devices or (), rank0_port=pod.port, grace_s=pod.grace_s
+    )
     identity = PodIdentity(pod.name, pod.role, pod.index, pod.replicas, pod.attempt)
     environment = pod_environment(interpreter_environment(context.environment_of(job), job), job, identity, allocation)
     return {
@@ -122,7 +124,7 @@ def build_shim_spec(context: LaunchContext, pod: PodRecord, job: spec.TrainingJo
         "cwd": working_directory(job, container),
         "log": str(context.log_file(pod, job)),
         "log_limit": job_log_limit(job, context.log_limit),
-        "grace_s": role.template.spec.termination_grace_period_seconds,
+        "grace_s": pod.grace_s,
         "umask": context.umask,
         "boot_id": context.boot_id,
         "collector": _build_collector_spec(context, pod, allocation, environment)

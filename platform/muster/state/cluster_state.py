@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from muster import model
 from muster.api import spec
 from muster.api.spec import TrainingJob, TrainingJobStatus
+from muster.api.validation import max_grace_period_s
 from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
@@ -79,6 +80,7 @@ class ClusterState:
         self.last_snapshot: Snapshot | None = None
         self._node_views: tuple[NodeView, ...] | None = None
         self._queues: tuple[tuple[object, ...], ...] | None = None  # spec, name and uid of each
+        self._max_grace_s: dict[str, float] = {}  # by queue
         self._job_ids: set[int] = set()  # identities of the jobs in the entries, which hold references to them
         self._related: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
         self._recheck: set[str | None] = set()  # None: every job
@@ -106,12 +108,12 @@ class ClusterState:
     def update(self, observed: ObservedState) -> Changes:
         """Take the observed state over; what differs from the one before, or is due."""
         nodes_changed = self._update_nodes(observed)
-        self._update_queues(observed)
+        graces_changed = self._update_queues(observed)
         fresh = self._update_jobs(observed)
         pods, heartbeats, rejections = self._changed_related(observed)
         rechecked, recheck_all = self._take_rechecked()
         due = rechecked.union(self.timers.pop_due(observed.now))
-        if nodes_changed or recheck_all:
+        if nodes_changed or graces_changed or recheck_all:
             reconcile = [job.metadata.uid for job in observed.jobs]
         else:
             reconcile = [*fresh, *sorted((pods | heartbeats | due) - set(fresh))]
@@ -130,12 +132,17 @@ class ClusterState:
             view is not before[name] and _health(view) != _health(before[name]) for name, view in self.nodes.items()
         )
 
-    def _update_queues(self, observed: ObservedState) -> None:
+    def _update_queues(self, observed: ObservedState) -> bool:
+        """Whether the longest grace period of a queue changed, so that every job has to be processed."""
         queues = tuple((queue.spec, queue.metadata.name, queue.metadata.uid) for queue in observed.queues)
         known = self._queues
-        if known is None or len(queues) != len(known) or not all(map(_same_queue, queues, known)):
-            self._queues = queues
-            self.fair_share.update_queues(observed.queues, observed.now)
+        if known is not None and len(queues) == len(known) and all(map(_same_queue, queues, known)):
+            return False
+        self._queues = queues
+        self.fair_share.update_queues(observed.queues, observed.now)
+        before, by_name = self._max_grace_s, {queue.metadata.name: queue for queue in observed.queues}
+        self._max_grace_s = {name: max_grace_period_s(name, by_name) for name in by_name}
+        return self._max_grace_s != before
 
     def _update_jobs(self, observed: ObservedState) -> list[str]:
         """The uids of new and changed jobs. Removed ones are dropped."""

@@ -47,6 +47,7 @@ class JobContext:
     allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
     priority_classes: Mapping[str, int]  # values by name
     decode_errors: DecodeErrors
+    max_grace_s: Mapping[str, float]  # longest grace period, by queue
 
 
 def project_job(

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from muster import model
 from muster.api import spec
-from muster.api.validation import QueueReadiness, namespace_allowed, queue_readiness
+from muster.api.validation import QueueReadiness, max_grace_period_s, namespace_allowed, queue_readiness
 from muster.api.validation.queues import quotas_of
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView
 from muster.workload.requests import tolerations
@@ -175,6 +175,18 @@ def to_queue(queue: spec.Queue, readiness: QueueReadiness) -> model.QueueInfo:
         active=readiness.active,
         inactive_reason="" if readiness.active else readiness.message,
     )
+
+
+class MaxGracePeriods(dict[str, float]):
+    """The longest grace period in seconds that a queue allows, by queue, computed at the first use."""
+
+    def __init__(self, queues: Iterable[spec.Queue]) -> None:
+        super().__init__()
+        self._by_name = {queue.metadata.name: queue for queue in queues}
+
+    def __missing__(self, queue: str) -> float:
+        self[queue] = max_grace_period_s(queue, self._by_name)
+        return self[queue]
 
 
 class AllowedNamespaces(dict[tuple[str, str], bool]):

@@ -18,7 +18,7 @@ from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
-from muster.state.projection import AllowedNamespaces, reuse_equal, reuse_tuple
+from muster.state.projection import AllowedNamespaces, MaxGracePeriods, reuse_equal, reuse_tuple
 from muster.workload import Workload
 from muster.workload.trainingjob import TrainingJobWorkload
 
@@ -124,7 +124,8 @@ def _project_jobs(
     for uid in uids:
         entry = state.jobs[uid]
         job = updated_jobs.get(uid, entry.job)
-        _project_job(state, entry, TrainingJobWorkload(job), observed.pods.get(uid, no_pods), observed.now, context)
+        workload = TrainingJobWorkload(job, context.max_grace_s[job.spec.queue])
+        _project_job(state, entry, workload, observed.pods.get(uid, no_pods), observed.now, context)
         projection, rejection = entry.projection, observed.pod_rejections.get(uid)
         if projection.pending is not None and rejection is not None:
             projection = replace(projection, pending=None, rejected=Wait(uid, "PodRejected", rejection))
@@ -163,6 +164,7 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         allowed_namespaces=AllowedNamespaces(observed.queues, observed.namespaces),
         priority_classes=observed.priority_classes,
         decode_errors=observed.decode_errors,
+        max_grace_s=MaxGracePeriods(observed.queues),
     )
     return state.context
 

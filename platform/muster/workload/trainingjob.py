@@ -36,10 +36,12 @@ _TIMEOUTS = Timeouts()  # how long capacity is retained is an estimate until the
 class TrainingJobWorkload:
     """See `Workload`."""
 
-    __slots__ = ("_job",)
+    __slots__ = ("_job", "_max_grace_s")
 
-    def __init__(self, job: spec.TrainingJob) -> None:
+    def __init__(self, job: spec.TrainingJob, max_grace_s: float = spec.DEFAULT_MAX_GRACE_PERIOD_S) -> None:
+        """`max_grace_s`: the longest grace period that the job's queue allows."""
         self._job = job
+        self._max_grace_s = max_grace_s
 
     @property
     def uid(self) -> str:
@@ -125,7 +127,7 @@ class TrainingJobWorkload:
             flavors=tuple(wanted.flavors),
             topology=_topology(wanted.topology),
             max_runtime_s=None if wanted.max_runtime_seconds is None else float(wanted.max_runtime_seconds),
-            grace_s=max_grace_period_s(self._job),
+            grace_s=max_grace_period_s(self._job, self._max_grace_s),
             start_timeout_s=float(wanted.start_timeout_seconds),
             excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
         )
@@ -144,7 +146,7 @@ class TrainingJobWorkload:
             resized_at=status.resized_at,
             preemptor=None if status.eviction is None else status.eviction.beneficiary or None,
             retained_placement=retained,
-            retained_until=retained_until(job, _TIMEOUTS) if retained else None,
+            retained_until=retained_until(job, _TIMEOUTS, self._max_grace_s) if retained else None,
         )
 
     def nomination(self, now: float, gang: Gang) -> Nomination | None:

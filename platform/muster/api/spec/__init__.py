@@ -66,6 +66,7 @@ from muster.api.spec.pods import (
     TemplateMeta,
 )
 from muster.api.spec.queues import (
+    DEFAULT_MAX_GRACE_PERIOD_S,
     FairShareStatus,
     FairShareUsage,
     Flavor,
@@ -82,6 +83,7 @@ from muster.api.spec.queues import (
 
 __all__ = [
     "API_VERSION",
+    "DEFAULT_MAX_GRACE_PERIOD_S",
     "FINISHED_CAPTURE_PHASES",
     "JOB_LABEL",
     "MAX_JOB_NAME",

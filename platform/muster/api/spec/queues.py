@@ -53,6 +53,10 @@ class FlavorQuota(StrictModel):
         return self
 
 
+DEFAULT_MAX_GRACE_PERIOD_S = 600.0
+"""`maxGracePeriodSeconds` of a root that sets none, and of jobs whose queue does not exist."""
+
+
 class QueueSpec(StrictModel):
     """The desired state of a queue."""
 
@@ -68,6 +72,10 @@ class QueueSpec(StrictModel):
     namespace_selector: LabelSelector | None = None
     """Selects the namespaces whose jobs may use the queue. {} selects all. Default: that of the parent; a root without
     one selects no namespace."""
+    max_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Most seconds between SIGTERM and SIGKILL for pods of jobs in the queue: pods with a longer
+    `terminationGracePeriodSeconds` are stopped with this grace period, so that a guarantee does not wait longer for
+    them. Default: that of the parent; 600 for a root."""
     resources: Annotated[list[FlavorQuota], Field(max_length=64), ListMapKey("flavor", "join the two entries")] = []
     """Quota by flavor. A flavor that no queue on the path to the root names cannot be used."""
 

@@ -14,7 +14,7 @@ from muster.api.validation.edit import (
     resumed_in_vain,
     with_replicas,
 )
-from muster.api.validation.queues import QueueReadiness, namespace_allowed, queue_readiness
+from muster.api.validation.queues import QueueReadiness, max_grace_period_s, namespace_allowed, queue_readiness
 from muster.api.validation.size import check_size
 from muster.api.validation.submit import check_dependencies_valid, check_submit, invalid_dependency
 
@@ -31,6 +31,7 @@ __all__ = [
     "check_submit",
     "check_unfinished",
     "invalid_dependency",
+    "max_grace_period_s",
     "namespace_allowed",
     "queue_readiness",
     "resumed_in_vain",

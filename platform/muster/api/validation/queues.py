@@ -14,7 +14,7 @@ from typing import Any
 
 from muster import model
 from muster.api.quantity import format_quantity, parse_quantity
-from muster.api.spec import FlavorQuota, LabelSelector, Queue
+from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, FlavorQuota, LabelSelector, Queue
 from muster.quota import QueueTree, queue_tree
 from muster.text import name_hint
 
@@ -203,6 +203,15 @@ def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector 
         if queue.spec.namespace_selector is not None:
             return queue.spec.namespace_selector
     return None
+
+
+def max_grace_period_s(queue_name: str, by_name: Mapping[str, Queue]) -> float:
+    """The effective `maxGracePeriodSeconds` of the queue: its own, else that of its nearest ancestor, else the
+    default."""
+    for queue in path_to_root(queue_name, by_name):
+        if queue.spec.max_grace_period_seconds is not None:
+            return float(queue.spec.max_grace_period_seconds)
+    return DEFAULT_MAX_GRACE_PERIOD_S
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
