@@ -48,3 +48,17 @@ def test_there_are_at_most_25_decision_records_and_the_index_lists_each_with_tit
         records.append((number, record.name, title, date, status))
     assert rows == records
     assert len(records) <= 25
+
+
+def test_each_row_of_a_table_of_the_security_page_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    found = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    known = set(re.findall(r"^(?:async )?def (test_\w+)", found, flags=re.MULTILINE))
+    tables = re.findall(r"^(\|.+\|)\n\|[-|]+\|\n((?:\|.+\|\n)+)", page, flags=re.MULTILINE)
+    assert len(tables) == len(re.findall(r"^\|-", page, flags=re.MULTILINE)) > 3
+    for head, rows in tables:
+        assert head.endswith("| test |")
+        for row in rows.splitlines():
+            named = re.findall(r"`(test_\w+)`", row.rstrip("|").rpartition("|")[2])
+            assert named, f"no test in the row: {row}"
+            assert not set(named) - known, f"no such test: {set(named) - known}"

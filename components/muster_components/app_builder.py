@@ -225,6 +225,7 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
         "trace-ranks": scheduling.trace_ranks,
         "trace-every": every or None,
         "grace": GRACE_PERIOD,
+        "pod-security": "restricted",
         "failure-rules": json.dumps(rules),
     }
     return {f"muster.dev/{key}": value for key, value in values.items() if value is not None}

@@ -74,7 +74,7 @@ def fsdp(
         gpu: GPUs per node (default: one per process if the nodes have that many, else none)
         memMB: memory per node in MB (default: not limited)
         env: environment variables, such as A=1,B=2
-        image: container image; not used by muster_local
+        image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
     """
     return app_builder.training_app("fsdp", "fsdp", trainer_args, locals())
 
@@ -206,6 +206,6 @@ def script(
         gpu: GPUs per node (default: one per process if the nodes have that many, else none)
         memMB: memory per node in MB (default: not limited)
         env: environment variables, such as A=1,B=2
-        image: container image; not used by muster_local
+        image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
     """
     return app_builder.script_app(app_builder.ScriptArgs(path=script, module=m, args=script_args), locals())

@@ -86,6 +86,7 @@ class Operator:
             templates=template_reader.templates,
             most_template_bytes=settings.template_bytes,
             deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
+            pod_security=settings.pod_security,
         )
         capture_wakeup = asyncio.Event()
         captures = CaptureCache(capture_wakeup.set)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from muster.api.pod_security import PodSecurityLevel
 from muster.api.spec import ContainerResources
 from muster.kube.async_client import ApiRateLimits
 from muster.kube.lease import LeaseTimes
@@ -55,6 +56,7 @@ class Settings:
     log_level: str
     visibility: VisibilitySettings = VisibilitySettings()
     usage_retention_days: int = 400
+    pod_security: PodSecurityLevel = "privileged"
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:
@@ -159,6 +161,12 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         "kube-scheduler binds all of its pods or none",
     )
     add(
+        "--pod-security",
+        choices=("privileged", "baseline", "restricted"),
+        default="privileged",
+        help="podSecurity of root queues that set none: jobs with other pod templates wait (default: %(default)s)",
+    )
+    add(
         "--snapshot-dir",
         metavar="DIR",
         type=Path,
@@ -222,6 +230,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         log_level=flags.log_level,
         visibility=VisibilitySettings(flags.visibility_listen, flags.visibility_tls_dir),
         usage_retention_days=flags.usage_retention_days,
+        pod_security=flags.pod_security,
     )  # fmt: skip
 
 

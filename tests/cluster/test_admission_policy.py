@@ -1,10 +1,12 @@
-"""The chart's ValidatingAdmissionPolicies, evaluated by the API server: what the operator's account may create."""
+"""The chart's ValidatingAdmissionPolicies, evaluated by the API server: what the operator's account may do."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ from tests.manifests.objects import job
 
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-POLICIES = ("muster-operator-pods", "muster-operator-secrets", "muster-operator-users")
+PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "users")
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-PODS = "/api/v1/namespaces/default/pods"
+KEY = "muster-operator-collector-key"
 
 Object = dict[str, Any]
 
@@ -30,20 +32,28 @@ OWNER = {
     "controller": True,
     "blockOwnerDeletion": True,
 }
+SECOND = {"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "6f6f0f0e-0000-4000-8000-000000000001"}
+OWNED = {"ownerReferences": [OWNER]}
+TWICE_OWNED = {"ownerReferences": [OWNER, SECOND]}
 POD: Object = {
-    "metadata": {"generateName": "p-", "ownerReferences": [OWNER]},
+    "metadata": {"generateName": "p-", **OWNED},
     "spec": {"containers": [{"name": "c", "image": "x"}], "initContainers": [{"name": "i", "image": "x"}]},
 }
-SECRET: Object = {"metadata": {"generateName": "s-", "ownerReferences": [OWNER]}}
+SECRET: Object = {"metadata": {"name": "j-12345-collector", **OWNED}, "stringData": {"token": "x"}}
+OWN_KEY: Object = {"metadata": {"name": KEY}, "data": {"key": "eA=="}}
+SELECTOR = {"muster.dev/job-uid": OWNER["uid"], "muster.dev/index": "0"}
+SERVICE: Object = {
+    "metadata": {"name": "j-12345", **OWNED},
+    "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": SELECTOR},
+}
 
 
-def install(plane: ControlPlane, *settings: str) -> None:
+def install(plane: ControlPlane, *settings: str, flags: tuple[str, ...] = ()) -> None:
     values = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
-    flags = [
-        f"--set={value}"
-        for value in (*values, "admissionPolicy.enabled=true", "admissionPolicy.userLabel=true", *settings)
-    ]
-    plane.helm("upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *flags)
+    set_values = [f"--set={value}" for value in (*values, "admissionPolicy.userLabel=true", *settings)]
+    plane.helm(
+        "upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *set_values, *flags
+    )
 
 
 def allow(*names: str) -> tuple[str, ...]:
@@ -60,13 +70,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.fail(str(error), pytrace=False)
     with started as plane:
         install(plane)
-        operator = as_operator(plane)
-        strange = copy.deepcopy(SECRET) | {"type": "example.com/strange"}
-
-        def act() -> bool:
-            return bool(refuses(operator, host("hostIPC")) and refuses_secret(plane, strange))
-
-        plane.wait_for("the policies act", act)
+        plane.wait_for("the policies act", lambda: all(refuses(plane, *bad) for bad in LAST_RULES))
         yield plane
 
 
@@ -74,20 +78,18 @@ def as_operator(plane: ControlPlane) -> Api:
     return Api(plane.server, plane.authority, plane.token_for_service_account(SYSTEM, OPERATOR))
 
 
-def refuses(api: Api, pod: Object) -> str:
-    """What the policy says of a pod; "" where the API server takes it."""
-    return _refusal(api, PODS, pod, POLICIES[0])
+def refuses(plane: ControlPlane, kind: str, item: Object, namespace: str = "default", api: Api | None = None) -> str:
+    """What a policy says when the operator creates this; "" where the API server takes it."""
+    path = f"/api/v1/namespaces/{namespace}/{kind}?dryRun=All"
+    return refusal(lambda: (api or as_operator(plane)).create(path, item))
 
 
-def refuses_secret(plane: ControlPlane, secret: Object, namespace: str = "default") -> str:
-    return _refusal(as_operator(plane), f"/api/v1/namespaces/{namespace}/secrets", secret, POLICIES[1])
-
-
-def _refusal(api: Api, path: str, item: Object, policy: str) -> str:
+def refusal(request: Callable[[], Any]) -> str:
+    """What a policy says of a request; "" where the API server takes it."""
     try:
-        api.create(f"{path}?dryRun=All", item)
+        request()
     except Refused as error:
-        if policy not in str(error):
+        if "ValidatingAdmissionPolicy 'muster-operator-" not in str(error):
             raise
         return str(error)
     return ""
@@ -97,6 +99,14 @@ def changed(change: Callable[[Object], Any]) -> Object:
     pod = copy.deepcopy(POD)
     change(pod)
     return pod
+
+
+def service(**fields: Any) -> Object:
+    return {**SERVICE, "spec": {**SERVICE["spec"], **fields}}
+
+
+def secret(name: str = SECRET["metadata"]["name"], **fields: Any) -> Object:
+    return {**SECRET, "metadata": {**SECRET["metadata"], "name": name}, **fields}
 
 
 def host(field: str) -> Object:
@@ -129,9 +139,9 @@ PRIVILEGES = {
 def test_a_pod_with_a_privilege_of_its_node_is_refused_by_field_and_value(
     plane: ControlPlane, pod: Object, field: str
 ) -> None:
-    refusal = refuses(as_operator(plane), pod)
-    assert field in refusal
-    assert f"admissionPolicy.allow.{field}" in refusal
+    why = refuses(plane, "pods", pod)
+    assert field in why
+    assert f"admissionPolicy.allow.{field}" in why
 
 
 STRANGERS = {
@@ -139,36 +149,198 @@ STRANGERS = {
     "of a Job": owned_by(apiVersion="batch/v1", kind="Job"),
     "of a kind of that name in another group": owned_by(apiVersion="example.com/v1"),
     "that a job does not control": owned_by(controller=False),
+    "with a second owner, which keeps it when the first is absent": {**POD, "metadata": {"name": "p", **TWICE_OWNED}},
 }
+KINDS = {"pods": POD, "secrets": SECRET, "services": SERVICE}
+PLACES = ("kube-system", "kube-public", SYSTEM)
 
 
 @pytest.mark.parametrize("pod", STRANGERS.values(), ids=STRANGERS)
-def test_a_pod_that_no_training_job_controls_is_refused(plane: ControlPlane, pod: Object) -> None:
-    assert "TrainingJob" in refuses(as_operator(plane), pod)
+def test_a_pod_that_has_another_owner_than_a_training_job_is_refused(plane: ControlPlane, pod: Object) -> None:
+    assert "exactly one owner, the TrainingJob" in refuses(plane, "pods", pod)
 
 
-def test_an_ordinary_pod_of_a_job_is_created(plane: ControlPlane) -> None:
-    assert not refuses(as_operator(plane), POD)
+@pytest.mark.parametrize("kind", ["secrets", "services"])
+def test_a_secret_or_service_that_has_another_owner_than_a_training_job_is_refused(
+    plane: ControlPlane, kind: str
+) -> None:
+    for owners in (TWICE_OWNED, {"ownerReferences": [SECOND]}, {}):
+        item = {**KINDS[kind], "metadata": {"name": KINDS[kind]["metadata"]["name"], **owners}}
+        assert refuses(plane, kind, item)
+
+
+@pytest.mark.parametrize("namespace", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_created_in_namespaces_of_kubernetes_or_of_the_operator(
+    plane: ControlPlane, kind: str, namespace: str
+) -> None:
+    assert "namespace" in refuses(plane, kind, KINDS[kind], namespace)
+
+
+def test_what_the_operator_writes_for_a_job_is_created(plane: ControlPlane) -> None:
+    for kind, item in KINDS.items():
+        assert not refuses(plane, kind, item), kind
     limits = {"privileged": False, "runAsNonRoot": True}
     careful = changed(lambda pod: pod["spec"]["containers"][0].update(securityContext=limits))
-    assert not refuses(as_operator(plane), careful)
+    assert not refuses(plane, "pods", careful)
+    of_digit = {"name": "j1-12345-collector", "ownerReferences": [{**OWNER, "name": "1"}]}
+    assert not refuses(plane, "secrets", {**SECRET, "metadata": of_digit})
+    assert not refuses(plane, "secrets", OWN_KEY, SYSTEM)
+
+
+def test_a_pod_is_not_bound_by_the_operator(plane: ControlPlane) -> None:
+    assert "nodeName" in refuses(plane, "pods", changed(lambda pod: pod["spec"].update(nodeName="n")))
 
 
 def test_other_accounts_than_the_operator_are_not_restricted(plane: ControlPlane) -> None:
-    assert not refuses(plane.api, STRANGERS["without an owner"])
+    assert not refuses(plane, "pods", STRANGERS["without an owner"], "default", plane.api)
     for pod, _ in PRIVILEGES.values():
-        assert not refuses(plane.api, pod)
+        assert not refuses(plane, "pods", pod, "default", plane.api)
+    plane.api.create("/api/v1/namespaces/kube-system/services?dryRun=All", {"metadata": {"name": "s"}, "spec": {
+        "type": "ExternalName", "externalName": "example.com"}})  # fmt: skip
 
 
-def test_a_secret_must_belong_to_a_job_and_must_not_be_a_service_account_token(plane: ControlPlane) -> None:
-    assert not refuses_secret(plane, SECRET)
-    assert refuses_secret(plane, {"metadata": {"name": "s"}})
-    token = {"type": "kubernetes.io/service-account-token"}
-    account = {"annotations": {"kubernetes.io/service-account.name": "default"}}
-    assert refuses_secret(plane, {**token, "metadata": {**SECRET["metadata"], **account}})
-    key = {"metadata": {"name": "muster-operator-collector-key"}}
-    assert not refuses_secret(plane, key, SYSTEM)
-    assert refuses_secret(plane, {**token, "metadata": {**key["metadata"], **account}}, SYSTEM)
+SERVICES = {
+    "of a load balancer": service(type="LoadBalancer", clusterIP="", ports=[{"port": 80}]),
+    "that is another name": service(type="ExternalName", clusterIP="", externalName="example.com"),
+    "with a port of every node": service(type="NodePort", clusterIP="", ports=[{"port": 80}]),
+    "with an address": service(clusterIP="", ports=[{"port": 80}]),
+    "with external addresses": service(externalIPs=["192.0.2.1"]),
+    "that selects other pods": service(selector={"app": "theirs"}),
+    "that selects pods of another job": service(selector={"muster.dev/job-uid": "another"}),
+    "that selects nothing": service(selector={}),
+}
+
+
+@pytest.mark.parametrize("item", SERVICES.values(), ids=SERVICES)
+def test_a_service_that_is_more_than_names_of_pods_of_its_job_is_refused(plane: ControlPlane, item: Object) -> None:
+    assert refuses(plane, "services", item)
+
+
+ACCOUNT = {"kubernetes.io/service-account.name": "default"}
+TOKEN = {"type": "kubernetes.io/service-account-token"}
+SECRETS = {
+    "with another name": secret("credentials"),
+    "with the name of another job": secret("k-12345-collector"),
+    "with another key": secret(stringData={"password": "x"}),
+    "with one key more": secret(stringData={"token": "x", "password": "x"}),
+    "without a key": secret(stringData={}),
+    "with the token of an account": {**SECRET, **TOKEN, "metadata": {**SECRET["metadata"], "annotations": ACCOUNT}},
+}
+OWN_SECRETS = {
+    "with another name": {**OWN_KEY, "metadata": {"name": "other"}},
+    "with another key": {**OWN_KEY, "data": {"token": "eA=="}},
+    "with the token of an account": {**OWN_KEY, **TOKEN, "metadata": {"name": KEY, "annotations": ACCOUNT}},
+}
+
+
+@pytest.mark.parametrize("item", SECRETS.values(), ids=SECRETS)
+def test_a_secret_that_is_not_the_token_of_a_jobs_collectors_is_refused(plane: ControlPlane, item: Object) -> None:
+    assert refuses(plane, "secrets", item)
+
+
+@pytest.mark.parametrize("item", OWN_SECRETS.values(), ids=OWN_SECRETS)
+def test_a_secret_in_the_operators_namespace_that_is_not_its_key_is_refused(plane: ControlPlane, item: Object) -> None:
+    assert refuses(plane, "secrets", item, SYSTEM)
+
+
+def test_only_pods_with_the_label_of_a_job_are_deleted(plane: ControlPlane) -> None:
+    api, operator = plane.api, as_operator(plane)
+
+    def deletes(namespace: str, labels: dict[str, str]) -> str:
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        name = api.create(pods, {**POD, "metadata": {"generateName": "p-", "labels": labels}})["metadata"]["name"]
+        why = refusal(lambda: operator.delete(f"{pods}/{name}", gracePeriodSeconds=0))
+        if why:
+            api.delete(f"{pods}/{name}", gracePeriodSeconds=0)
+        return why
+
+    assert not deletes("default", {"muster.dev/job": "j"})  # also where it has lost its owner
+    assert "label muster.dev/job" in deletes("default", {"app": "theirs"})
+    assert "kube-*" in deletes("kube-system", {"muster.dev/job": "j"})
+    assert "its own namespace" in deletes(SYSTEM, {"muster.dev/job": "j"})
+
+
+def test_of_a_queue_the_operator_writes_the_finalizer_and_not_the_spec(plane: ControlPlane) -> None:
+    operator, path = as_operator(plane), "/apis/muster.dev/v1alpha1/queues/default"
+    assert not refusal(lambda: operator.patch(path, {"metadata": {"finalizers": ["muster.dev/in-use"]}}))
+    why = refusal(lambda: operator.patch(path, {"spec": {"maxPriority": 9}}))
+    assert "does not change the spec of a queue" in why
+    operator.patch(path, {"metadata": {"finalizers": None}})
+
+
+def test_of_its_own_namespace_the_operator_writes_its_lease_and_its_record_of_usage(plane: ControlPlane) -> None:
+    operator, maps = as_operator(plane), f"/api/v1/namespaces/{SYSTEM}/configmaps"
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+    authority = f"{maps}/kube-root-ca.crt"
+    plane.wait_for("the CA is there", lambda: not plane.api.gone(authority))
+    for request in (
+        lambda: operator.create(maps, {"metadata": {"name": "other"}}),
+        lambda: operator.create(maps, {"metadata": {"generateName": "other-"}}),
+        lambda: operator.patch(authority, {"data": {"ca.crt": "forged"}}),
+        lambda: operator.delete(authority),
+        lambda: operator.create(leases, {"metadata": {"name": "other"}}),
+    ):
+        assert "only its Lease and its record of usage" in refusal(request)
+    name = f"{OPERATOR}-usage-2026-11-21-0"
+    operator.create(maps, {"metadata": {"name": name}})
+    operator.patch(f"{maps}/{name}", {"data": {"a": "b"}})
+    operator.delete(f"{maps}/{name}")
+    operator.create(leases, {"metadata": {"name": OPERATOR}})
+    plane.api.delete(f"{leases}/{OPERATOR}")
+
+
+LAST_RULES: tuple[tuple[str, Object, str], ...] = (
+    ("pods", STRANGERS["of a Job"], "default"),
+    ("pods", host("hostIPC"), "default"),
+    ("services", SERVICES["that selects nothing"], "default"),
+    ("secrets", {**SECRET, "type": "example.com/strange"}, "default"),
+)
+
+
+def there(plane: ControlPlane, path: str) -> bool:
+    return not plane.api.gone(path)
+
+
+SELECTS = {
+    "matchLabels": {"jobs": "yes"},
+    "matchExpressions": [
+        {"key": "tier", "operator": "In", "values": ["a", "b"]},
+        {"key": "zone", "operator": "NotIn", "values": ["x", "y"]},
+        {"key": "team", "operator": "Exists"},
+        {"key": "private", "operator": "DoesNotExist"},
+    ],
+}
+SELECTED: dict[str, str | None] = {"jobs": "yes", "tier": "b", "team": ""}
+NOT_SELECTED: list[dict[str, str | None]] = [
+    {"jobs": "no"},
+    {"tier": "c"},
+    {"tier": None},
+    {"zone": "y"},
+    {"team": None},
+    {"private": ""},
+]
+
+
+def test_objects_of_jobs_are_created_only_in_namespaces_that_the_value_selects(plane: ControlPlane) -> None:
+    labels: list[dict[str, str | None]] = [SELECTED, {**SELECTED, "zone": "z"}]
+    labels += [{**SELECTED, **change} for change in NOT_SELECTED]
+    for number, one in enumerate(labels):
+        kept = {key: value for key, value in one.items() if value is not None}
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": f"labelled-{number}", "labels": kept}})
+        account = f"/api/v1/namespaces/labelled-{number}/serviceaccounts/default"
+        plane.wait_for("the namespace has its account", partial(there, plane, account))
+    sentence = "only in namespaces that admissionPolicy.namespaceSelector"
+    install(plane, flags=(f"--set-json=admissionPolicy.namespaceSelector={json.dumps(SELECTS)}",))
+    try:
+        plane.wait_for("the value acts", lambda: sentence in refuses(plane, "pods", POD))
+        for kind, item in KINDS.items():
+            refused = [sentence in refuses(plane, kind, item, f"labelled-{number}") for number in range(len(labels))]
+            assert refused == [False, False, *(True for _ in NOT_SELECTED)], kind
+        assert not refuses(plane, "secrets", OWN_KEY, SYSTEM)
+    finally:
+        install(plane)
+        plane.wait_for("all are selected", lambda: not refuses(plane, "pods", POD))
 
 
 def test_the_api_server_reports_no_error_in_the_expressions(plane: ControlPlane) -> None:
@@ -178,24 +350,26 @@ def test_the_api_server_reports_no_error_in_the_expressions(plane: ControlPlane)
         found: Object = plane.api.get(f"{base}/{name}").get("status", {})
         return found
 
-    plane.wait_for("the expressions were checked", lambda: all("typeChecking" in status(name) for name in POLICIES))
-    assert {name: status(name)["typeChecking"] for name in POLICIES} == {name: {} for name in POLICIES}
+    names = [f"muster-operator-{part}" for part in PARTS]
+    plane.wait_for("the expressions were checked", lambda: all("typeChecking" in status(name) for name in names))
+    assert {name: status(name)["typeChecking"] for name in names} == {name: {} for name in names}
 
 
 @pytest.mark.parametrize("field", ["privileged", "hostPath", "hostNetwork", "hostPID", "hostIPC"])
 def test_only_pods_that_the_values_allow_are_created(plane: ControlPlane, field: str) -> None:
     install(plane, *allow(field))
-    operator = as_operator(plane)
+
+    def refused(pod: Object) -> bool:
+        return bool(refuses(plane, "pods", pod))
+
     try:
         # The rules change together: when what is allowed now is taken, the others are those of these values.
-        plane.wait_for(
-            "the values act", lambda: not any(refuses(operator, pod) for pod, f in PRIVILEGES.values() if f == field)
-        )
+        plane.wait_for("the values act", lambda: not any(refused(pod) for pod, f in PRIVILEGES.values() if f == field))
         for pod, other in PRIVILEGES.values():
-            assert bool(refuses(operator, pod)) == (other != field)
+            assert refused(pod) == (other != field)
     finally:
         install(plane)
-        plane.wait_for("all is refused again", lambda: all(refuses(operator, pod) for pod, _ in PRIVILEGES.values()))
+        plane.wait_for("all is refused again", lambda: all(refused(pod) for pod, _ in PRIVILEGES.values()))
 
 
 def test_the_user_label_of_a_job_names_who_creates_it_and_is_not_changed(plane: ControlPlane) -> None:

@@ -27,7 +27,7 @@ NOW = "2026-11-21T10:00:00Z"
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A separate control plane with the chart: CRDs of a release cannot be shared with other tests."""
     with start(tmp_path_factory.mktemp("chart")) as plane:
-        install(plane, CHART, "--set=admissionPolicy.enabled=true")
+        install(plane, CHART)
         for name in ("team-a", "team-b"):
             plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         plane.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", "--namespace=team-a")
@@ -81,6 +81,9 @@ DOES = [
     ("watch", "namespaces"),
     ("list", "priorityclasses.scheduling.k8s.io"),
     ("create", "events.events.k8s.io"),
+    ("patch", "tracecaptures.muster.dev/status"),
+    ("delete", "tracecaptures.muster.dev"),
+    ("update", "trainingjobs.muster.dev/finalizers"),
 ]
 NEVER_DOES = [
     ("create", "trainingjobs.muster.dev"),
@@ -127,8 +130,8 @@ def test_the_operator_may_do_nothing_else(plane: ControlPlane, verb: str, resour
 def test_the_operator_renews_one_lease_and_no_other(plane: ControlPlane) -> None:
     api = Api(plane.server, plane.authority, plane.token_for_service_account(SYSTEM, OPERATOR))
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
-    for name in (OPERATOR, "other"):
-        api.create(leases, {"metadata": {"name": name}, "spec": {"holderIdentity": "me"}})
+    for creator, name in ((api, OPERATOR), (plane.api, "other")):
+        creator.create(leases, {"metadata": {"name": name}, "spec": {"holderIdentity": "me"}})
     lease = api.get(f"{leases}/{OPERATOR}")
     api.request("PUT", f"{leases}/{OPERATOR}", lease)
     with pytest.raises(Refused, match="forbidden"):
@@ -144,7 +147,7 @@ def test_of_all_secrets_the_operator_reads_its_key_alone(plane: ControlPlane) ->
     secrets = f"/api/v1/namespaces/{SYSTEM}/secrets"
     for name in (KEY, "other"):
         if plane.api.gone(f"{secrets}/{name}"):
-            api.create(secrets, {"metadata": {"name": name}})
+            plane.api.create(secrets, {"metadata": {"name": name}})
     api.get(f"{secrets}/{KEY}")
     with pytest.raises(Refused, match="forbidden"):
         api.get(f"{secrets}/other")

@@ -58,6 +58,7 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
         return {place for name, item in part.items() for place in {f"{path}{name}", *written(item, f"{path}{name}.")}}
 
     free = (
+        "admissionPolicy.namespaceSelector.",
         "operator.resources.",
         "operator.affinity.",
         "collector.resources.",
@@ -277,20 +278,34 @@ def test_the_security_page_lists_every_rule_of_the_operator(render: Render) -> N
     assert rows == {f"`{', '.join(rule['resources'])}`: {', '.join(rule['verbs'])}" for rule in given}
 
 
-def test_the_admission_policies_are_off_by_default_and_need_kubernetes_1_30(render: Render, helm: Run) -> None:
-    policy = "ValidatingAdmissionPolicy"
-    assert not kinds(render()) & {policy, f"{policy}Binding"}
-    enabled = "admissionPolicy.enabled=true"
-    done = helm("template", "--set=image.repository=x", f"--set={enabled}")
-    assert done.returncode != 0
-    assert "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got v1.29.0" in done.stderr
-    items = render(enabled, extra=("--kube-version=1.30.0",))
-    names = {kind: [item["metadata"]["name"] for item in items if item["kind"] == kind] for kind in kinds(items)}
-    assert names[policy] == names[f"{policy}Binding"] == ["m-muster-operator-pods", "m-muster-operator-secrets"]
-    account = one(items, "ServiceAccount")["metadata"]
-    user = f'request.userInfo.username == "system:serviceaccount:{account["namespace"]}:{account["name"]}"'
-    conditions = [item["spec"]["matchConditions"] for item in items if item["kind"] == policy]
-    assert {condition["expression"] for (condition,) in conditions} == {user}
+PARTS = ["objects", "pods", "services", "secrets", "deletions", "queues", "own"]
+
+
+def policies(items: list[Object]) -> list[Object]:
+    return [item for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
+
+
+def test_the_admission_policies_are_on_where_they_are_served_and_one_value_turns_them_off(
+    render: Render, helm: Run
+) -> None:
+    served = ("--kube-version=1.30.0",)
+    names = [f"m-muster-operator-{part}" for part in PARTS]
+    items = render(extra=served)
+    assert [item["metadata"]["name"] for item in policies(items)] == names
+    bindings = [item for item in items if item["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert [item["spec"] for item in bindings] == [
+        {"policyName": name, "validationActions": ["Deny"]} for name in names
+    ]
+    assert not policies(render())
+    assert not policies(render("admissionPolicy.enabled=false", extra=served))
+
+
+def test_an_admission_policy_is_about_the_operators_account_alone(render: Render) -> None:
+    items = render("serviceAccount.name=mine", extra=("--kube-version=1.36.0",))
+    user = 'request.userInfo.username == "system:serviceaccount:muster-system:mine"'
+    conditions = [item["spec"]["matchConditions"] for item in policies(items)]
+    assert [condition["expression"] for (condition,) in conditions] == [user] * len(PARTS)
+    assert {item["spec"]["failurePolicy"] for item in policies(items)} == {"Fail"}
 
 
 def test_the_policy_of_the_user_label_is_off_by_default_and_needs_kubernetes_1_30(render: Render, helm: Run) -> None:
@@ -298,8 +313,8 @@ def test_the_policy_of_the_user_label_is_off_by_default_and_needs_kubernetes_1_3
     assert done.returncode != 0
     assert "admissionPolicy.userLabel: needs Kubernetes 1.30 or later; got v1.29.0" in done.stderr
     items = render("admissionPolicy.userLabel=true", extra=("--kube-version=1.30.0",))
-    policies = [item["metadata"]["name"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
-    assert policies == ["m-muster-operator-users"]
+    names = [item["metadata"]["name"] for item in policies(items)]
+    assert names == [*(f"m-muster-operator-{part}" for part in PARTS), "m-muster-operator-users"]
 
 
 def test_the_record_of_usage_adds_its_flag_and_rule_unless_it_is_off(render: Render) -> None:

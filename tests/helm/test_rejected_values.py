@@ -60,6 +60,9 @@ def test_without_an_image_the_message_names_the_value(helm: Run) -> None:
         ("operator.extraArgs={no-lease}", "extraArgs"),
         ("admissionPolicy.enabled=maybe", "enabled"),
         ("admissionPolicy.allow.hostPaths=true", "hostPaths"),
+        ("admissionPolicy.namespaceSelector.labels.a=b", "labels"),
+        ("admissionPolicy.namespaceSelector.matchLabels.a=b c", "a"),
+        ("admissionPolicy.namespaceSelector.matchExpressions[0].key=a", "operator"),
         ("operator.resources.limits.cpu=much", "cpu"),
         ("operator.resources.limits.gpu=1", "gpu"),
         ("operator.tolerations[0].taint=x", "taint"),
@@ -172,6 +175,15 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
 )
 def test_values_beyond_the_schema_are_rejected_with_a_message(helm: Run, value: str, sentence: str) -> None:
     assert sentence in rejected(helm, value)
+
+
+def test_values_of_a_selector_are_required_by_its_operator(helm: Run) -> None:
+    for line in ({"key": "a", "operator": "In"}, {"key": "a", "operator": "Exists", "values": ["b"]}):
+        selector = json.dumps({"matchExpressions": [line]})
+        done = helm("template", "--set=image.repository=x", f"--set-json=admissionPolicy.namespaceSelector={selector}")
+        assert (
+            'admissionPolicy.namespaceSelector: values of "a" must be set for In and NotIn, and absent' in done.stderr
+        )
 
 
 def test_two_queues_of_one_name_are_rejected(helm: Run) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
+from muster.api.pod_security import NO_VIOLATIONS, pod_security_violations
 from muster.api.spec import TrainingJob
 from muster.api.yaml_input import load_objects
 from muster.torchx.appdef import NodeCapacity
@@ -104,6 +106,38 @@ def test_options_say_who_the_pods_are_and_what_they_may_pull(runner: Runner) -> 
     assert pod.service_account_name == "trainer"
     assert (pod.model_extra or {})["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert job.spec.priority_class_name == "urgent"
+
+
+def template_of(job: TrainingJob) -> dict[str, Any]:
+    return job.spec.roles[0].template.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def test_pods_of_musters_components_pass_the_restricted_pod_security_standard(runner: Runner) -> None:
+    component = ddp(model="gpt:10m", data="/data", gpu=0, cpu=1, image="registry/trainer:1")
+    for options in ({}, {"run_volume": "runs", "workspace": "", "service_account": "trainer"}):
+        template = template_of(dry_run(runner, component, **options))
+        assert pod_security_violations(template) is NO_VIOLATIONS
+    as_root = template_of(dry_run(runner, component, pod_security="privileged"))
+    assert "securityContext" not in as_root["spec"]
+
+
+def test_pods_of_other_components_are_restricted_only_if_the_option_says_so(runner: Runner) -> None:
+    assert "securityContext" not in template_of(dry_run(runner, app()))["spec"]
+    restricted = template_of(dry_run(runner, app(), pod_security="restricted"))
+    assert pod_security_violations(restricted) is NO_VIOLATIONS
+    folder = app(mounts=[BindMount("/data", "/data")])
+    for unsafe in (folder, app(mounts=[DeviceMount("/dev/fuse", "/dev/fuse")])):
+        with pytest.raises(
+            SubmissionRefused, match=r"pod_security: 'restricted' forbids .* spec.volumes\[0\].hostPath"
+        ):
+            dry_run(runner, unsafe, pod_security="restricted")
+    with pytest.raises(SubmissionRefused, match="pod_security: 'baseline' must be restricted or privileged"):
+        dry_run(runner, app(), pod_security="baseline")
+
+
+def test_pods_have_a_user_namespace_of_their_own_if_the_option_says_so(runner: Runner) -> None:
+    assert template_of(dry_run(runner, app(), host_users=False))["spec"]["hostUsers"] is False
+    assert "hostUsers" not in template_of(dry_run(runner, app()))["spec"]
 
 
 def test_a_claim_keeps_the_run_folder_of_each_job_apart(runner: Runner) -> None:

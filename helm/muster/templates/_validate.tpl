@@ -16,8 +16,10 @@ reject part of the release. Each message has the field, its value, and what is v
 {{- fail (printf "jobPods.priorityClass.name must not start with system-, which is reserved for Kubernetes; got %q" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
+{{- range (.Values.admissionPolicy.namespaceSelector | default dict).matchExpressions -}}
+{{- if eq (empty .values) (has .operator (list "In" "NotIn")) -}}
+{{- fail (printf "admissionPolicy.namespaceSelector: values of %q must be set for In and NotIn, and absent for Exists and DoesNotExist; got operator %s with %d values" .key .operator (len (.values | default list))) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.admissionPolicy.userLabel (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "admissionPolicy.userLabel: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
@@ -71,6 +73,7 @@ reject part of the release. Each message has the field, its value, and what is v
   "priority-class" "jobPods.priorityClass.name"
   "snapshot-dir" "nothing else: only /tmp can be written"
   "log-level" "operator.logLevel"
+  "pod-security" "podSecurity"
   "pod-groups" "operator.podGroups"
   "collector-image" "collector.image"
   "collector-pull-policy" "collector.image.pullPolicy"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
+from muster.api.pod_security import PodSecurityLevel
 from muster.capture.exchange import decode_ranks
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
@@ -22,6 +23,7 @@ from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, TraceCou
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
+from muster_operator.cache.pod_security import PodSecurityCheck
 from muster_operator.cache.pods import PodCache
 from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
@@ -100,6 +102,7 @@ class ClusterCache:
         templates: TemplateCache | None = None,
         most_template_bytes: int = MOST_BYTES,
         deleted_usage: DeletedUsage | None = None,
+        pod_security: PodSecurityLevel = "privileged",
     ) -> None:
         self._clock = clock
         self._has_heartbeats = bool(collectors.config.image)
@@ -128,6 +131,7 @@ class ClusterCache:
             self.preemptions.observe,
             self.deleted_usage.on_deleted,
         )
+        self._pod_security = PodSecurityCheck(pod_security)
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
         self.namespaces = NameIndex[V1Namespace, Mapping[str, str]](namespace_labels, changed)
@@ -151,7 +155,9 @@ class ClusterCache:
             heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
-            pod_rejections=self.jobs.rejections(),
+            pod_rejections=self._pod_security.add_rejections(
+                self.jobs.rejections(), self.queues.all(), self.jobs.violating()
+            ),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
             recorded_usage=self.recorded_usage,
         )

@@ -68,6 +68,7 @@ class JobCache(WatchedCache[CachedJob]):
         self.decided_count = 0  # jobs decided on for the first time, in total
         self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejections: dict[str, str] | None = None
+        self._violating: dict[str, CachedJob] = {}
         self._bytes = TemplateBytes(most_template_bytes)
         self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by NAMESPACE/NAME
 
@@ -188,6 +189,10 @@ class JobCache(WatchedCache[CachedJob]):
             self._rejections = {uid: entry.rejection for uid, entry in entries if entry.rejection is not None}
         return self._rejections
 
+    def violating(self) -> Iterable[CachedJob]:
+        """Jobs with a template that some Pod Security Standard forbids."""
+        return self._violating.values()
+
     def has_unobserved(self) -> bool:
         """Whether a job became visible since `mark_observed`."""
         return bool(self._unobserved)
@@ -231,6 +236,10 @@ class JobCache(WatchedCache[CachedJob]):
                     del self._uids_by_template[used]
         if new is not None:
             self._on_status(new.job)
+            if any(template.violations.restricted for template in new.templates.values()):
+                self._violating[new.uid] = new
+            else:
+                self._violating.pop(new.uid, None)
             entry = self._by_uid.setdefault(new.uid, _Entry(new))
             entry.known = new
             for used in () if same and same_templates else _template_keys(new):
@@ -239,6 +248,7 @@ class JobCache(WatchedCache[CachedJob]):
 
     def _remove(self, uid: str) -> None:
         self._reject(uid, None)
+        self._violating.pop(uid, None)
         self._unobserved.discard(uid)
         if self._by_uid[uid].visible is not None:
             self._set_visible(uid, False)

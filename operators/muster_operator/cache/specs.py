@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from muster.api import spec
+from muster.api.pod_security import NO_VIOLATIONS, PodSecurityViolations, pod_security_violations
 from muster.api.spec.limits import size_error
 from muster.api.spec.pods import pod_request
 from muster.model import Resources
@@ -41,7 +42,7 @@ class CachedTemplate:
     """A pod template: `model` for decisions, and the request that it states itself.
 
     `digest` is equal for templates whose pods are created alike in one namespace; `text` is the SHA-256 of the user's
-    text, and `size` its bytes.
+    text, and `size` its bytes. `violations` are those of the Pod Security Standards in that text.
     """
 
     digest: str
@@ -49,6 +50,7 @@ class CachedTemplate:
     size: int
     model: spec.PodTemplate
     request: Resources
+    violations: PodSecurityViolations = NO_VIOLATIONS
 
 
 class TemplateCache:
@@ -64,8 +66,11 @@ class TemplateCache:
         digest = self.store(text)
         known = self._known.get(digest)
         if known is None:
-            model = trim_template(spec.PodTemplate.model_validate(msgspec.json.decode(text)))
-            known = self._known[digest] = CachedTemplate(digest, digest, len(text), model, pod_request(model.spec))
+            document = msgspec.json.decode(text)
+            model = trim_template(spec.PodTemplate.model_validate(document))
+            known = self._known[digest] = CachedTemplate(
+                digest, digest, len(text), model, pod_request(model.spec), pod_security_violations(document)
+            )
         return known
 
     def store(self, text: bytes) -> str:

@@ -1,5 +1,5 @@
-"""What TorchX and pipelines add to the document of a job: a name made of other text (of an app, of a step), and volumes
-of pods in a cluster (shared memory for data loaders, the run folder's claim).
+"""What TorchX and pipelines add to the document of a job: a name made of other text (of an app, of a step), and to pods
+in a cluster volumes (shared memory for data loaders, the run folder's claim) and a restricted security context.
 
 A template is a plain value as in YAML: the spec of a pod, whose first container gets the mounts.
 """
@@ -35,6 +35,13 @@ def add_shared_memory(pod: dict[str, Any]) -> None:
     mounted = {mount["mountPath"].rstrip("/") for mount in pod["containers"][0].get("volumeMounts") or ()}
     if _SHM_DIR not in mounted:
         _add_volume(pod, {"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"mountPath": _SHM_DIR})
+
+
+def restrict_pod(pod: dict[str, Any]) -> None:
+    """Let a pod whose image does not run as root pass Pod Security `restricted`."""
+    pod["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    for container in pod["containers"]:
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def add_run_volume(pod: dict[str, Any], claim: str) -> None:

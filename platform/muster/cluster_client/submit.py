@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob
-from muster.api.validation import check_dependencies_valid, check_size, check_submit
+from muster.api.validation import check_dependencies_valid, check_pod_security, check_size, check_submit
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
@@ -59,6 +59,7 @@ def preflight_job(
     all_flavors = [*valid_flavors.values(), *map(queries.flavor_without_spec, flavor_errors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
     check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
+    check_pod_security(job, tree.values())
     gang = to_gang(job, time.time(), {})
     views = nodes.list_nodes_if_few(kube_client)
     known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]

@@ -17,7 +17,8 @@ from typing import Any
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
 
-from muster.api.job_documents import add_run_volume, add_shared_memory
+from muster.api.job_documents import add_run_volume, add_shared_memory, restrict_pod
+from muster.api.pod_security import pod_security_violations
 from muster.api.spec import TrainingJob
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import ClusterError, NotFound, Refused
@@ -181,6 +182,8 @@ def with_cluster_settings(job: TrainingJob, app: AppDef, settings: Mapping[str, 
         _complete_pod(entry["template"]["spec"], role, settings)
         if settings.get(".workspace"):
             unpack_in_pod(entry["template"]["spec"], job.metadata.name)
+        if settings.get(".pod_security") == "restricted":
+            _check_restricted(entry["template"], role)
     return validate_job(document)
 
 
@@ -194,3 +197,16 @@ def _complete_pod(pod: dict[str, Any], role: Role, settings: Mapping[str, Any]) 
         add_run_volume(pod, settings[".run_volume"])
     if any(isinstance(mount, DeviceMount) for mount in role.mounts):
         pod["containers"][0]["securityContext"] = {"privileged": True}
+    elif settings.get(".pod_security") == "restricted":
+        restrict_pod(pod)
+    if settings.get(".host_users") is False:
+        pod["hostUsers"] = False
+
+
+def _check_restricted(template: Mapping[str, Any], role: Role) -> None:
+    """Raises SubmissionRefused where mounts of the role need more than `restricted` allows."""
+    forbidden = pod_security_violations(template).restricted
+    if forbidden:
+        raise SubmissionRefused(
+            f"pod_security: 'restricted' forbids what role {role.name} mounts: {forbidden}; use pod_security=privileged"
+        )

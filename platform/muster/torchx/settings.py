@@ -62,6 +62,13 @@ def parse_list(text: str) -> list[str]:
     return [entry.strip() for entry in re.split("[,;]", text) if entry.strip()]
 
 
+def parse_pod_security(text: str) -> str:
+    """`restricted` or `privileged`."""
+    if text not in ("restricted", "privileged"):
+        raise ValueError("must be restricted or privileged")
+    return text
+
+
 def parse_env_names(text: str) -> list[str]:
     """Names of environment variables, as `A;B`."""
     names = parse_list(text)
@@ -196,6 +203,23 @@ SETTINGS = (
         str.strip,
         "PersistentVolumeClaim for the run folder with its checkpoints (default: deleted with each pod)",
         str,
+        _KUBERNETES_BACKEND,
+    ),
+    Setting(
+        "pod_security",
+        ".pod_security",
+        parse_pod_security,
+        "restricted: the pods pass this Pod Security Standard, as those of Muster's components do by default; "
+        "privileged: for an image that runs as root (default)",
+        str,
+        _KUBERNETES_BACKEND,
+    ),
+    Setting(
+        "host_users",
+        ".host_users",
+        parse_bool,
+        "false: the pods have a user namespace of their own (hostUsers; default: true)",
+        bool,
         _KUBERNETES_BACKEND,
     ),
     Setting(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from muster.api.pod_security import PodSecurityLevel
 from muster.api.quantity import parse_quantity
 from muster.api.spec.fields import (
     Condition,
@@ -76,6 +77,10 @@ class QueueSpec(StrictModel):
     """Most seconds between SIGTERM and SIGKILL for pods of jobs in the queue: pods with a longer
     `terminationGracePeriodSeconds` are stopped with this grace period, so that a guarantee does not wait longer for
     them. Default: that of the parent; 600 for a root."""
+    pod_security: PodSecurityLevel | None = None
+    """The Pod Security Standard that pod templates of the queue's jobs must meet: privileged (all do), baseline or
+    restricted. Other jobs are not admitted (PodRejected). Default: that of the parent; in a root that of the
+    installation. Not checked on one host, where there are no containers."""
     resources: Annotated[list[FlavorQuota], Field(max_length=64), ListMapKey("flavor", "join the two entries")] = []
     """Quota by flavor. A flavor that no queue on the path to the root names cannot be used."""
 

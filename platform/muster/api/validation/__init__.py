@@ -14,9 +14,20 @@ from muster.api.validation.edit import (
     resumed_in_vain,
     with_replicas,
 )
-from muster.api.validation.queues import QueueReadiness, max_grace_period_s, namespace_allowed, queue_readiness
+from muster.api.validation.queues import (
+    QueueReadiness,
+    max_grace_period_s,
+    namespace_allowed,
+    nearest_pod_security,
+    queue_readiness,
+)
 from muster.api.validation.size import check_size
-from muster.api.validation.submit import check_dependencies_valid, check_submit, invalid_dependency
+from muster.api.validation.submit import (
+    check_dependencies_valid,
+    check_pod_security,
+    check_submit,
+    invalid_dependency,
+)
 
 __all__ = [
     "QueueReadiness",
@@ -27,12 +38,14 @@ __all__ = [
     "check_edit",
     "check_flavor_unused",
     "check_no_children",
+    "check_pod_security",
     "check_size",
     "check_submit",
     "check_unfinished",
     "invalid_dependency",
     "max_grace_period_s",
     "namespace_allowed",
+    "nearest_pod_security",
     "queue_readiness",
     "resumed_in_vain",
     "with_replicas",

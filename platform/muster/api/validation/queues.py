@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from muster import model
+from muster.api.pod_security import PodSecurityLevel
 from muster.api.quantity import format_quantity, parse_quantity
 from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, FlavorQuota, LabelSelector, Queue
 from muster.quota import QueueTree, queue_tree
@@ -212,6 +213,12 @@ def max_grace_period_s(queue_name: str, by_name: Mapping[str, Queue]) -> float:
         if queue.spec.max_grace_period_seconds is not None:
             return float(queue.spec.max_grace_period_seconds)
     return DEFAULT_MAX_GRACE_PERIOD_S
+
+
+def nearest_pod_security(queue_name: str, by_name: Mapping[str, Queue]) -> PodSecurityLevel | None:
+    """The effective podSecurity of the queue: its own, else that of its nearest ancestor; None if none sets one."""
+    levels = (queue.spec.pod_security for queue in path_to_root(queue_name, by_name))
+    return next((level for level in levels if level is not None), None)
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:

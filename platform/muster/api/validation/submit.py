@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from muster.api.pod_security import pod_security_message, pod_security_violations
 from muster.api.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
 from muster.api.validation.queues import (
     namespace_allowed,
+    nearest_pod_security,
     nearest_selector,
     path_to_root,
     queue_readiness,
@@ -82,6 +84,20 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
         field="spec.queue",
         reason="QueueNotAllowed",
     )
+
+
+def check_pod_security(job: TrainingJob, queues: Iterable[Queue]) -> None:
+    """Refuse a job whose pod templates the queue's podSecurity forbids. Raises `Refused`: PodRejected."""
+    level = nearest_pod_security(job.spec.queue, {queue.metadata.name: queue for queue in queues})
+    if level is None:
+        return
+    for number, role in enumerate(job.spec.roles):
+        template = role.template.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        forbidden = pod_security_violations(template).at(level)
+        if forbidden:
+            field = f"spec.roles[{number}].template"
+            message = f"{field}: {pod_security_message(job.spec.queue, level, forbidden)}"
+            raise Refused(message, field=field, reason="PodRejected")
 
 
 def _selector_text(selector: LabelSelector) -> str:
