@@ -1,7 +1,7 @@
 """Kubernetes' Pod Security Standards, checked on a job's pod template: queues refuse templates by level (pure).
 
 The rules and levels are those of the API server's own admission (k8s.io/pod-security-admission, version 1.36), which
-checks pods of a namespace by its label. Two of its exceptions are left out, so that a verdict does not depend on the
+checks pods of a namespace by its label. Two of its exceptions are left out, so that an answer does not depend on the
 cluster's version: that for Windows, and that for pods with `hostUsers: false`.
 """
 
