@@ -1,9 +1,9 @@
 """Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors; and the
-finalizers of queues, which keep a queue as long as unfinished jobs name it."""
+finalizers of queues, which keep a deleted queue as long as it is in use."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +28,7 @@ from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.lifecycle import is_admitted, is_condition_true, is_evicting, is_finished
 from muster.lifecycle.conditions import SUSPENDED
 from muster.lifecycle.placement import pod_count
+from muster.state.projection import AllowedNamespaces, queues_in_use
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
@@ -238,7 +239,7 @@ async def _version_unless_deleted(call: Awaitable[bytes]) -> int | None:
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
-    """The finalizers to write, None if unchanged. `in_use`: queues that unfinished jobs name."""
+    """The finalizers to write, None if unchanged. `in_use`: queues that jobs keep."""
     meta = queue.metadata
     if meta.deletion_timestamp is None:
         return None if IN_USE in meta.finalizers else [*meta.finalizers, IN_USE]
@@ -247,22 +248,21 @@ def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str]
     return [one for one in meta.finalizers if one != IN_USE]
 
 
-def queues_in_use(jobs: JobCache) -> set[str]:
-    """Queues that unfinished jobs name, including jobs that are not visible or cannot be read."""
-    named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
-    for one in jobs.invalid.values():
-        status = jobs.status_of(one)
-        if status is None or not is_finished(status):
-            named.add(one.queue)
-    return named
+def used_queues(jobs: JobCache, allowed: Mapping[tuple[str, str], bool]) -> set[str]:
+    """`queues_in_use`, including jobs that are not visible or cannot be read."""
+    uses = [(known.job.spec.queue, known.namespace, known.job.status) for known in jobs.all()]
+    invalid = [(one, jobs.status_of(one)) for one in jobs.invalid.values()]
+    uses += [(one.queue, one.metadata.namespace or "default", status) for one, status in invalid if status is not None]
+    return queues_in_use(uses, allowed) | {one.queue for one, status in invalid if status is None}
 
 
-async def reconcile_finalizers(queues: CustomObjectCache[spec.Queue], jobs: JobCache, writes: WriteQueue) -> None:
+async def reconcile_finalizers(cache: ClusterCache, writes: WriteQueue) -> None:
     """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
     for errors that affect all objects."""
-    every = queues.all()
+    queues, every = cache.queues, cache.queues.all()
     deleting = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    named = queues_in_use(jobs) if deleting else set[str]()
+    allowed = AllowedNamespaces(every, cache.namespaces.values())
+    named = used_queues(cache.jobs, allowed) if deleting else set[str]()
     for queue in every:
         finalizers = desired_finalizers(queue, named)
         if finalizers is None:

@@ -139,7 +139,7 @@ class Leader:
         log_cycle(cycle, durations, self._cache.jobs, len(result.unwritten))
         for pause_s, uids in self._queue.by_pause(result.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
-        await reconcile_finalizers(self._cache.queues, self._cache.jobs, self._queue)
+        await reconcile_finalizers(self._cache, self._queue)
         await self._invalid_objects.report()
         self._writer.events.record_pending_reasons()
         due = [ObjectWrites(write.job_uid, (write,)) for write in self._writer.traces.due_writes()]

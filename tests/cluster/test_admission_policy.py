@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+<<<<<<< HEAD
 import json
+=======
+import re
+>>>>>>> edf6c8ce (Queues: only jobs that a queue selects or that have its capacity keep it from deletion; usage: no two users have the same label)
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -398,3 +402,18 @@ def test_the_user_label_of_a_job_names_who_creates_it_and_is_not_changed(plane: 
             plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"muster.dev/user": "another"}}})
         plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"other": "x"}}})
         plane.api.delete(f"{jobs}/{name}")
+
+
+def test_users_whose_names_differ_in_an_at_sign_have_different_labels(plane: ControlPlane) -> None:
+    jobs = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+    labels = {"ann@x.com": "ann_at_x.com", "ann.x.com": "ann.x.com", "a:b/c": "a__b_._c"}
+    for user in labels:
+        api = Api(plane.server, plane.authority, plane.token, user)
+        for owner, label in labels.items():
+            item = {**job(), "metadata": {"name": "of-user", "labels": {"muster.dev/user": label}}}
+            if owner != user:
+                with pytest.raises(Refused, match=f"must be absent or {re.escape(labels[user])}, the user"):
+                    api.create(jobs, item)
+                continue
+            api.create(jobs, item)
+            api.delete(f"{jobs}/of-user")

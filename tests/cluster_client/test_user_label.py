@@ -11,7 +11,7 @@ from muster.usage.segments import USER_LABEL
 
 def test_a_submitted_job_has_the_label_of_its_user(cluster: Server) -> None:
     cluster.user = "ann@example.com"
-    assert cluster.client().submit(a_job()).metadata.labels == {USER_LABEL: "ann.example.com"}
+    assert cluster.client().submit(a_job()).metadata.labels == {USER_LABEL: "ann_at_example.com"}
 
 
 def test_a_server_that_does_not_know_reviews_of_users_creates_the_job_without_the_label(cluster: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.local.support import has, shell_job
@@ -276,7 +277,8 @@ def test_a_repeated_submission_of_several_jobs_returns_the_same_jobs(
 
 
 def make_queue(name: str, parent: str | None = None) -> spec.Queue:
-    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
+    fields: dict[str, Any] = {"namespaceSelector": {}, **({"parent": parent} if parent else {})}
+    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": fields})
 
 
 def test_a_queue_with_children_is_not_deleted_and_the_error_names_them(

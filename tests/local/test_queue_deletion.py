@@ -41,6 +41,21 @@ def test_applying_a_queue_under_deletion_cancels_the_deletion(parts: DaemonCompo
     assert "research" in parts.store.queues
 
 
+@pytest.mark.parametrize(("selector", "removed"), [(None, True), ({"team": "a"}, True), ({}, False)])
+def test_a_waiting_job_of_a_namespace_that_the_queue_does_not_select_does_not_keep_it(
+    parts: DaemonComponents, selector: dict[str, str] | None, removed: bool
+) -> None:
+    parts.service.apply([make_queue("research")])
+    (job,) = parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)
+    queue = make_queue("research")
+    chosen = None if selector is None else spec.LabelSelector(match_labels=selector)
+    fields = queue.spec.model_copy(update={"namespace_selector": chosen})
+    parts.service.apply([queue.model_copy(update={"spec": fields})])
+    (row,) = parts.service.delete_all([("Queue", "research", "default")])
+    assert (row["result"] == "deleted", "research" not in parts.store.queues) == (removed, removed)
+    assert job.metadata.uid in parts.store.jobs
+
+
 def test_a_job_whose_queue_is_being_deleted_cannot_be_resumed(parts: DaemonComponents) -> None:
     parts.service.apply([make_queue("research")])
     parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.operator.objects import job
+from tests.operator.caches import new_cache
+from tests.operator.objects import job, job_document, read
 
 from muster.api import spec
-from muster_operator.job_writer import IN_USE, desired_finalizers
+from muster.kube.objects import RawCustomObject
+from muster.state.projection import AllowedNamespaces
+from muster_operator.job_writer import IN_USE, desired_finalizers, used_queues
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
 
@@ -27,6 +31,27 @@ def test_a_queue_has_the_finalizer_while_jobs_name_it() -> None:
     assert desired_finalizers(queue(IN_USE, leaving=True), used) is None
     assert desired_finalizers(queue("other", IN_USE, leaving=True), unused) == ["other"]
     assert desired_finalizers(queue("other", leaving=True), unused) is None
+
+
+def test_only_jobs_that_a_queue_selects_or_gave_capacity_to_are_in_it() -> None:
+    """Any user may create a job that names any queue, also one that cannot be read."""
+    cache, _ = new_cache()
+    admitted = {"conditions": [{"type": "Admitted", "status": "True", "lastTransitionTime": "2026-11-28T10:00:00Z"}]}
+    broken: dict[str, Any] = {"spec": {"queue": "q", "roles": 7}}
+
+    def queues_with(**selector: Any) -> set[str]:
+        queue = spec.Queue.model_validate({"metadata": {"name": "q"}, "spec": selector})
+        return used_queues(cache.jobs, AllowedNamespaces((queue,), {}))
+
+    cache.jobs.on_upsert(read(RawCustomObject, job_document("waits", 1, queue="q")))
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("broken", 2), **broken}))
+    assert queues_with() == set()
+    assert queues_with(namespaceSelector={"matchLabels": {"team": "a"}}) == set()
+    assert queues_with(namespaceSelector={}) == {"q"}
+    cache.jobs.on_delete(read(RawCustomObject, job_document("waits", 3, queue="q")))
+    assert queues_with(namespaceSelector={}) == {"q"}, "the job that cannot be read"
+    cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs", 4, queue="q"), "status": admitted}))
+    assert queues_with() == {"q"}
 
 
 def test_metrics_have_the_names_types_and_labels_of_their_page() -> None:

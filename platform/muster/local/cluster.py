@@ -36,7 +36,7 @@ from muster.cluster import (
 from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.home import Home
-from muster.local.job_checks import namespace_labels
+from muster.local.job_checks import namespace_labels, used_queues
 from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.run_folder import HeartbeatReader
@@ -308,11 +308,11 @@ class LocalCluster:
         self._store.remove(job, self._clock())
 
     def finish_deletions(self) -> None:
-        """Remove deleted queues that no unfinished job and no child queue references, children before parents. Call it
-        inside a transaction."""
-        queues, jobs = self._store.queues, self._store.jobs.values()
+        """Remove deleted queues that no job keeps (`keeps_queue`) and no child queue references, children before
+        parents. Call it inside a transaction."""
+        queues = self._store.queues
         deleting = {name: queue for name, queue in queues.items() if queue.metadata.deletion_timestamp is not None}
-        named = {job.spec.queue for job in jobs if not is_finished(job.status)} if deleting else set[str]()
+        named = used_queues(self._store.jobs.values(), queues.values()) if deleting else set[str]()
         while removable := deleting.keys() - named - {queue.spec.parent for queue in queues.values()}:
             for name in sorted(removable):
                 self._store.remove(deleting.pop(name), self._clock())

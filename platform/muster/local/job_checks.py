@@ -13,7 +13,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from muster.api import spec
@@ -48,7 +48,7 @@ from muster.local.environment import (
     working_directory,
 )
 from muster.local.nodes import GPU
-from muster.state.projection import to_flavor, to_node
+from muster.state.projection import AllowedNamespaces, queues_in_use, to_flavor, to_node
 from muster.text import did_you_mean
 from muster.workload.trainingjob import to_gang
 
@@ -209,6 +209,12 @@ def check_unique_names(documents: Sequence[AnyObject]) -> None:
 def namespace_labels(name: str) -> dict[str, str]:
     """The label that Kubernetes sets on every namespace; the only one on this host."""
     return {"kubernetes.io/metadata.name": name}
+
+
+def used_queues(jobs: Iterable[spec.TrainingJob], queues: Iterable[spec.Queue]) -> set[str]:
+    """Queues that jobs of this host keep from being removed (`queues_in_use`)."""
+    uses = ((job.spec.queue, job.metadata.namespace or "default", job.status) for job in jobs)
+    return queues_in_use(uses, AllowedNamespaces(tuple(queues), {}))  # namespaces have no labels but their names
 
 
 def check_program(

@@ -32,7 +32,7 @@ from muster.local.environment import (
     check_annotations,
 )
 from muster.local.home import check_free_space
-from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names
+from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names, used_queues
 from muster.local.store import EventRecord, SqliteStore
 from muster.state.projection import to_node
 from muster.text import did_you_mean
@@ -318,15 +318,11 @@ class ObjectRegistry:
         return self._store.flavors.get(document.metadata.name)
 
     def _can_remove_queue(self, queue: spec.Queue) -> bool:
-        """Whether no unfinished job or deleted child uses the queue. Raises `Conflict` if it has other children."""
+        """Whether no job keeps the queue and it has no deleted child. Raises `Conflict` if it has other children."""
         name = queue.metadata.name
         check_no_children(name, self._store.queues.values())
         deleting = any(other.spec.parent == name for other in self._store.queues.values())
-        return not deleting and not self._unfinished_job_names(name)
-
-    def _unfinished_job_names(self, queue: str) -> list[str]:
-        jobs = self._store.jobs.values()
-        return [job.metadata.name for job in jobs if job.spec.queue == queue and not is_finished(job.status)]
+        return not deleting and name not in used_queues(self._store.jobs.values(), self._store.queues.values())
 
     def _with_server_fields(self, item: Any, namespace: str | None) -> Any:
         """The object with uid, namespace, generation, creation time and an empty status."""

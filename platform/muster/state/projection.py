@@ -17,6 +17,7 @@ from muster.api import spec
 from muster.api.validation import QueueReadiness, max_grace_period_s, namespace_allowed, queue_readiness
 from muster.api.validation.queues import quotas_of
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView
+from muster.lifecycle import is_admitted, is_finished
 from muster.workload.requests import tolerations
 
 T = TypeVar("T")
@@ -202,3 +203,17 @@ class AllowedNamespaces(dict[tuple[str, str], bool]):
         labels = {"kubernetes.io/metadata.name": name, **self._namespaces.get(name, {})}
         self[key] = namespace_allowed(queue, self._queues, labels)
         return self[key]
+
+
+def queues_in_use(
+    jobs: Iterable[tuple[str, str, spec.TrainingJobStatus]], allowed: Mapping[tuple[str, str], bool]
+) -> set[str]:
+    """Queues that jobs, given as (queue, namespace, status), keep from being removed after the queue's deletion: jobs
+    that have not ended, and have capacity of the queue or are in a namespace that it selects (`allowed`). Any user may
+    create a job that names any queue."""
+    return {
+        queue
+        for queue, namespace, status in jobs
+        if not is_finished(status)
+        and (is_admitted(status) or status.nomination is not None or allowed[queue, namespace])
+    }

@@ -15,7 +15,7 @@ from muster.lifecycle import is_admitted
 USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""
 _MAX_LABEL = 63
-_NO_LABEL_CHARACTERS = str.maketrans("@:/", "...")
+_REPLACEMENTS = (("@", "_at_"), ("/", "_._"), (":", "__"))  # the chart's admission policy has the same
 MAX_ENDED = 100
 """Segments kept in a status until the durable record has them. While a job has so many, a segment that ends is lost,
 not those before it: with a few edits a user could otherwise remove a long one."""
@@ -25,18 +25,24 @@ Charge: TypeAlias = Mapping[tuple[str, str, str], int]
 
 
 def with_user(job: TrainingJob, name: str) -> TrainingJob:
-    """The job with the label of this user, unless it has one. In names, `@`, `:` and `/` are written as `.`, as the
-    chart's admission policy has it; of a user whose name is no label then, the job gets none."""
-    value = name.translate(_NO_LABEL_CHARACTERS)
-    if (
-        USER_LABEL in job.metadata.labels
-        or len(value) > _MAX_LABEL
-        or not re.fullmatch(LABEL_VALUE, value)
-        or not value
-    ):
+    """The job with the label of this user (`label_of_user`), unless it has one or the user has none."""
+    value = label_of_user(name)
+    if USER_LABEL in job.metadata.labels or not value:
         return job
     metadata = job.metadata.model_copy(update={"labels": {**job.metadata.labels, USER_LABEL: value}})
     return job.model_copy(update={"metadata": metadata})
+
+
+def label_of_user(name: str) -> str:
+    """The label of a user: the name, with `@`, `/` and `:` replaced by `_at_`, `_._` and `__`. Empty for a name that is
+    no label then, or contains a replacement itself, so that no two users have the same label."""
+    label = name
+    for character, replacement in _REPLACEMENTS:
+        label = label.replace(character, replacement)
+    restored = label
+    for character, replacement in _REPLACEMENTS:
+        restored = restored.replace(replacement, character)
+    return label if restored == name and len(label) <= _MAX_LABEL and re.fullmatch(LABEL_VALUE, label) else ""
 
 
 def is_recorded_resource(resource: str) -> bool:

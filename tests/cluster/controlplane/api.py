@@ -30,10 +30,13 @@ class Refused(Exception):
 class Api:
     """A user's view of the API server. Safe to use from many threads: each keeps a connection of its own."""
 
-    def __init__(self, server: str, authority: Path, token: str) -> None:
+    def __init__(self, server: str, authority: Path, token: str, acts_as: str = "") -> None:
+        """`acts_as`: the name of an administrator whom the user impersonates."""
         self._host = urlsplit(server).netloc
         self._tls = ssl.create_default_context(cafile=str(authority))
-        self._token = token
+        self._headers = {"Authorization": f"Bearer {token}"}
+        if acts_as:
+            self._headers |= {"Impersonate-User": acts_as, "Impersonate-Group": "system:masters"}
         self._local = threading.local()
 
     def get(self, path: str, **query: str) -> Json:
@@ -83,7 +86,7 @@ class Api:
         connection = http.client.HTTPSConnection(self._host, timeout=seconds + 60, context=self._tls)
         query = urlencode({"watch": "1", "resourceVersion": since, "timeoutSeconds": str(seconds)})
         try:
-            connection.request("GET", f"{path}?{query}", headers={"Authorization": f"Bearer {self._token}"})
+            connection.request("GET", f"{path}?{query}", headers=self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 raise Refused(answer.status, json.loads(answer.read()))
@@ -95,7 +98,7 @@ class Api:
     def request(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         """Send one request. Refused where the answer is not 2xx; OSError or HTTPException where there is none."""
         reused = getattr(self._local, "connection", None) is not None
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": kind}
+        headers = {**self._headers, "Accept": "application/json", "Content-Type": kind}
         payload = None if body is None else json.dumps(body).encode()
         sent = False
         try:

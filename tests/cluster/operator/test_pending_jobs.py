@@ -200,6 +200,25 @@ def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_
     )
 
 
+def test_a_waiting_job_of_a_namespace_that_a_queue_does_not_select_does_not_keep_it_from_deletion(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("runner", queue="blue")
+    pool.wait_for_phase("runner", "Running")
+    for name in ("red", "blue"):
+        pool.edit_queue(name, namespaceSelector={"matchLabels": {"team": "another"}})
+    pool.submit("stranger")
+    pool.wait_for_reason("stranger", "QueueNotAllowed")
+    pool.submit("sleeper", suspend=True)
+    pool.wait_for_phase("sleeper", "Suspended")
+    red, blue = (f"{GROUP}/queues/{pool.queue(name)}" for name in ("red", "blue"))
+    for path in (blue, red):
+        pool.api.delete(path)
+    pool.wait("the queue is gone", lambda: pool.api.gone(red))
+    pool.wait_for_reason("stranger", "QueueNotFound")
+    assert not pool.api.gone(blue), "its job has capacity"
+    assert pool.phase("runner") == "Running"
+
+
 def test_a_deleted_queue_stays_until_no_unfinished_job_names_it(pool: Pool) -> None:
     pool.set_up()
     pool.submit("runner")
