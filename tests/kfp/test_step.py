@@ -110,6 +110,20 @@ def test_a_job_of_that_name_with_another_spec_is_refused_by_name(steps: Steps) -
     assert len(steps.jobs()) == 1
 
 
+def test_a_job_that_another_user_made_with_name_and_annotation_of_the_step_is_not_adopted(steps: Steps) -> None:
+    assert steps.run(command=shell("true")) == 0
+    (own,) = steps.jobs()
+    client, name = LocalClient.connect(steps.home), own.metadata.name
+    client.delete_all([("TrainingJob", name, "default")])
+    eventually(lambda: steps.jobs() == [], LIMIT_S)
+    forged = own.model_dump(by_alias=True, exclude_unset=True, mode="json")
+    forged["metadata"] = {"name": name, "annotations": own.metadata.annotations}
+    forged["spec"]["roles"][0]["template"]["spec"]["containers"][0]["command"] = shell("echo forged")
+    client.submit_all([TrainingJob.model_validate({key: forged[key] for key in ("metadata", "spec")})])
+    assert steps.run(command=shell("true")) == 3
+    assert f"job default/{name} exists with another spec" in log_of(steps.folder)
+
+
 def test_sigterm_cancels_the_job_and_keeps_its_record(steps: Steps) -> None:
     step = steps.start(command=shell("echo began; exec sleep 600"))
     steps.wait_for_log("began")

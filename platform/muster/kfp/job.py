@@ -24,6 +24,11 @@ SPEC_HASH = "kfp.muster.dev/spec-sha256"
 """Annotation: the hash of the spec that the step submitted. It stays the same when a user scales or moves the job."""
 TASK = "kfp.muster.dev/task"
 """Annotation: the URI of the outputs of the step's task."""
+_CHANGEABLE: Any = {
+    "roles": {"__all__": {"replicas", "min_replicas"}},
+    **dict.fromkeys(("queue", "priority", "priority_class_name", "flavors", "elastic_replicas"), True),
+    **dict.fromkeys(("max_runtime_seconds", "suspend", "cancel", "ttl_seconds_after_finished"), True),
+}
 _ROLE = "trainer"
 _GPU = "nvidia.com/gpu"
 _HASH_DIGITS = 10
@@ -87,6 +92,12 @@ def build_job(parameters: TrainParameters, target: Target, number: int) -> Train
     metadata["name"] = with_suffix(base, _suffix(target.task, number), longest)
     metadata["annotations"] = {**(metadata.get("annotations") or {}), SPEC_HASH: _hash(spec), TASK: target.task}
     return _parse(document)
+
+
+def without_changeable_fields(job: TrainingJob) -> dict[str, Any]:
+    """The spec without what users change of a job that was submitted: its size, place and order in the queue, maximum
+    run time, and whether it is suspended, cancelled or deleted at its end."""
+    return job.spec.model_dump(exclude=_CHANGEABLE)
 
 
 def _spec_of_pods(parameters: TrainParameters) -> dict[str, Any]:

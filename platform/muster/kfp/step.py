@@ -19,7 +19,7 @@ from muster.api.spec import TrainingJob
 from muster.client import ClusterClient
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.follow import FollowedPod, StatusReporter, follow, status_message
-from muster.kfp.job import SPEC_HASH, Resources, Target, build_job, parse_parameters
+from muster.kfp.job import SPEC_HASH, Resources, Target, build_job, parse_parameters, without_changeable_fields
 from muster.kfp.parameters import TrainParameters
 from muster.kfp.results import collect_metrics, run_location, write_report
 from muster.lifecycle import has_terminated, is_finished
@@ -194,9 +194,10 @@ class _Step:
 
 
 def _check_same_spec(found: TrainingJob, wanted: TrainingJob) -> None:
-    """Raises `Refused` if another step or a user has submitted a job of this name."""
-    wanted_hash, found_hash = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
-    if wanted_hash != found_hash:
+    """Raises `Refused` if another step or a user has submitted a job of this name. The annotation is not enough: anyone
+    who may create jobs in the namespace can write it, and compute the name."""
+    submitted, found_hash = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
+    if submitted != found_hash or without_changeable_fields(found) != without_changeable_fields(wanted):
         raise Refused(
             f"job {_label(found)} exists with another spec, so this step does not adopt it; delete it, or set `name`:"
             f" muster delete job {_label(found)}",
