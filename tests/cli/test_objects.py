@@ -128,15 +128,64 @@ def test_of_several_queues_each_is_named_with_its_own_unfinished_jobs_and_those_
 def test_at_a_terminal_the_deletion_of_a_queue_with_unfinished_jobs_is_confirmed(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a")}
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     ended = muster("delete", "queue", "a")
     assert {"1", "default/j"} <= {*ended.words}
     assert (ended.code, "queue a delet" in ended.out) == ((0, True) if deleted else (3, False))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("n\n", False), ("", False)])
+def test_at_a_terminal_the_deletion_of_a_running_job_is_confirmed(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
+) -> None:
+    cluster.kept_jobs = {name: job(name, status(name.capitalize())) for name in ("running", "succeeded", "pending")}
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    ended = muster("delete", "job", "running", "succeeded", "pending")
+    assert "default/running" in ended.err
+    assert not {"default/succeeded", "default/pending"} & {*ended.err.split()}
+    assert "muster cancel" in ended.err
+    assert (ended.code, cluster.kept_jobs == {}) == ((0, True) if deleted else (3, False))
+
+
+def test_the_answer_no_is_an_error_with_a_reason(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.kept_jobs = {"a": job("a", status("Running"))}
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    ended = muster("delete", "job", "a", "--json")
+    assert (ended.code, json.loads(ended.err.splitlines()[-1].partition("[y/N] ")[2])["error"]["reason"]) == (
+        3,
+        "NotConfirmed",
+    )
+
+
+def test_one_question_is_about_queues_and_jobs(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster.kept_queues = {"research": queue("research")}
+    cluster.kept_jobs = {"llama": job("llama", status("Running")), "other": job("other", queue="research")}
+    file = tmp_path / "all.yaml"
+    file.write_text(f"{JOB_YAML}---\n{QUEUE_YAML}")
+    monkeypatch.setattr("sys.stdin", Terminal("yes\n"))
+    ended = muster("delete", "-f", str(file))
+    assert {"default/llama", "default/other."} <= {*ended.err.split()}
+    assert (ended.code, ended.err.count("[y/N]"), set(cluster.kept_jobs)) == (0, 1, {"other"})
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_with_yes_or_without_a_terminal_a_running_job_is_deleted_at_once(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    cluster.kept_jobs = {"a": job("a", status("Running"))}
+    monkeypatch.setattr("sys.stdin", Terminal("") if is_terminal else io.StringIO())
+    ended = muster("delete", "job", "a", *["--yes"] * is_terminal)
+    assert (ended.code, ended.err, cluster.kept_jobs) == (0, "", {})
 
 
 def test_a_queue_whose_jobs_are_deleted_with_it_needs_no_yes(

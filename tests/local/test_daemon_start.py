@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,23 @@ def test_the_daemon_of_a_removed_home_with_a_long_path_is_not_waited_for(home: P
     shutil.rmtree(removed.path)
     DaemonClient(removed, start=False)._wait_for_exit(os.getpid(), timeout_s=60)
     socket_folder.rmdir()
+
+
+@pytest.mark.parametrize("words", [["jobs"], ["local", "up"]])
+def test_a_home_that_cannot_be_written_is_refused_with_exit_code_3(home: Path, words: list[str]) -> None:
+    home.mkdir(mode=0o700)
+    command = [sys.executable, "-c", "from muster.cli.app import main; main()", *words, "--json"]
+    if os.geteuid():
+        home.chmod(0o500)
+    else:  # root may write regardless of the mode, but not to a file system that is mounted read-only
+        mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mount, str(home), *command]
+        if subprocess.run([*command[:6], "true"], check=False).returncode:
+            pytest.skip("no mount namespaces")
+    environ = os.environ | {"MUSTER_HOME": str(home)}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    error = json.loads(ended.stderr)["error"]
+    assert (ended.returncode, error["reason"]) == (3, "HomeUnusable")
+    assert str(home) in error["message"]
+    assert "daemon.log" not in error["message"]
+    assert list(home.iterdir()) == []

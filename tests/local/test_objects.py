@@ -281,6 +281,25 @@ def make_queue(name: str, parent: str | None = None) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": fields})
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_only_a_job_that_has_ended_is_to_be_deleted_so_that_its_name_is_free(
+    objects: ObjectRegistry, store: SqliteStore, ended: bool
+) -> None:
+    (job,) = objects.submit([shell_job("taken", "true")], False)
+    if ended:
+        with store.transaction():
+            status = finish(job.status, COMPLETE, "Completed", "completed", 1.0)
+            store.put(job.model_copy(update={"status": status}))
+    with pytest.raises(Conflict) as refused:
+        objects.submit([shell_job("taken", "true")], False)
+    message = str(refused.value)
+    assert "use another name" in message
+    assert ("muster delete job default/taken" in message, "muster describe default/taken" in message) == (
+        ended,
+        not ended,
+    )
+
+
 def test_a_queue_with_children_is_not_deleted_and_the_error_names_them(
     objects: ObjectRegistry, store: SqliteStore
 ) -> None:

@@ -21,6 +21,7 @@ from muster.cli.options import (
     SectionedGroup,
     hoist_options,
     install_completion,
+    refuse_empty_values,
     select_cluster,
     show_completion,
     show_version,
@@ -84,6 +85,7 @@ cli.add_section(
 cli.add_section("Analysis", trace.trace, analysis.report, memory.memory, bench.bench)
 cli.add_section("Simulation", analysis.simulate, analysis.replay)
 cli.add_section("This host", cluster.local)
+refuse_empty_values(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

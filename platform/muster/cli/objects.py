@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -168,7 +169,7 @@ def apply(files: tuple[str, ...], as_json: bool) -> None:
     "--file", "-f", "files", type=FILE, multiple=True, metavar="FILE.yaml", help="Delete the objects in a file."
 )
 @namespace_option
-@click.option("--yes", "-y", is_flag=True, help="Delete queues that have unfinished jobs without confirmation.")
+@click.option("--yes", "-y", is_flag=True, help="Delete running jobs, and queues with unfinished jobs, unasked.")
 @json_option
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[str, ...], namespace: str | None, yes: bool, as_json: bool
@@ -203,22 +204,46 @@ def delete(
 
 
 def _confirm_delete(client: ClusterClient, targets: list[tuple[str, str, str]]) -> None:
-    """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse if the answer is not yes, or if
-    stdin is not a terminal."""
+    """Ask before queues with unfinished jobs are deleted, and, if stdin is a terminal, before running jobs are. Raises
+    `Refused` NotConfirmed if the answer is not yes, and QueueInUse for such queues if stdin is not a terminal."""
     queues = {name for kind, name, _ in targets if kind == "Queue"}
-    message = " ".join(
+    messages = [
         _in_use_message(queue, names)
         for queue, labels in sorted(_unfinished_jobs_by_queue(client, queues).items())
         if (names := [label for label in labels if ("TrainingJob", *split_job_name(label)) not in targets])
-    )
-    if not message:
-        return
+    ]
     if not sys.stdin.isatty():
-        raise Refused(f"{message} Use --yes to delete it anyway; nothing was deleted", reason="QueueInUse")
-    print_note(message)
+        if messages:
+            message = f"{' '.join(messages)} Use --yes to delete it anyway; nothing was deleted"
+            raise Refused(message, reason="QueueInUse")
+        return
+    if running := _running_jobs(client, targets):
+        messages.append(_running_message(running))
+    if not messages:
+        return
+    print_note(" ".join(messages))
     print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was deleted", reason="QueueInUse")
+        raise Refused("nothing was deleted", reason="NotConfirmed")
+
+
+def _running_jobs(client: ClusterClient, targets: list[tuple[str, str, str]]) -> list[str]:
+    """The jobs among the targets that have capacity, such as `default/llama`."""
+    from muster.errors import NotFound
+
+    running: list[str] = []
+    for kind, name, namespace in targets:
+        if kind == "TrainingJob":
+            with suppress(NotFound):  # what is missing is reported for all targets together
+                if client.job(name, namespace).status.phase in ("Admitted", "Running"):
+                    running.append(f"{namespace}/{name}")
+    return running
+
+
+def _running_message(names: list[str]) -> str:
+    jobs, them = (f"job {names[0]} is", "it") if len(names) == 1 else (f"jobs {_abbreviate(names)} are", "them")
+    records = "its record" if len(names) == 1 else "their records"
+    return f"{jobs} running. If deleted, {records} and events are lost; to stop {them} only: muster cancel JOB."
 
 
 def _in_use_message(queue: str, names: list[str]) -> str:

@@ -39,7 +39,37 @@ _STARTUP_LINES = {
 """By shell: a file in the home folder that it reads, and the line that loads the completion."""
 _Callback = TypeVar("_Callback", bound=Callable[..., object])
 FILE = click.Path(readable=False)
-PATH = click.Path(readable=False, path_type=Path)
+
+
+class _PathType(click.Path):
+    """A path that is not empty: `Path("")` would be the current folder."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail(_EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_EMPTY = "must not be empty"
+PATH = _PathType(readable=False, path_type=Path)
+
+
+def refuse_empty_values(command: click.Command) -> None:
+    """Make all arguments and options of the command, and of those below it, refuse an empty text: mostly a variable of
+    the shell that is not set. Taken as a name it would find nothing, or, as a path or namespace, something else."""
+    for param in command.params:
+        if param.callback is None:
+            param.callback = _refuse_empty
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        refuse_empty_values(below)
+
+
+def _refuse_empty(ctx: click.Context, param: click.Parameter, value: object) -> object:
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter(_EMPTY, ctx, param)
+    return value
 
 
 class _WebAddress(click.ParamType[str]):
@@ -258,8 +288,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def split_job_name(job: str, namespace: str | None = None) -> tuple[str, str]:
-    """(name, namespace) of NAME or NAMESPACE/NAME. A name without one is in `namespace`, else the default namespace."""
+    """(name, namespace) of NAME or NAMESPACE/NAME. A name without one is in `namespace`, else the default namespace.
+    Raises `InvalidSpec` Usage if a part is empty."""
     before, slash, name = job.rpartition("/")
+    if not name or (slash and not before):
+        usage_error(f"job: must be NAME or NAMESPACE/NAME; got {job!r}", "job")
     return (name, before) if slash else (job, namespace or default_namespace())
 
 

@@ -15,8 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from muster.api.spec import Flavor, Queue, TrainingJob
-from muster.api.validation import check_dependencies_valid, check_pod_security, check_size, check_submit
+from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
+from muster.api.validation import (
+    already_exists_conflict,
+    check_dependencies_valid,
+    check_pod_security,
+    check_size,
+    check_submit,
+)
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
@@ -112,12 +118,15 @@ def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str])
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
-            raise Conflict(
-                f"job {name!r} already exists in namespace {namespace!r}; use another name, or delete it: muster"
-                f" delete job {namespace}/{name}",
-                field="metadata.name",
-                reason="AlreadyExists",
-            ) from error
+            raise already_exists_conflict(name, namespace, _status_if_known(kube_client, path, name)) from error
+
+
+def _status_if_known(kube_client: KubeClient, path: str, name: str) -> TrainingJobStatus | None:
+    """The status of a job; None if it cannot be read."""
+    try:
+        return read_object(TrainingJob, kube_client.get(f"{path}/{name}")).status
+    except MusterError:
+        return None
 
 
 def _create_confirmed(kube_client: KubeClient, job: TrainingJob, expected: TrainingJob) -> TrainingJob:

@@ -199,8 +199,8 @@ def _check_same_spec(found: TrainingJob, wanted: TrainingJob) -> None:
     submitted, found_hash = (job.metadata.annotations.get(SPEC_HASH) for job in (wanted, found))
     if submitted != found_hash or without_changeable_fields(found) != without_changeable_fields(wanted):
         raise Refused(
-            f"job {_label(found)} exists with another spec, so this step does not adopt it; delete it, or set `name`:"
-            f" muster delete job {_label(found)}",
+            f"job {_label(found)} exists with another spec, so this step does not adopt it; set `name` to another one"
+            + (f", or delete it: muster delete job {_label(found)}" if is_finished(found.status) else ""),
             field="name",
             reason="AlreadyExists",
         )

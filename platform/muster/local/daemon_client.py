@@ -21,7 +21,7 @@ from muster import errors
 from muster.errors import DaemonError, DaemonUnavailable, MusterError, Refused
 from muster.local import API_VERSION
 from muster.local.environment import daemon_environment
-from muster.local.home import Home
+from muster.local.home import Home, check_writable
 from muster.local.nodes import HOST_SHAPE
 from muster.version import version
 
@@ -91,8 +91,9 @@ class _UnixHTTPConnection(http.client.HTTPConnection):
 
 
 def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = None) -> None:
-    """Start a daemon and wait until it, or another one that has the lock, answers. Raises `DaemonError` with the
-    daemon's reason, or StartFailed."""
+    """Start a daemon and wait until it, or another one that has the lock, answers. Raises `Refused` if the
+    home cannot be written, and `DaemonError` with the daemon's reason, or StartFailed."""
+    check_writable(home.path)
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "muster.local.daemon", "--detach", "--home", str(home.path)]
     command += ["--ready-fd", str(write_end)]

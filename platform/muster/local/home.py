@@ -13,6 +13,7 @@ runs/<namespace>-<job>-<uid8>/    the run folder; removed by its user only
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -201,6 +202,17 @@ def _check_private(path: Path) -> None:
     if status.st_mode & 0o077:
         raise Refused(
             f"{path} can be entered by other users (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}",
+            reason=_HOME_UNUSABLE,
+        )
+
+
+def check_writable(home: Path) -> None:
+    """Raise `Refused` if this user may not create files in the home."""
+    if not os.access(home, os.W_OK | os.X_OK):
+        is_read_only = os.statvfs(home).f_flag & os.ST_RDONLY
+        cause = os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+        raise Refused(
+            f"MUSTER_HOME {home}: cannot be written: {cause}; set MUSTER_HOME to a folder you may write to",
             reason=_HOME_UNUSABLE,
         )
 

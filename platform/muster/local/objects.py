@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from muster.api import spec
 from muster.api.validation import (
+    already_exists_conflict,
     apply_warnings,
     being_deleted_conflict,
     check_apply,
@@ -117,12 +118,7 @@ class ObjectRegistry:
         if taken is not None and _same_submission(taken, job):
             return taken, None
         if taken is not None:
-            raise Conflict(
-                f"job {job.metadata.name!r} already exists in namespace {namespace!r} ({taken.status.phase});"
-                f" use another name, or delete it: muster delete job {job.metadata.name}",
-                field="metadata.name",
-                reason="AlreadyExists",
-            )
+            raise already_exists_conflict(job.metadata.name, namespace, taken.status)
         notices = check_local_support(job, self._environment if environment is None else environment)
         self._check_fits(job, self._store.queues, self._store.flavors)
         return self._with_server_fields(job, namespace), notices

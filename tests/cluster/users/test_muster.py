@@ -36,7 +36,9 @@ def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, 
     watched = muster("watch", "first")
     assert (watched.code, watched.err) == (0, "")
     again = muster("submit", file_of(tmp_path, document), "--json")
-    assert (again.code, json.loads(again.err)["error"]["reason"]) == (3, "AlreadyExists")
+    error = json.loads(again.err)["error"]
+    assert (again.code, error["reason"]) == (3, "AlreadyExists")
+    assert f"(Succeeded); use another name, or delete it: muster delete job {pool.namespace}/first" in error["message"]
 
 
 def test_what_could_never_start_is_refused_before_anything_is_created(
@@ -193,6 +195,7 @@ def test_a_refusal_of_one_of_several_jobs_in_a_file_names_file_line_and_job(
     taken = muster("submit", str(several))
     assert taken.code == 3
     assert f"job huge: job 'huge' already exists in namespace '{pool.namespace}'" in taken.err
+    assert "delete" not in taken.err, "it waits"
     assert str(several) in taken.err
     assert pool.get("good") is None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from muster.api.validation.apply import apply_warnings, check_apply, check_flavor_unused, check_no_children
 from muster.api.validation.edit import (
+    already_exists_conflict,
     being_deleted_conflict,
     check_edit,
     check_unfinished,
@@ -31,6 +32,7 @@ from muster.api.validation.submit import (
 
 __all__ = [
     "QueueReadiness",
+    "already_exists_conflict",
     "apply_warnings",
     "being_deleted_conflict",
     "check_apply",

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.api.spec import TrainingJob
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import CANCELLED
@@ -42,6 +42,17 @@ def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
         if getattr(old.spec, field) != getattr(new.spec, field):
             return f"spec.{field}"
     return "spec.roles" if _roles_without_sizes(old) != _roles_without_sizes(new) else None
+
+
+def already_exists_conflict(name: str, namespace: str, found: TrainingJobStatus | None) -> Conflict:
+    """The error of a new job whose name is in use. `found`: the status of the job that has it; None if unknown. Only of
+    one that has ended, it says how to delete it."""
+    phase = "" if found is None else f" ({found.phase})"
+    advice = "" if found is None else f"; to see it: muster describe {namespace}/{name}"
+    if found is not None and is_finished(found):
+        advice = f", or delete it: muster delete job {namespace}/{name}"
+    message = f"job {name!r} already exists in namespace {namespace!r}{phase}; use another name{advice}"
+    return Conflict(message, field="metadata.name", reason="AlreadyExists")
 
 
 def being_deleted_conflict(kind: str, name: str) -> Conflict:
