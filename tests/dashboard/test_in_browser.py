@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 from tests.dashboard.browsing import PATHS, enter, many_jobs, press
 from tests.dashboard.serving import ReadStateClient, serving
+from tests.dashboard.traced_runs import collect, later
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
+from tests.tracing.runs import run_folder
 from tests.visibility.states import leader, two_queues
 
 from muster.api import spec
+from muster.api.spec.job_status import LastFailure
 from muster.dashboard.page import MAX_ROWS
 from muster.lifecycle.conditions import explain_phase
 from muster.local.client import LocalClient
@@ -337,3 +340,36 @@ def test_assets_are_small(browser: Browser) -> None:
     sizes = {re.sub(".*/", "", name): size for name, size in assets if "/static/" in name}
     assert sizes.keys() >= {"dashboard.css", "dashboard.js"}
     assert sum(sizes.values()) < 100_000
+
+
+def test_a_report_that_is_being_built_is_shown_once_it_is(browser: Browser, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "a", slow_rank=1)
+    collect(run)
+    source = ReadStateClient(run_root=run.parent, state=leader(two_queues(named("a"))))
+    with serving(source, later) as server:
+        tab = enter(browser, server.url, "/jobs/default/a/report")
+        tab.wait_for("document.getElementById('live') === null")
+        assert "Muster report" in tab.value("document.documentElement.innerHTML")
+        assert errors(browser, tab) == []
+
+
+def test_the_last_line_of_a_failure_is_shown_and_stays_where_the_user_has_scrolled(browser: Browser) -> None:
+    def state(message: str) -> ReadState:
+        job = named("a")
+        tail = "\n".join(f"line {number}" for number in range(200))
+        failure = LastFailure.model_validate({"reason": message, "pod": "a-0", "logTail": tail})
+        status = job.status.model_copy(update={"last_failure": failure})
+        return leader(two_queues(job.model_copy(update={"status": status})))
+
+    log = "document.querySelector('#state .log')"
+    shown = f"{log}.getBoundingClientRect().bottom - {log}.querySelector('pre').getBoundingClientRect().bottom"
+    source = ReadStateClient(state=state("ExitCode"))
+    with serving(source) as server:
+        tab = enter(browser, server.url, "/jobs/default/a")
+        assert tab.value(f"{log}.scrollHeight > {log}.clientHeight")
+        assert tab.value(f"{shown} >= 0"), "the end is visible"
+        tab.value(f"{log}.scrollTop = -300")
+        source.state = state("Another")
+        tab.wait_for("document.getElementById('state').innerText.includes('Another')")
+        assert tab.value(f"{log}.scrollTop") == -300
+        assert errors(browser, tab) == []

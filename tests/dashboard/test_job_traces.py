@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.dashboard.serving import ReadStateClient, Response, get, request, serving
+from tests.dashboard.traced_runs import collect, later
 from tests.state.observed_states import NOW, admitted
 from tests.tracing.kineto import GpuRank, gpu_job
 from tests.tracing.runs import HOSTILE, gpu_run_folder, run_folder
@@ -25,7 +26,6 @@ from muster.dashboard.analyses import TraceAnalyses, TraceAnalysis
 from muster.dashboard.server import DashboardServer
 from muster.tracing.report import build
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import CollectorOptions, start_collector
 from muster.tracing.stored_captures import StoredCapture, stored_captures
 
 RANKS = [GpuRank(blocked=("load_batch", 30.0 if rank == 1 else 0.5, 1)) for rank in range(4)]
@@ -35,16 +35,6 @@ def client(folder: Path, **fields: Any) -> ReadStateClient:
     found = ReadStateClient(run_root=folder, state=leader(two_queues(admitted("a"))), **fields)
     found.kept_jobs = {"a": admitted("a")}
     return found
-
-
-def later() -> float:
-    """A clock by which all traces were stored an hour ago."""
-    return time.time() + 3600
-
-
-def collect(run: Path) -> None:
-    """Store what the ranks have written."""
-    assert start_collector(CollectorOptions(run, "trainer", 0), time.time()).collect_finished(time.time())
 
 
 def words(html: str) -> str:
@@ -210,7 +200,32 @@ def test_traces_that_are_too_large_or_still_being_stored_are_listed_and_not_anal
         report = get(server, "/jobs/default/a/report")
     assert "1 not stored yet" in shown
     assert "analysed" not in shown
-    assert (report.status, "no report yet" in report.text) == (404, True)
+    assert report.status == 200
+    assert "Its traces are being stored" in words(report.text)
+
+
+def test_the_first_visit_of_a_report_begins_its_analysis_and_says_that_it_is_being_built(traced: Path) -> None:
+    with serving(client(traced.parent), later) as server:
+        first = get(server, "/jobs/default/a/report")
+        until = time.monotonic() + 800
+        while "Muster report" not in (last := get(server, "/jobs/default/a/report").text):
+            assert time.monotonic() < until, "the report is not built"
+            time.sleep(0.05)
+    assert first.status == 200
+    assert "The report is being built: the traces of steps 10 to 14 are being analysed." in words(first.text)
+    assert 'data-events="/events/jobs/default/a/report"' in first.text
+    assert '<noscript><meta http-equiv="refresh"' in first.text
+    assert "Rank 1: data loading blocks the host" in words(last)
+
+
+def test_a_report_that_this_page_does_not_build_says_which_command_does(
+    traced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.dashboard.pages.job.MAX_RAW_BYTES", 10)
+    with serving(client(traced.parent), later) as server:
+        report = get(server, "/jobs/default/a/report")
+    assert report.status == 200
+    assert "muster report a" in words(report.text)
 
 
 def test_traces_that_were_never_stored_are_analysed_once_the_job_has_finished(tmp_path: Path) -> None:
@@ -246,6 +261,10 @@ def test_of_a_run_in_a_store_the_page_says_where_it_is_and_which_command_reads_i
     source.kept_jobs = {"a": job.model_copy(update={"status": job.status.model_copy(update={"traces": traces})})}
     with serving(source) as server:
         shown = words(get(server, "/jobs/default/a").text)
+        report = get(server, "/jobs/default/a/report")
+    assert report.status == 200
+    assert "s3://bucket/muster/default/a-1" in words(report.text)
+    assert "muster report a" in words(report.text)
     assert "8 traces in s3://bucket/muster/default/a-1 ." in shown
     assert "with the store's credentials in your environment" in shown
 

@@ -40,7 +40,7 @@ class UserPages:
         return status, self._renderer.document(content, page, target, self._clock(), user)
 
     def plain_document(self, target: str) -> bytes | None:
-        """The `Document` of a URL; None if it has none. Raises `MusterError` if it cannot be shown."""
+        """The `Document` of a URL; None if it has none, or none yet. Raises `MusterError` if it cannot be shown."""
         try:
             document, parameters = find_page(DOCUMENTS, target)
         except NotFound:

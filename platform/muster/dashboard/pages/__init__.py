@@ -10,6 +10,7 @@ PAGES: tuple[Page, ...] = (
     jobs.PENDING_PAGE,
     jobs.JOBS_PAGE,
     job.PAGE,
+    job.REPORT_PAGE,
     timeline.PAGE,
     nodes.PAGE,
     nodes.NODE_PAGE,

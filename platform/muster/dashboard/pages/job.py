@@ -57,7 +57,8 @@ class JobCurves:
 @dataclass(frozen=True, slots=True)
 class JobTraces:
     """The captures in the run folder, the newest first, and the analysis of the newest traces. `location` and `files`
-    are those of the job's status, of a job whose run folder is not on this host."""
+    are those of the job's status, of a job whose run folder is not on this host. `storing`: the newest traces are analysed
+    once all of them are stored."""
 
     captures: Sequence[StoredCapture]
     omitted: int = 0
@@ -66,6 +67,7 @@ class JobTraces:
     too_large: bool = False
     location: str = ""
     files: int = 0
+    storing: bool = False
 
 
 def _data(request: PageRequest) -> Mapping[str, Any]:
@@ -180,24 +182,35 @@ def _read_traces(request: PageRequest, has_finished: bool) -> JobTraces:
     captures = stored_captures(SharedFolder(folder))
     shown, omitted = captures[:_MAX_CAPTURES], len(captures[_MAX_CAPTURES:])
     newest = next((one for one in captures if one.kind == "trace" and (one.ranks or one.waiting)), None)
-    if newest is None or request.now - newest.collected_at < _SETTLED_S or (newest.waiting and not has_finished):
+    if newest is None:
         return JobTraces(shown, omitted)
+    if request.now - newest.collected_at < _SETTLED_S or (newest.waiting and not has_finished):
+        return JobTraces(shown, omitted, storing=True)
     if newest.raw_bytes > MAX_RAW_BYTES:
         return JobTraces(shown, omitted, newest, too_large=True)
     return JobTraces(shown, omitted, newest, request.analyses.get(folder, name, newest))
 
 
-def _report(request: PageRequest) -> bytes:
+def _report(request: PageRequest) -> bytes | None:
+    """The report of the newest traces; None while it is being built. The first request begins that."""
     traces = _traces(request, request.reader.job(request.get("name"), request.get("namespace")))
-    if traces.analysis is not None and traces.analysis.error:
-        raise Refused(traces.analysis.error, reason="ReportFailed")
     if traces.analysis is None or not traces.analysis.done:
-        reason = "its traces are being analysed" if traces.analysis is not None else "no traces have been analysed"
-        raise NotFound(f"the job has no report yet: {reason}", reason="ReportNotReady")
+        return None
+    if traces.analysis.error:
+        raise Refused(traces.analysis.error, reason="ReportFailed")
     try:
         return traces.analysis.page.read_bytes()
     except OSError as error:
         raise NotFound(f"the report was removed: {error}", reason="ReportNotReady") from error
+
+
+def _report_data(request: PageRequest) -> Mapping[str, Any]:
+    """Why there is no report yet. Raises `NotFound` if there is nothing to build one from."""
+    job = request.reader.job(request.get("name"), request.get("namespace"))
+    traces = _traces(request, job)
+    if not (traces.analysed or traces.storing or traces.location):
+        raise NotFound("the job has no report yet: no traces are stored", reason="ReportNotReady")
+    return {"job": job, "traces": traces}
 
 
 def curves_of(metrics: RankMetrics) -> JobCurves:
@@ -235,3 +248,4 @@ PAGE = Page(
     "/jobs/{namespace}/{name}", "Job", "job.html", _data, parameters=("role", "index", "attempt"), in_navigation=False
 )
 REPORT = Document("/jobs/{namespace}/{name}/report", _report)
+REPORT_PAGE = Page(REPORT.path, "Report", "report.html", _report_data, in_navigation=False)

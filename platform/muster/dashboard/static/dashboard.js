@@ -41,9 +41,9 @@ function adopt(part, next) {
   const alike = focused < 0 ? [] : focusable(next).filter(same);
   const target = focused < 0 ? null : alike.find((one) => row(one) === here) ?? alike[0] ?? focusable(next)[focused];
   part.querySelectorAll("details").forEach((one, index) => { const found = next.querySelectorAll("details")[index]; if (found) found.open = one.open; });
-  const scrolled = [...part.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const scrolled = [...part.querySelectorAll(".scroll, .log")].map((one) => [one.scrollLeft, one.scrollTop]);
   part.replaceWith(next);
-  next.querySelectorAll(".scroll").forEach((one, index) => { [one.scrollLeft, one.scrollTop] = scrolled[index] ?? [0, 0]; });
+  next.querySelectorAll(".scroll, .log").forEach((one, index) => { [one.scrollLeft, one.scrollTop] = scrolled[index] ?? [0, 0]; });
   target?.focus({ preventScroll: true });
 }
 
@@ -63,6 +63,7 @@ function show(html) {
     live.replaceChildren(...next);
   }
   updateTimes();
+  if (live.querySelector("[data-reload]")) location.reload(); // another document has taken the place of this page
 }
 
 function connect() {
