@@ -359,6 +359,24 @@ def test_describe_shows_the_last_progress_of_a_cancelled_job(cluster: MemoryClie
     assert "setup" not in muster("describe", "llama").out
 
 
+@pytest.mark.parametrize(("phase", "may_change"), [("Pending", True), ("Running", True), ("Succeeded", False)])
+def test_describe_says_from_which_folder_the_code_of_a_job_of_this_host_is_read_and_when(
+    cluster: MemoryClient, muster: Muster, phase: str, may_change: bool
+) -> None:
+    submitted = job("llama", status(phase))
+    annotations = {"muster.dev/working-directory": "/home/ann/project"}
+    meta = submitted.metadata.model_copy(update={"annotations": annotations})
+    cluster.kept_jobs = {"llama": submitted.model_copy(update={"metadata": meta})}
+    described = " ".join(muster("describe", "llama").out.split())
+    assert "code /home/ann/project" in described
+    assert ("read when an attempt starts, with all edits until then" in described) == may_change
+
+
+def test_describe_of_a_job_without_a_folder_of_this_host_has_no_code(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"llama": job("llama")}
+    assert "code" not in muster("describe", "llama").words
+
+
 def test_describe_lists_files_of_experiment_trackers(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     (cluster.run_root / "llama" / "tb").mkdir(parents=True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-<<<<<<< HEAD
 import json
-=======
 import re
->>>>>>> edf6c8ce (Queues: only jobs that a queue selects or that have its capacity keep it from deletion; usage: no two users have the same label)
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial

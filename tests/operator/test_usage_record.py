@@ -90,7 +90,7 @@ class ConfigMaps:
 
     def jobs(self, name: str) -> tuple[dict[str, int], set[str]]:
         """Numbers, and uids of running jobs."""
-        counted, running = decode_jobs(base64.b64decode(self.items[name]["binaryData"][config_maps.JOBS]))
+        counted, running, _ = decode_jobs(base64.b64decode(self.items[name]["binaryData"][config_maps.JOBS]))
         return counted, set(running)
 
 

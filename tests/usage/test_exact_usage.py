@@ -15,7 +15,7 @@ from muster.engine import Engine, run_cycle
 from muster.usage.record import UsageDocument, decode_jobs, decode_totals, encode, next_document
 from muster.usage.report import RecordedUsage, UsagePeriod, usage_series
 from muster.usage.segments import JobSegments, segments_of
-from muster.usage.totals import HOUR_MS, UsageTotals
+from muster.usage.totals import UsageTotals
 
 MIDNIGHT = 20_000 * 86_400.0
 EVERYTHING = UsagePeriod(0, 10**7, "hour")
@@ -33,14 +33,13 @@ class Recorder:
         self._newest = None
         if self.stored:
             day, number, sums, jobs = self.stored[-1]
-            counted, running = decode_jobs(jobs)
-            self._newest = UsageDocument(day, number, decode_totals(sums), counted, running)
+            self._newest = UsageDocument(day, number, decode_totals(sums), *decode_jobs(jobs))
 
     def record(self, live: list[JobSegments], deleted: list[JobSegments], now: float, outcome: str) -> None:
-        day, max_bytes = round(now * 1000) // HOUR_MS // 24, 100_000
+        max_bytes = 100_000
         if outcome == "full" and self._newest is not None:  # no larger than its successor would be
             max_bytes = encode(self._newest.successor(self._newest.day).updated(live, deleted)).size
-        found = next_document(self._newest, day, live, deleted, max_bytes)
+        found = next_document(self._newest, round(now * 1000), live, deleted, max_bytes)
         one = found.document
         if outcome != "killed before the write":
             row = (one.day, one.number, found.totals, found.jobs)

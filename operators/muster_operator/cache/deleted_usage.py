@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muster.api import spec
 from muster.usage.segments import JobSegments, segments_of
 
 MAX_JOBS = 20_000
+"""Beyond it, the oldest job of the namespace with the most is dropped, so that no namespace takes another's place."""
 KEPT_S = 300.0
 """Time for which a job is kept after the record has it: readers of an older copy of the record need it."""
 
@@ -20,6 +21,7 @@ class DeletedUsage:
     clock: Callable[[], float]
     on_job: Callable[[], None]
     _jobs: dict[str, tuple[float, JobSegments]] = field(default_factory=dict)  # by uid, with the time of the deletion
+    _by_namespace: dict[str, dict[str, None]] = field(default_factory=dict)  # uids, the oldest first
 
     def on_deleted(self, job: spec.TrainingJob) -> None:
         """The job does not exist any more; what it takes ends now."""
@@ -28,8 +30,10 @@ class DeletedUsage:
         if found is None:
             return
         self._jobs[job.metadata.uid] = now, found.with_end()
+        self._by_namespace.setdefault(found.namespace, {})[job.metadata.uid] = None
         if len(self._jobs) > MAX_JOBS:
-            del self._jobs[next(iter(self._jobs))]
+            largest = max(self._by_namespace.values(), key=len)
+            self._drop([next(iter(largest))])
         self.on_job()
 
     def all(self) -> tuple[JobSegments, ...]:
@@ -45,9 +49,17 @@ class DeletedUsage:
         now = self.clock()
         for uid, (at, job) in list(self._jobs.items()):
             if counted.get(uid, 0) >= job.count and now >= at + KEPT_S:
-                del self._jobs[uid]
+                self._drop([uid])
 
     def drop_older(self, age_s: float) -> None:
         """Drop those that were deleted so long ago."""
         now = self.clock()
-        self._jobs = {uid: one for uid, one in self._jobs.items() if now < one[0] + age_s}
+        self._drop([uid for uid, (at, _) in self._jobs.items() if now >= at + age_s])
+
+    def _drop(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            _, job = self._jobs.pop(uid)
+            uids_of_namespace = self._by_namespace[job.namespace]
+            del uids_of_namespace[uid]
+            if not uids_of_namespace:
+                del self._by_namespace[job.namespace]

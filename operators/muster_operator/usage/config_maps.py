@@ -61,8 +61,8 @@ class StoredDocument:
 
     def document(self) -> UsageDocument:
         """The document. Raises `ClusterError` if its jobs cannot be read."""
-        counted, running = ({}, {}) if self.jobs is None else decode_jobs(self.jobs)
-        return UsageDocument(self.day, self.number, self.totals, counted, running)
+        parts = ({}, {}, {}) if self.jobs is None else decode_jobs(self.jobs)
+        return UsageDocument(self.day, self.number, self.totals, *parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from muster.backoff import Backoff
 from muster.errors import ClusterError
 from muster.kube.resources import CONFIG_MAPS
 from muster.usage.record import EncodedDocument, UsageDocument, next_document
-from muster.usage.report import RecordedUsage, hour_of
+from muster.usage.report import RecordedUsage
 from muster.usage.segments import JobSegments, segments_of
 from muster.usage.totals import UsageTotals
 from muster_operator.cache.cached_job import CachedJob
@@ -116,20 +116,19 @@ class UsageRecorder:
             await self._load()
             self._loaded_for = term
         now = self.clock()
-        segments = {one.metadata.uid: _invalid_segments(one, now) for one in self.cache.jobs.invalid.values()}
-        segments |= {known.uid: _segments(known, now) for known in self.cache.jobs.all()}
+        segments = self._observed(now)
         live = [one for one in segments.values() if one is not None]
         newest = None if self._newest is None else self._newest.without(self._forgotten(segments.keys(), now))
         deleted = self.cache.deleted_usage.all()
         unreadable = {one.metadata.uid for one in self.cache.jobs.invalid.values() if one.status is None}
-        day = hour_of(now) // 24
-        encoded = await asyncio.to_thread(next_document, newest, day, live, deleted, MAX_BYTES, unreadable)
+        now_ms = round(now * 1000)
+        encoded = await asyncio.to_thread(next_document, newest, now_ms, live, deleted, MAX_BYTES, unreadable)
         if self._is_unchanged(encoded.document):
             return
         await self._write(encoded)
         before, self._newest, self._size = self._newest, encoded.document, encoded.size
         self._totals[encoded.document.day, encoded.document.number] = encoded.document.totals
-        self._publish()
+        self._publish((*live, *deleted))
         if before is not None and (before.day, before.number) != (encoded.document.day, encoded.document.number):
             await self._clean_up(encoded.document)
 
@@ -138,10 +137,16 @@ class UsageRecorder:
         newest = stored[-1].document() if stored else None
         self._newest, self._version = newest, stored[-1].resource_version if stored else ""
         self._totals = {one.key: one.totals for one in stored}
-        self._publish()
+        observed = self._observed(self.clock()).values()
+        self._publish((*(one for one in observed if one is not None), *self.cache.deleted_usage.all()))
 
-    def _publish(self) -> None:
-        self.cache.on_usage_recorded({} if self._newest is None else self._newest.counted)
+    def _observed(self, now: float) -> dict[str, JobSegments | None]:
+        """The segments of all jobs that exist, by uid; None of one without any."""
+        segments = {one.metadata.uid: _invalid_segments(one, now) for one in self.cache.jobs.invalid.values()}
+        return segments | {known.uid: _segments(known, now) for known in self.cache.jobs.all()}
+
+    def _publish(self, jobs: Sequence[JobSegments]) -> None:
+        self.cache.on_usage_recorded({} if self._newest is None else self._newest.counts_of(jobs))
 
     async def _write(self, encoded: EncodedDocument) -> None:
         """Raises `ClusterError` if the document was not written: what is stored may be newer."""
@@ -169,7 +174,7 @@ class UsageRecorder:
 
     def _is_unchanged(self, document: UsageDocument) -> bool:
         old = UsageDocument(document.day) if self._newest is None else self._newest
-        return (old.counted, old.running) == (document.counted, document.running)
+        return (old.counted, old.running, old.settled) == (document.counted, document.running, document.settled)
 
     def _forgotten(self, existing: AbstractSet[str], now: float) -> list[str]:
         """Jobs with a number that have not existed for a while."""

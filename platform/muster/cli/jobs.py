@@ -135,6 +135,7 @@ def _parse_phases(text: str) -> frozenset[str]:
 def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events."""
     from muster.cli.views.jobs import JobDetails, job_details_view
+    from muster.local.environment import WORKING_DIRECTORY_ANNOTATION, working_directory
     from muster.tracing.trackers import find_trackers
 
     client, (name, space) = connect(), split_job_name(job, namespace)
@@ -144,6 +145,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
         print_json([found])
         return
     run_dir = client.run_dir(name, space)
+    is_of_this_host = run_dir is not None and WORKING_DIRECTORY_ANNOTATION in found.metadata.annotations
     details = JobDetails(
         job=found,
         events=client.events(name, space),
@@ -151,6 +153,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
         run_dir=run_dir,
         trackers=find_trackers(run_dir) if run_dir is not None else (),
         now=time.time(),
+        code_dir=working_directory(found, found.spec.roles[0].template.spec.containers[0]) if is_of_this_host else "",
     )
     print_renderable(job_details_view(details))
 

@@ -57,8 +57,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole HTML document without scripts, which is not updated, such as the report of a job. While `read` returns None,
-    the page with the same path is shown instead, which says why. `read` raises `MusterError`."""
+    """A whole HTML document without scripts, which is not updated, such as the report of a job. While `read` returns
+    None, the page with the same path is shown instead, which says why. `read` raises `MusterError`."""
 
     path: str
     read: Callable[[PageRequest], bytes | None]

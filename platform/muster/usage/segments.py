@@ -149,6 +149,16 @@ class JobSegments:
         """Number of segments that have ended."""
         return self.first + len(self.ended)
 
+    @property
+    def namespace(self) -> str:
+        """Its namespace; empty if no segment is left that could be counted."""
+        segments = self.ended if self.current is None else (*self.ended, self.current)
+        return segments[0].namespace if segments else ""
+
+    def count_until(self, until_ms: int) -> int:
+        """Number of segments that ended until a time."""
+        return self.first + sum(segment.until_ms <= until_ms for segment in self.ended)
+
     def after(self, recorded: int) -> Sequence[ChargedSegment]:
         """Segments that have ended, without the first `recorded`."""
         return self.ended[max(0, recorded - self.first) :]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from muster.usage.segments import ChargedSegment
 
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 _HOURS = 24
 
 

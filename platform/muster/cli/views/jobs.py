@@ -161,6 +161,7 @@ class JobDetails:
     run_dir: Path | None  # None: inside a cluster
     now: float
     trackers: tuple[TrackerFiles, ...] = ()  # of experiment trackers, in the run folder
+    code_dir: str = ""  # on this host: the folder in which the pods start
 
 
 def job_details_view(details: JobDetails) -> RenderableType:
@@ -285,6 +286,9 @@ def _summary_table(details: JobDetails) -> Table:
             rows.append(("traces", files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
+    if details.code_dir:
+        when = "" if has_terminated(status) else "; read when an attempt starts, with all edits until then"
+        rows.append(("code", f"{details.code_dir}{when}"))
     if details.run_dir is not None:
         rows.append(("run folder", str(details.run_dir)))
         rows += [(tracker.tool, tracker.command) for tracker in details.trackers]

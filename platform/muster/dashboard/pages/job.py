@@ -57,8 +57,8 @@ class JobCurves:
 @dataclass(frozen=True, slots=True)
 class JobTraces:
     """The captures in the run folder, the newest first, and the analysis of the newest traces. `location` and `files`
-    are those of the job's status, of a job whose run folder is not on this host. `storing`: the newest traces are analysed
-    once all of them are stored."""
+    are those of the job's status, of a job whose run folder is not on this host. `storing`: the newest traces are
+    analysed once all of them are stored."""
 
     captures: Sequence[StoredCapture]
     omitted: int = 0
