@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.cluster.controlplane.access import ADMIN
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Unavailable
 from tests.cluster.controlplane.plane import ControlPlane
@@ -405,7 +406,7 @@ def test_users_whose_names_differ_in_an_at_sign_have_different_labels(plane: Con
     jobs = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
     labels = {"ann@x.com": "ann_at_x.com", "ann.x.com": "ann.x.com", "a:b/c": "a__b_._c"}
     for user in labels:
-        api = Api(plane.server, plane.authority, plane.token, user)
+        api = Api(plane.server, plane.authority, plane.token_for(ADMIN), user)
         for owner, label in labels.items():
             item = {**job(), "metadata": {"name": "of-user", "labels": {"muster.dev/user": label}}}
             if owner != user:
