@@ -99,7 +99,7 @@ def test_numbers_of_jobs_that_cannot_be_read_are_kept() -> None:
     assert found.document.counted[unreadable[0].uid] == 1
 
 
-def test_numbers_of_jobs_that_do_not_exist_any_more_make_room_first() -> None:
+def test_numbers_of_jobs_that_do_not_exist_any_more_are_dropped_first() -> None:
     gone = UsageDocument(20_000).updated(ended("large", 5000), [])
     small = ended("small", 100)
     found = next_document(gone, NOON, small, [], MAX_BYTES)

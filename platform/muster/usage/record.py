@@ -104,7 +104,7 @@ class UsageDocument:
         self, jobs: Sequence[JobSegments], most: int, until_ms: int, kept: Container[str]
     ) -> UsageDocument:
         """At most `most` entries of jobs, if `until_ms` is late enough: the largest namespaces have no numbers for what
-        ended until then, and no running segments, which only count if a job is deleted while nobody observes it.
+        ended until then, and no running segments, which only count if a job is deleted while no operator runs.
         `jobs`: all that are observed; `kept`: uids of those whose namespace is not known."""
         namespaces = {job.uid: job.namespace for job in jobs}
         counts = Counter(namespaces.get(uid, "") for uid in (*self.counted, *self.running) if uid not in kept)
