@@ -30,7 +30,7 @@ def fresh(name: str, version: int) -> RawCustomObject:
 
 
 async def settle(api: AsyncKubeClient, cache: ClusterCache, writes: WriteQueue | None = None) -> None:
-    await reconcile_finalizers(cache.queues, cache.jobs, writes or new_queue(api, cache))
+    await reconcile_finalizers(cache, writes or new_queue(api, cache))
 
 
 def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:

@@ -21,7 +21,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
 from muster_operator.informers import read_by_name
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_writer import queues_in_use
+from muster_operator.job_writer import used_queues
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -57,13 +57,16 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 # ---- own writes of a job that was edited while it had capacity
 
 
+NOT_SELECTED = {("research", "team"): False}
+
+
 def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
     cache, _ = new_cache()
     over = transitions.finish(running_and_odd(cache), COMPLETE, "Completed", "done", 2000.0)
-    assert queues_in_use(cache.jobs) == {"research"}
+    assert used_queues(cache.jobs, NOT_SELECTED) == {"research"}
     cache.jobs.on_status_written("uid-llama", over, 7)
     cache.jobs.on_upsert(odd(7, as_written(over)))
-    assert queues_in_use(cache.jobs) == set()
+    assert used_queues(cache.jobs, NOT_SELECTED) == set()
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])
