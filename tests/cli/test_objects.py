@@ -12,6 +12,9 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, queue, status
 
+from muster.api.spec import TrainingJob
+from muster.errors import ClusterError, MusterError, Refused
+
 GPU = "nvidia.com/gpu"
 
 
@@ -176,6 +179,20 @@ def test_one_question_is_about_queues_and_jobs(
     ended = muster("delete", "-f", str(file))
     assert {"default/llama", "default/other."} <= {*ended.err.split()}
     assert (ended.code, ended.err.count("[y/N]"), set(cluster.kept_jobs)) == (0, 1, {"other"})
+
+
+@pytest.mark.parametrize("error", [Refused("you may not read it"), ClusterError("it cannot be decoded")])
+def test_at_a_terminal_a_job_that_cannot_be_read_is_deleted_without_a_question(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, error: MusterError
+) -> None:
+    def unreadable(name: str, namespace: str) -> TrainingJob:
+        raise error
+
+    cluster.kept_jobs = {"a": job("a", status("Running"))}
+    monkeypatch.setattr(cluster, "job", unreadable)
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    ended = muster("delete", "job", "a")
+    assert (ended.code, ended.err, cluster.kept_jobs) == (0, "", {})
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

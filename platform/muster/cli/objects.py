@@ -21,7 +21,7 @@ from muster.cli.options import (
 )
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note, usage_error
 from muster.client import ClusterClient
-from muster.errors import Refused
+from muster.errors import MusterError, Refused
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob
@@ -229,12 +229,10 @@ def _confirm_delete(client: ClusterClient, targets: list[tuple[str, str, str]]) 
 
 def _running_jobs(client: ClusterClient, targets: list[tuple[str, str, str]]) -> list[str]:
     """The jobs among the targets that have capacity, such as `default/llama`."""
-    from muster.errors import NotFound
-
     running: list[str] = []
     for kind, name, namespace in targets:
         if kind == "TrainingJob":
-            with suppress(NotFound):  # what is missing is reported for all targets together
+            with suppress(MusterError):  # missing, or not readable, which does not prevent its deletion
                 if client.job(name, namespace).status.phase in ("Admitted", "Running"):
                     running.append(f"{namespace}/{name}")
     return running
