@@ -27,6 +27,9 @@ NOW = "2026-11-21T10:00:00Z"
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A separate control plane with the chart: CRDs of a release cannot be shared with other tests."""
     with start(tmp_path_factory.mktemp("chart")) as plane:
+        # Deployments are ready only if the API server lets their pods pass.
+        enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": enforced}})
         install(plane, CHART)
         for name in ("team-a", "team-b"):
             plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
@@ -272,6 +275,21 @@ def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
     calls = running.calls()
     assert ("PATCH", "queues") in calls
     assert {call: codes for call, codes in calls.items() if codes & {"401", "403"}} == {}, running.log.read_text()
+
+
+def test_a_job_that_needs_a_privilege_of_its_node_waits_with_the_value_of_the_chart(
+    plane: ControlPlane, running: Running
+) -> None:
+    path = in_team(plane.api, pod={"hostNetwork": True})
+
+    def message() -> str:
+        conditions = plane.api.get(path).get("status", {}).get("conditions", ())
+        return next((str(one["message"]) for one in conditions if one["reason"] == "PodRejected"), "")
+
+    plane.wait_for("its pods are rejected", lambda: bool(message()))
+    assert "hostNetwork must be false (chart value admissionPolicy.allow.hostNetwork)" in message()
+    plane.api.delete(path)
+    plane.wait_for("it is gone", lambda: plane.api.gone(path))
 
 
 def test_the_runbooks_command_starts_an_operator_outside_with_the_flags_of_the_one_inside(

@@ -14,6 +14,7 @@ from cryptography import x509
 from tests.helm.conftest import CHART, ROOT, Render, Run
 from tools.version import version
 
+from muster.api.pod_security import NO_VIOLATIONS, pod_security_violations
 from muster.api.spec import Flavor, Queue
 from muster.visibility.requests import RESOURCES
 from muster_operator.settings import parse_flags
@@ -80,6 +81,27 @@ def test_the_operator_runs_with_the_restricted_settings(render: Render) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() == set()
     assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+
+
+def test_user_namespaces_are_an_option_of_all_pods_of_the_chart(render: Render) -> None:
+    def of(*values: str) -> list[object]:
+        items = render("dashboard.enabled=true", *values)
+        pods = [item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment"]
+        return [pod.get("hostUsers") for pod in pods]
+
+    assert of() == [None, None]
+    assert of("operator.hostUsers=false") == [False, False]
+
+
+def test_pods_of_the_chart_pass_the_restricted_pod_security_standard(render: Render) -> None:
+    items = render("dashboard.enabled=true", "collector.image.repository=registry.example.com/trainer")
+    templates = [item["spec"]["template"] for item in items if item["kind"] == "Deployment"]
+    assert [pod_security_violations(template) for template in templates] == [NO_VIOLATIONS] * 2
+
+
+def test_the_pod_security_of_the_installation_is_a_flag(render: Render) -> None:
+    assert parse_flags(operator(render())["args"]).pod_security == "privileged"
+    assert parse_flags(operator(render("podSecurity=restricted"))["args"]).pod_security == "restricted"
 
 
 def test_two_replicas_are_spread_and_one_may_be_drained(render: Render) -> None:

@@ -60,6 +60,7 @@ def test_without_an_image_the_message_names_the_value(helm: Run) -> None:
         ("operator.extraArgs={no-lease}", "extraArgs"),
         ("admissionPolicy.enabled=maybe", "enabled"),
         ("admissionPolicy.allow.hostPaths=true", "hostPaths"),
+        ("podSecurity=strict", "podSecurity"),
         ("admissionPolicy.namespaceSelector.labels.a=b", "labels"),
         ("admissionPolicy.namespaceSelector.matchLabels.a=b c", "a"),
         ("admissionPolicy.namespaceSelector.matchExpressions[0].key=a", "operator"),

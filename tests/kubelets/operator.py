@@ -14,7 +14,8 @@ BUCKET, STORE_SECRET = "traces", "muster-store"
 
 
 def install(cluster: Cluster) -> None:
-    """`helm install` with the chart's defaults, except for the images and a store; returns when both pods are ready."""
+    """`helm install` with the chart's defaults, except for the images, a store, and folders of the node (this machine's
+    Python) in pods of jobs; returns when both pods are ready."""
     values = {
         "image.repository": OPERATOR.rpartition(":")[0],
         "image.tag": OPERATOR.rpartition(":")[2],
@@ -22,6 +23,7 @@ def install(cluster: Cluster) -> None:
         "collector.image.tag": TRAINER.rpartition(":")[2],
         "collector.store.url": f"s3://{BUCKET}/muster",
         "collector.store.secretName": STORE_SECRET,
+        "admissionPolicy.allow.hostPath": "true",
     }
     flags = [flag for name, value in values.items() for flag in ("--set", f"{name}={value}")]
     cluster.plane.helm("install", "muster", str(CHART), "-n", SYSTEM, "--create-namespace", *flags, "--wait")
