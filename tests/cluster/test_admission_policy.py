@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +14,25 @@ from tests.cluster.controlplane.access import ADMIN
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Unavailable
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.policy_objects import (
+    GROUP,
+    GROUPS,
+    KINDS,
+    OWN_KEY,
+    OWN_SECRETS,
+    OWNER,
+    POD,
+    PRIVILEGES,
+    SECOND,
+    SECRET,
+    SECRETS,
+    SERVICES,
+    STRANGERS,
+    TWICE_OWNED,
+    Object,
+    changed,
+    host,
+)
 from tests.helm.conftest import CHART
 from tests.manifests.objects import job
 
@@ -22,37 +40,12 @@ SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
 PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "users")
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-KEY = "muster-operator-collector-key"
-
-Object = dict[str, Any]
-
-OWNER = {
-    "apiVersion": "muster.dev/v1alpha1",
-    "kind": "TrainingJob",
-    "name": "j",
-    "uid": "6f6f0f0e-0000-4000-8000-000000000000",
-    "controller": True,
-    "blockOwnerDeletion": True,
-}
-SECOND = {"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "6f6f0f0e-0000-4000-8000-000000000001"}
-OWNED = {"ownerReferences": [OWNER]}
-TWICE_OWNED = {"ownerReferences": [OWNER, SECOND]}
-POD: Object = {
-    "metadata": {"generateName": "p-", **OWNED},
-    "spec": {"containers": [{"name": "c", "image": "x"}], "initContainers": [{"name": "i", "image": "x"}]},
-}
-SECRET: Object = {"metadata": {"name": "j-12345-collector", **OWNED}, "stringData": {"token": "x"}}
-OWN_KEY: Object = {"metadata": {"name": KEY}, "data": {"key": "eA=="}}
-SELECTOR = {"muster.dev/job-uid": OWNER["uid"], "muster.dev/index": "0"}
-SERVICE: Object = {
-    "metadata": {"name": "j-12345", **OWNED},
-    "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": SELECTOR},
-}
 
 
 def install(plane: ControlPlane, *settings: str, flags: tuple[str, ...] = ()) -> None:
-    values = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
-    set_values = [f"--set={value}" for value in (*values, "admissionPolicy.userLabel=true", *settings)]
+    images = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
+    values = (*images, "admissionPolicy.userLabel=true", "operator.podGroups=true", *settings)
+    set_values = [f"--set={value}" for value in values]
     plane.helm(
         "upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *set_values, *flags
     )
@@ -67,7 +60,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of this file's own, since a policy holds for all of it. The API server acts by a policy soon
     after it was written: it does when it refuses what the last rule of each refuses."""
     try:
-        started = ControlPlane.start(tmp_path_factory.mktemp("policy"))
+        started = ControlPlane.start(tmp_path_factory.mktemp("policy"), gates=("GenericWorkload", "GangScheduling"))
     except Unavailable as error:
         pytest.fail(str(error), pytrace=False)
     with started as plane:
@@ -82,7 +75,8 @@ def as_operator(plane: ControlPlane) -> Api:
 
 def refuses(plane: ControlPlane, kind: str, item: Object, namespace: str = "default", api: Api | None = None) -> str:
     """What a policy says when the operator creates this; "" where the API server takes it."""
-    path = f"/api/v1/namespaces/{namespace}/{kind}?dryRun=All"
+    api_group = GROUPS if kind == "podgroups" else "/api/v1"
+    path = f"{api_group}/namespaces/{namespace}/{kind}?dryRun=All"
     return refusal(lambda: (api or as_operator(plane)).create(path, item))
 
 
@@ -97,46 +91,6 @@ def refusal(request: Callable[[], Any]) -> str:
     return ""
 
 
-def changed(change: Callable[[Object], Any]) -> Object:
-    pod = copy.deepcopy(POD)
-    change(pod)
-    return pod
-
-
-def service(**fields: Any) -> Object:
-    return {**SERVICE, "spec": {**SERVICE["spec"], **fields}}
-
-
-def secret(name: str = SECRET["metadata"]["name"], **fields: Any) -> Object:
-    return {**SECRET, "metadata": {**SECRET["metadata"], "name": name}, **fields}
-
-
-def host(field: str) -> Object:
-    return changed(lambda pod: pod["spec"].update({field: True}))
-
-
-def owned_by(**fields: Any) -> Object:
-    return changed(lambda pod: pod["metadata"].update(ownerReferences=[{**OWNER, **fields}]))
-
-
-def privileged(kind: str) -> Object:
-    return changed(lambda pod: pod["spec"][kind][0].update(securityContext={"privileged": True}))
-
-
-def host_path(pod: Object) -> None:
-    pod["spec"]["volumes"] = [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/etc"}}]
-
-
-PRIVILEGES = {
-    "a privileged container": (privileged("containers"), "privileged"),
-    "a privileged init container": (privileged("initContainers"), "privileged"),
-    "a hostPath volume": (changed(host_path), "hostPath"),
-    "the host's network": (host("hostNetwork"), "hostNetwork"),
-    "the host's processes": (host("hostPID"), "hostPID"),
-    "the host's IPC": (host("hostIPC"), "hostIPC"),
-}
-
-
 @pytest.mark.parametrize(("pod", "field"), PRIVILEGES.values(), ids=PRIVILEGES)
 def test_a_pod_with_a_privilege_of_its_node_is_refused_by_field_and_value(
     plane: ControlPlane, pod: Object, field: str
@@ -146,14 +100,6 @@ def test_a_pod_with_a_privilege_of_its_node_is_refused_by_field_and_value(
     assert f"admissionPolicy.allow.{field}" in why
 
 
-STRANGERS = {
-    "without an owner": changed(lambda pod: pod["metadata"].pop("ownerReferences")),
-    "of a Job": owned_by(apiVersion="batch/v1", kind="Job"),
-    "of a kind of that name in another group": owned_by(apiVersion="example.com/v1"),
-    "that a job does not control": owned_by(controller=False),
-    "with a second owner, which keeps it when the first is absent": {**POD, "metadata": {"name": "p", **TWICE_OWNED}},
-}
-KINDS = {"pods": POD, "secrets": SECRET, "services": SERVICE}
 PLACES = ("kube-system", "kube-public", SYSTEM)
 
 
@@ -162,10 +108,8 @@ def test_a_pod_that_has_another_owner_than_a_training_job_is_refused(plane: Cont
     assert "exactly one owner, the TrainingJob" in refuses(plane, "pods", pod)
 
 
-@pytest.mark.parametrize("kind", ["secrets", "services"])
-def test_a_secret_or_service_that_has_another_owner_than_a_training_job_is_refused(
-    plane: ControlPlane, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["secrets", "services", "podgroups"])
+def test_what_else_has_another_owner_than_a_training_job_is_refused(plane: ControlPlane, kind: str) -> None:
     for owners in (TWICE_OWNED, {"ownerReferences": [SECOND]}, {}):
         item = {**KINDS[kind], "metadata": {"name": KINDS[kind]["metadata"]["name"], **owners}}
         assert refuses(plane, kind, item)
@@ -202,38 +146,9 @@ def test_other_accounts_than_the_operator_are_not_restricted(plane: ControlPlane
         "type": "ExternalName", "externalName": "example.com"}})  # fmt: skip
 
 
-SERVICES = {
-    "of a load balancer": service(type="LoadBalancer", clusterIP="", ports=[{"port": 80}]),
-    "that is another name": service(type="ExternalName", clusterIP="", externalName="example.com"),
-    "with a port of every node": service(type="NodePort", clusterIP="", ports=[{"port": 80}]),
-    "with an address": service(clusterIP="", ports=[{"port": 80}]),
-    "with external addresses": service(externalIPs=["192.0.2.1"]),
-    "that selects other pods": service(selector={"app": "theirs"}),
-    "that selects pods of another job": service(selector={"muster.dev/job-uid": "another"}),
-    "that selects nothing": service(selector={}),
-}
-
-
 @pytest.mark.parametrize("item", SERVICES.values(), ids=SERVICES)
 def test_a_service_that_is_more_than_names_of_pods_of_its_job_is_refused(plane: ControlPlane, item: Object) -> None:
     assert refuses(plane, "services", item)
-
-
-ACCOUNT = {"kubernetes.io/service-account.name": "default"}
-TOKEN = {"type": "kubernetes.io/service-account-token"}
-SECRETS = {
-    "with another name": secret("credentials"),
-    "with the name of another job": secret("k-12345-collector"),
-    "with another key": secret(stringData={"password": "x"}),
-    "with one key more": secret(stringData={"token": "x", "password": "x"}),
-    "without a key": secret(stringData={}),
-    "with the token of an account": {**SECRET, **TOKEN, "metadata": {**SECRET["metadata"], "annotations": ACCOUNT}},
-}
-OWN_SECRETS = {
-    "with another name": {**OWN_KEY, "metadata": {"name": "other"}},
-    "with another key": {**OWN_KEY, "data": {"token": "eA=="}},
-    "with the token of an account": {**OWN_KEY, **TOKEN, "metadata": {"name": KEY, "annotations": ACCOUNT}},
-}
 
 
 @pytest.mark.parametrize("item", SECRETS.values(), ids=SECRETS)
@@ -261,6 +176,14 @@ def test_only_pods_with_the_label_of_a_job_are_deleted(plane: ControlPlane) -> N
     assert "label muster.dev/job" in deletes("default", {"app": "theirs"})
     assert "kube-*" in deletes("kube-system", {"muster.dev/job": "j"})
     assert "its own namespace" in deletes(SYSTEM, {"muster.dev/job": "j"})
+
+
+def test_only_pod_groups_of_jobs_are_deleted(plane: ControlPlane) -> None:
+    operator, groups = as_operator(plane), f"{GROUPS}/namespaces/default/podgroups"
+    for name, labels in (("ours", {"muster.dev/job": "j"}), ("theirs", {"app": "theirs"})):
+        plane.api.create(groups, {**GROUP, "metadata": {"name": name, "labels": labels}})
+    assert not refusal(lambda: operator.delete(f"{groups}/ours"))
+    assert "label muster.dev/job" in refusal(lambda: operator.delete(f"{groups}/theirs"))
 
 
 def test_of_a_queue_the_operator_writes_the_finalizer_and_not_the_spec(plane: ControlPlane) -> None:
